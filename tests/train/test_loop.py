@@ -159,3 +159,16 @@ def test_muon_is_for_the_matrices_of_layers_alone() -> None:
     muon, adamw = Optimizers(model, "muon", 0.1).state_dict()
     assert [len(group["params"]) for group in muon["param_groups"]] == [2]
     assert [len(group["params"]) for group in adamw["param_groups"]] == [2]
+
+
+def test_a_stop_within_a_step_drops_that_step(start: Start) -> None:
+    """Two passes make a step: the run stops after the first pass of the third step, as if it had not begun."""
+    passes: list[tuple[int, int, int]] = []
+    trainer = start("lm", "stopped")
+    trainer.train(lambda _: None, lambda _: None, lambda: len(passes) == 5, lambda *news: passes.append(news))
+    assert passes == [(1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 2), (3, 1, 2)]
+    assert trainer.step == 2
+    assert all(parameter.grad is None for parameter in trainer.objective.module.parameters())
+    resumed, whole = train(start("lm", "stopped")), train(start("lm", "whole"))
+    for mine, theirs in zip(resumed.objective.module.parameters(), whole.objective.module.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

@@ -38,7 +38,7 @@ _RECORD, _SPAN, _CHECK = struct.Struct("<IIHH"), struct.Struct("<II"), struct.St
 
 @dataclass(frozen=True)
 class AnswersHeader:
-    """The model that wrote the answers, its tokenizer, the files of the questions, and the seed of the dialogues."""
+    """Origin of the answers: the model, its tokenizer, the files of the questions, and the seed."""
 
     target: str  # name of the model's file or folder
     architecture: str

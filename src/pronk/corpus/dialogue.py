@@ -55,7 +55,7 @@ def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
 
 
 def user_turns(text: str) -> list[str]:
-    """Return what the user says in a dialogue; unlike :func:`parse_dialogue`, the last turn may be the user's."""
+    """Return the user's turns of a dialogue, which may end with one, unlike in :func:`parse_dialogue`."""
     return [content for role, content in _split(text) if role == "user"]
 
 

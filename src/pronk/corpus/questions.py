@@ -1,4 +1,4 @@
-"""Questions to ask a chat model, made from documents: real ones, and instructions about an excerpt or a topic.
+"""Questions to a chat model, made from documents: real ones, and instructions about excerpts.
 
 The drafter of a chat model learns from the model's own answers. The answers should be as varied as those that the model
 will be asked for, so the questions come from several pools:
@@ -68,7 +68,7 @@ class Questions:
             random.Random(f"{seed}/{name}").shuffle(pool)  # noqa: S311 - not for secrets
 
     def ask(self, number: int) -> list[str]:
-        """Return the user's turns of dialogue ``number``, one or two; empty if they overlap with excluded text."""
+        """Return the user's one or two turns of a dialogue; empty if they overlap with excluded text."""
         draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - not for secrets
         rounds, place = divmod(number, len(self._order))
         name = self._order[place]

@@ -1,6 +1,6 @@
-"""Training sequences of a file of answers: whole dialogues side by side, in an order that depends on the seed.
+"""Training sequences of a file of answers: whole dialogues side by side.
 
-A sequence of ``length`` tokens has as many dialogues as fit; its rest is padding. The second tensor of a batch tells
+The order of the dialogues depends on the seed. A sequence of ``length`` tokens has as many dialogues as fit; its rest is padding. The second tensor of a batch tells
 what each token is (:class:`Mark`).
 """
 
@@ -33,7 +33,10 @@ class Mark(IntEnum):
 
 
 class Dialogues:
-    """Endless series of sequences of ``length`` tokens; each epoch has every dialogue once, in a new order."""
+    """Endless series of sequences of ``length`` tokens.
+
+    Each epoch has every dialogue once, in a new order.
+    """
 
     def __init__(self, dialogues: Sequence[Dialogue], length: int, seed: int) -> None:
         self._dialogues, self.length, self._seed = dialogues, length, seed

@@ -299,7 +299,7 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
 
 
 def _run_lengths(flags: Tensor) -> Tensor:
-    """Return, for each place, the number of successive true flags from it on: ``1 1 0 1`` gives ``2 1 0 1``."""
+    """Return the number of successive true flags from each place on: ``1 1 0 1`` gives ``2 1 0 1``."""
     lengths = torch.zeros(len(flags), dtype=torch.int64)
     run = 0
     for place in range(len(flags) - 1, -1, -1):

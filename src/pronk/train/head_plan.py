@@ -22,7 +22,7 @@ __all__ = ["check_answers", "draft_vocabulary", "head_config"]
 
 
 def draft_vocabulary(dialogues: Iterable[Dialogue], size: int, vocab_size: int) -> tuple[Tensor, float]:
-    """Return the ids of the most frequent tokens of the answers, ascending, and their share of the answers."""
+    """Return the ids of the answers' most frequent tokens, ascending, and their share of the answers."""
     counts = Counter(
         token for dialogue in dialogues for start, end in dialogue.answers for token in dialogue.ids[start:end]
     )

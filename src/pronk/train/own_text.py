@@ -56,6 +56,7 @@ def write_answers(
     batch: int,
     progress: Callable[[int], None],
     seconds_left: Callable[[], float] = lambda: inf,
+    first: int = 0,
 ) -> int:
     """Append dialogues to the file ``path`` until it has ``tokens`` tokens of answers or the time is over.
 
@@ -68,14 +69,14 @@ def write_answers(
         batch: dialogues in one forward pass. An interruption loses at most ``_GROUP`` times as many.
         progress: called with the number of answer tokens after each group.
         seconds_left: remaining time, asked before each group.
+        first: number of the first dialogue of a new file.
 
     Returns:
         The number of answer tokens in the file.
     """
     writer = AnswersWriter(path, header)
     done = sum(dialogue.num_answered for dialogue in writer.existing)
-    first = 1 + max((dialogue.number for dialogue in writer.existing), default=-1)
-    numbers = _askable(ask, first)
+    numbers = _askable(ask, 1 + max((dialogue.number for dialogue in writer.existing), default=first - 1))
     while done < tokens and seconds_left() > 0:
         group = list(islice(numbers, _GROUP * batch))
         dialogues = [d for d in _answer(llm, dict(group), header) if d.num_answered >= _MIN_ANSWER]

@@ -1,4 +1,4 @@
-"""Precision of matrix products in training: bfloat16 where the processor computes with it, else float32."""
+"""Precision of matrix products in training: bfloat16 where it is faster, else float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROWS, _SIZE = 128, 512  # sizes of the products that are timed; they take 0.3 s
 
 @cache
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Return the faster dtype of matrix products: bfloat16, or float32 on processors that emulate bfloat16.
+    """Return the faster dtype of matrix products: bfloat16, or float32 if bfloat16 is emulated.
 
     On AVX2, a product of 256 × 576 by 576 × 49,152 takes 20.9 s in bfloat16 and 0.21 s in float32.
     """

@@ -1,4 +1,4 @@
-"""Forward passes of the deployed target over given texts, which give the features and the distributions to learn.
+"""Forward passes of the deployed target over given texts, for features and distributions.
 
 The engine's own runner computes them, with the weights as they are served: a quantized target is not dequantized.
 """
@@ -24,7 +24,7 @@ _CHUNK = 512  # tokens of a forward pass
 
 
 class TargetStates(NamedTuple):
-    """What the target computes for a text of ``n`` tokens."""
+    """Results of the target for a text of ``n`` tokens."""
 
     hidden: Tensor  # ``[n, layers * size]``, float32: outputs of the layers, one after the other
     logits: Tensor  # ``[n - first, vocab]``, float32: logits after the tokens from ``first`` on

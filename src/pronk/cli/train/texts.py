@@ -36,6 +36,9 @@ def texts(
     minutes: Annotated[float | None, text_option("Stop after this many minutes.")] = None,
     max_tokens: Annotated[int, text_option("Maximum length of an answer.", min=16)] = 384,
     seed: Annotated[int, text_option("Seed of the questions and of the sampled answers.", min=0)] = 0,
+    first: Annotated[
+        int, text_option("Number of the first dialogue, for one of several files with the same seed.", min=0)
+    ] = 0,
     batch: Annotated[int, model_option("Dialogues in one forward pass.", min=1)] = 32,
     threads: Annotated[int | None, model_option("CPU threads.", show_default="number of cores", min=1)] = None,
     drafter: Annotated[str, model_option("Drafter that proposes draft tokens; the text is the same.")] = (
@@ -91,6 +94,7 @@ def texts(
                 batch=batch,
                 progress=show,
                 seconds_left=seconds_left,
+                first=first,
             )
     except KeyboardInterrupt:
         screen.print(f"interrupted; {out} has the finished dialogues, and the same command continues", markup=False)

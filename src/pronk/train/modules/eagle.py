@@ -1,6 +1,6 @@
-"""An EAGLE-3 head as a module of torch, for training; its state dict has the names of the layout speculators.
+"""An EAGLE-3 head as a module of torch, for training.
 
-The formulas are those of :mod:`pronk.drafters.from_target.modules.eagle`, for one layer.
+Its state dict has the names of the layout speculators. The formulas are those of :mod:`pronk.drafters.from_target.modules.eagle`, for one layer.
 """
 
 from __future__ import annotations
