@@ -1,7 +1,7 @@
 """Training sequences of a file of answers: whole dialogues side by side.
 
-The order of the dialogues depends on the seed. A sequence of ``length`` tokens has as many dialogues as fit; its rest is padding. The second tensor of a batch tells
-what each token is (:class:`Mark`).
+The order of the dialogues depends on the seed. A sequence of ``length`` tokens has as many dialogues as fit; its rest
+is padding. The second tensor of a batch has the kind of each token (:class:`Mark`).
 """
 
 from __future__ import annotations

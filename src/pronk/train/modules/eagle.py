@@ -1,6 +1,7 @@
 """An EAGLE-3 head as a module of torch, for training.
 
-Its state dict has the names of the layout speculators. The formulas are those of :mod:`pronk.drafters.from_target.modules.eagle`, for one layer.
+Its state dict has the names of the layout speculators. The formulas are those of
+:mod:`pronk.drafters.from_target.modules.eagle`, for one layer.
 """
 
 from __future__ import annotations
