@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from drafters.drafting import Watched
+from drafters.from_target import trained_eagle
 from drafters.from_target.exits import WINDOWS, Slow, kangaroo_of
 from drafters.from_target.test_glide import model_of, record_rows
 from drafters.from_target.trained_glide import DenseGlide, glide_folder
@@ -218,8 +219,11 @@ def test_glide_cross_attention(layers: int, windows: tuple[int | None, ...], dty
         (lambda: f"medusa(model={medusa_folder()!r})", "linear"),
         (lambda: f"kangaroo(model={adapter_folder(adapter='mlp', noise=1.0)!r}, eta=0)", "norm"),
         (lambda: f"multi_token(model={heads_folder()!r})", "mlp"),
+        (trained_eagle.spec, "project"),
+        (trained_eagle.spec, "linear"),
+        (lambda: trained_eagle.spec("mtp"), "embed"),
     ],
-    ids=["medusa", "medusa's heads", "kangaroo", "multi_token"],
+    ids=["medusa", "medusa's heads", "kangaroo", "multi_token", "eagle3", "eagle3's head", "mtp"],
 )
 def test_an_interrupted_program_is_built_again(spec: Callable[[], str], part: str) -> None:
     """Interrupt the building of a module's program at each call of ``part``; the next step starts anew."""

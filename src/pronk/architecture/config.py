@@ -38,6 +38,7 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
 }
+_DEFAULTS["mimo"] = _DEFAULTS["qwen2"]
 
 # Keys of related families (Gemma, Granite, Cohere, Mixtral, encoders) that turn on computations not implemented here.
 _UNSUPPORTED_KEYS = (
@@ -313,6 +314,7 @@ def _gpt2(keys: _ConfigReader) -> ModelConfig:
 FAMILIES: dict[str, Callable[[_ConfigReader], ModelConfig]] = {
     "gpt2": _gpt2,
     "llama": _llama,
+    "mimo": _qwen2,  # Qwen 2 with an MTP head
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -63,7 +63,8 @@ _LLAMA = FamilyNames(
     layer=_LLAMA_LAYER,
     embedding="embed_tokens",
     norm="norm",
-    ignored=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    # MTP heads are loaded by the drafter ``mtp``.
+    ignored=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|mtp(_layers)?\..*"),
 )
 
 _GPT2 = FamilyNames(
@@ -107,6 +108,7 @@ GGUF_NAMES = FamilyNames(
 FAMILY_NAMES: dict[str, FamilyNames] = {
     "gpt2": _GPT2,
     "llama": _LLAMA,
+    "mimo": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,

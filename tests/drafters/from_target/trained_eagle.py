@@ -53,6 +53,7 @@ class Form:
     eps: float = 1e-4
     hidden: int = HIDDEN
     draft: int = DRAFT  # draft vocabulary
+    vocab: int = VOCAB
     own_head: bool = True
     own_embedding: bool = False
     embedding_first: bool = True
@@ -89,10 +90,10 @@ def random_head(form: Form, seed: int = 0, size: int = HIDDEN) -> Head:
     for name, width in norms.items():
         tensors[f"{name}.weight"] = dice.uniform(0.5, 1.5, width).astype(np.float32)
     if form.own_embedding:
-        tensors["embed_tokens.weight"] = dice.standard_normal((VOCAB, hidden)).astype(np.float32)
-    if form.draft < VOCAB:
-        ids = np.sort(dice.permutation(VOCAB)[: form.draft])
-        tensors["d2t"], tensors["t2d"] = ids - np.arange(form.draft), np.isin(np.arange(VOCAB), ids)
+        tensors["embed_tokens.weight"] = dice.standard_normal((form.vocab, hidden)).astype(np.float32)
+    if form.draft < form.vocab:
+        ids = np.sort(dice.permutation(form.vocab)[: form.draft])
+        tensors["d2t"], tensors["t2d"] = ids - np.arange(form.draft), np.isin(np.arange(form.vocab), ids)
     return Head(form, tensors)
 
 
@@ -114,13 +115,18 @@ def _random_layer(form: Form, layer: int) -> tuple[dict[str, tuple[int, int, flo
     return matrices, norms
 
 
-def copying_head(target: DecoderModule, form: Form | None = None, *, noise: float = 0.0) -> Head:
+def copying_form(kind: str) -> Form:
+    """Return the form of :func:`copying_head`: the residual connection must not add the output of the row before."""
+    flags = {"norm_output": True} if kind == "mtp" else {"norm_before_residual": True}
+    return Form(kind, kv_heads=4, heads=4, own_head=False, draft=VOCAB, **flags)
+
+
+def copying_head(target: DecoderModule, form: Form, *, noise: float = 0.0) -> Head:
     """Return a head whose output is the embedding of the row's token, and whose norm and LM head are the target's.
 
     Attention sees little but the row itself: queries and keys are the normed embedding, enlarged. ``noise`` is the
     share of the head's own MLP, and of the feature, in the output.
     """
-    form = form or Form(kv_heads=4, heads=4, own_head=False, draft=VOCAB)
     head, eye = random_head(form, seed=1), np.eye(HIDDEN, dtype=np.float32)
     tensors, nothing = head.tensors, np.zeros_like(eye)
     tensors["norm.weight"] = to_array(target.norm.weight.float())
@@ -156,7 +162,7 @@ def write_head(head: Head, folder: Path, layout: str = "speculators", **changes:
         "head_dim": form.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": form.eps,
-        "vocab_size": VOCAB,
+        "vocab_size": form.vocab,
         "max_position_embeddings": 4096,
         "rope_theta": form.theta,
     }
@@ -239,7 +245,7 @@ class Reference:
         last = outputs[-1] if self.form.norm_output else self._norm("norm", outputs[-1])
         head = self.tensors.get("lm_head.weight")
         own = (to_array(self.target.head.weight.float()) if head is None else head) @ last
-        logits = np.full(VOCAB, -np.inf)
+        logits = np.full(self.form.vocab, -np.inf)
         for number, value in enumerate(own):
             offset = self.tensors["d2t"][number] if "d2t" in self.tensors else 0
             logits[number + offset] = value
@@ -338,7 +344,7 @@ def _rms(x: Array, weight: Array, eps: float) -> Array:
 
 
 @cache
-def bigram_module(dtype: DType = FLOAT32, *, calm: float = 0.1) -> DecoderModule:
+def bigram_module(dtype: DType = FLOAT32, *, calm: float = 0.002) -> DecoderModule:
     """Return a target whose layers add ``calm`` times their usual output to the embedding."""
     module = deepcopy(tiny_module(windows=(None,) * LAYERS))
     for layer in module.layers:
@@ -349,7 +355,7 @@ def bigram_module(dtype: DType = FLOAT32, *, calm: float = 0.1) -> DecoderModule
 
 @cache
 def bigram_decoder(
-    dtype: DType = FLOAT32, *, packed: bool = True, weights: str = "plain", calm: float = 0.1
+    dtype: DType = FLOAT32, *, packed: bool = True, weights: str = "plain", calm: float = 0.002
 ) -> Decoder:
     """Return the decoder of :func:`bigram_module`."""
     backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
@@ -357,10 +363,9 @@ def bigram_decoder(
 
 
 @cache
-def copying_folder(kind: str = "eagle3", noise: float = 0.02, calm: float = 0.1) -> str:
+def copying_folder(kind: str = "eagle3", noise: float = 0.02, calm: float = 0.002) -> str:
     """Return the folder of a copying head for :func:`bigram_decoder`."""
-    form = Form(kind, kv_heads=4, heads=4, own_head=False, draft=VOCAB, norm_output=kind == "mtp")
-    head = copying_head(bigram_module(calm=calm), form, noise=noise)
+    head = copying_head(bigram_module(calm=calm), copying_form(kind), noise=noise)
     layout = "speculators" if kind == "eagle3" else "mtp"
     return str(write_head(head, CHECKPOINTS / f"copying-{kind}-{noise}-{calm}", layout))
 

@@ -8,9 +8,10 @@ contribution to the draft tokens offered so far is worth its time. The proposal 
     draft_model                                          not asked: costs more than it would add
 
 Sources, for every target: the request's own text (``suffix``) and the target's earlier outputs (``recycling``). In
-addition one drafter with a model: heads in a folder beside the target's weights, else a draft model of the table of
-pairs that is on this machine, else ``pronk-tiny-draft`` in a clone if its vocabulary is the target's. Drafters given as
-``parts`` are added, and replace the sources of the same kind: ``auto(draft_model(model='…'))``.
+addition one drafter with a model: a head in the target's folder or checkpoint (EAGLE-3, MTP, multi-token), else a draft
+model of the table of pairs that is on this machine, else ``pronk-tiny-draft`` in a clone if its vocabulary is the
+target's. Drafters given as ``parts`` are added, and replace the sources of the same kind:
+``auto(draft_model(model='…'))``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pronk.checks import check_flag, check_integer
 from pronk.drafters.from_draft.cape import Cape
 from pronk.drafters.from_draft.draft_model import DraftModel
 from pronk.drafters.from_outputs.recycling import Recycling
+from pronk.drafters.from_target.eagle3 import Eagle3, Mtp
 from pronk.drafters.from_target.multi_token import MultiToken, find_target_heads
 from pronk.drafters.from_text.suffix import Suffix
 from pronk.drafters.registry import make_drafter
@@ -72,10 +74,11 @@ class Auto(Composite):
     def _find(self, target: Target) -> list[Proposer[Any]]:
         """Return a drafter with a model that is found without an option; an empty list if there is none.
 
-        The first of these that fits: heads in the target's folder, a model of the table of pairs that is on this
-        machine, ``pronk-tiny-draft`` in a clone.
+        The first of these that fits: a head in the target's folder or checkpoint, a model of the table of pairs that is
+        on this machine, ``pronk-tiny-draft`` in a clone.
         """
-        found: list[Drafter] = [MultiToken()] if find_target_heads(target) is not None else []
+        found: list[Drafter] = [each for each in (Eagle3(), Mtp()) if each.find_default(target) is not None]
+        found += [MultiToken()] if find_target_heads(target) is not None else []
         if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
             pairs = [pair for pair in find_pairs(target.folder, target.decoder.config) if find_cached(pair.model)]
             found += [make_drafter(f'{pair.drafter}(model="{pair.source}")') for pair in pairs]

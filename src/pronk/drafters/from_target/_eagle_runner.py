@@ -7,6 +7,7 @@ token of a text has no feature yet: the target computes it in the pass that veri
     rows       ab bc cd            the last row predicts the token after d
     drafts     x  y                their rows have the head's own output instead of a feature: (cd) x, (x) y
 
+If the text ends with another drafter's draft tokens, these get such rows, too, and the proposal begins below them.
 Rows of draft tokens are dropped after the proposal. If the tokens are accepted, they get rows with true features. The
 target's KV cache keeps the features, so that a request with a cached prefix, or after a preemption, has all its rows.
 """
@@ -40,7 +41,7 @@ _MAX_ROWS = 4  # rows per request, above which a pass is measured as one that re
 
 @dataclass
 class HeadDraft:
-    """One request's draft tokens in a step. Node 0 is the last row of the text.
+    """One request's draft tokens in a step. Node 0 is the last row of the text; another drafter's tokens follow it.
 
     Attributes:
         context: the request.
@@ -57,6 +58,11 @@ class HeadDraft:
     parents: list[int] = field(default_factory=list)
     outputs: list[Array] = field(default_factory=list)
     logits: list[Array] = field(default_factory=list)
+
+    @property
+    def other_tokens(self) -> Sequence[int]:
+        """Draft tokens of another drafter at the end of the text."""
+        return self.context.tokens[self.context.root + 1 :]
 
     def add(self, parent: int, token: int) -> int:
         """Add a node below a computed one; return its number."""
@@ -92,9 +98,10 @@ class EagleRunner(SideLanes):
     def begin(
         self, contexts: Sequence[DraftContext[Any]], lanes: Sequence[SideLane], rows: int
     ) -> dict[int, HeadDraft]:
-        """Run the missing rows of all texts; return ``{index into contexts: draft}`` with the root's logits.
+        """Run the missing rows of all texts; return ``{index into contexts: draft}``.
 
-        ``rows`` is the most rows of draft tokens per request. Requests that cannot draft in this step are left out.
+        The last node of a draft has the logits after the text. ``rows`` is the most rows of draft tokens per request.
+        Requests that cannot draft in this step are left out.
         """
         drafts = {
             number: HeadDraft(context, lane)
@@ -103,6 +110,12 @@ class EagleRunner(SideLanes):
         }
         if drafts:
             self._run_texts([*drafts.values()])
+        live, depth = [*drafts.values()], 0
+        while live := [draft for draft in live if len(draft.other_tokens) > depth]:
+            for draft in live:
+                draft.add(depth, draft.other_tokens[depth])
+            self.extend(live)
+            depth += 1
         return drafts
 
     def extend(self, drafts: Sequence[HeadDraft]) -> None:
@@ -128,14 +141,11 @@ class EagleRunner(SideLanes):
     def _reserve(self, context: DraftContext[Any], lane: SideLane, rows: int) -> bool:
         """Allocate the slots of a proposal; return False if the request cannot draft in this step.
 
-        Reasons: no draft token is allowed, no row is possible, slots or features are missing, or the text ends with
-        another drafter's draft tokens, which have no features.
+        Reasons: no draft token is allowed, the text has one token and so no row, or slots or features are missing.
         """
         num_rows = context.block_table.length
         num_released = context.block_table.num_released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
-            return False
-        if len(context.tokens) - 1 > num_rows:
             return False
         with uninterrupted():  # the output of the last row is needed, so that this row is run in any case
             del lane.tokens[num_rows - 1 :]
@@ -209,7 +219,7 @@ class EagleRunner(SideLanes):
         return x, head.to_target(logits)
 
     def _read_input(self, packed: ProgramRows, group: int, x: Array, is_first: Array) -> Array:
-        """Return the rows ``[rows, hidden]`` after the part of a group that reads embeddings and features ``x``."""
+        """Return ``[rows, hidden]``: what a group makes of the embeddings and of features ``x``."""
         eagle = self.head.eagle
         embeddings, normed, out = np.empty_like(x), x.copy(), np.empty(x.shape, FLOAT32)
         self._program("embedding", group).run(packed, embeddings)

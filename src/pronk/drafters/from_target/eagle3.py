@@ -1,4 +1,4 @@
-"""EAGLE-3 (Li et al. 2025) and multi-token prediction heads (MTP): one light layer on the target's hidden states.
+"""EAGLE-3 (Li et al. 2025) and MTP heads: one light layer on the target's hidden states.
 
 The head reads the hidden states that the target has computed anyway, and predicts a further token from each row and the
 embedding of its next token (:mod:`pronk.drafters.from_target.modules.eagle`). Draft tokens are drafted one by one: a
@@ -222,7 +222,7 @@ class _Search:
         self._max_depth = min(self.options.num_tokens, context.max_depth)
         self._rates = context.policy.acceptance.source(self.source)
         # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of the path.
-        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [(0, 0, 1.0, ())]
+        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [(len(self.draft.outputs) - 1, 0, 1.0, ())]
 
     def expand(self) -> bool:
         """Add children of the computed nodes to the tree; return whether some of them can get children."""
@@ -256,7 +256,7 @@ class _Search:
 
 
 def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:
-    """Refuse a head of another architecture, and warn about one of another target; the text is right anyway."""
+    """Refuse a head of another architecture, and warn about one of another target."""
     own, fingerprint, verifier = head.eagle.fingerprint, target.fingerprint, head.eagle.verifier
     if own is not None and fingerprint is not None:
         if own.architecture != fingerprint.architecture:

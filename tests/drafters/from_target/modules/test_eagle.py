@@ -11,11 +11,12 @@ from drafters.from_target.trained_eagle import (
     HIDDEN,
     LAYERS,
     Form,
+    Head,
     Reference,
     random_head,
     write_head,
 )
-from pronk.arrays import Array
+from pronk.arrays import FLOAT32, Array
 from pronk.drafters.from_target._eagle_runner import EagleRunner
 from pronk.drafters.from_target.modules.eagle import load_head
 from pronk.drafters.shared.side_cache import SideLane
@@ -23,11 +24,14 @@ from pronk.engine.engine import Engine
 from pronk.execution.model_runner import ForwardJob
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
+from pronk.quantization.formats.matrix import Bits
+from pronk.quantization.quantize.packing import pack_codes, quantization_config
+from pronk.quantization.quantize.rounding import RoundingRule
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
-from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
+from tiny_models import VOCAB, kernels, make_engine, tiny_decoder, tiny_module
 
 WINDOWS = (None,) * LAYERS
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(23)]
@@ -148,6 +152,40 @@ def test_quantized_heads_are_close(weights: str, tmp_path: Path) -> None:
     allowed = np.isfinite(wanted)
     error = np.abs(draft.logits[0][allowed] - wanted[allowed]).max() / np.abs(wanted[allowed]).max()
     assert 1e-6 < error < (0.05 if weights == "int8" else 0.4)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_files(bits: Bits, tmp_path: Path) -> None:
+    """A head in the format compressed-tensors has the logits of its dequantized weights, up to rounded inputs."""
+    head, rule = random_head(EAGLE), RoundingRule(kernels(), bits, 16, FLOAT32)
+    rounded, stored = dict(head.tensors), dict(head.tensors)
+    for name, weight in head.tensors.items():
+        if weight.ndim == 2 and name != "lm_head.weight":
+            quantized = rule.nearest(weight)
+            rounded[name] = quantized.dequantize()
+            del stored[name]
+            stored |= pack_codes(name.removesuffix("weight"), quantized, FLOAT32)
+    folder = write_head(Head(EAGLE, stored), tmp_path, quantization_config=quantization_config(rule, "lm_head"))
+    stage = Stage(folder, "eagle3")
+    assert stage.runner.head.layers[0].qkv.packed.format.startswith(f"int{bits}")
+    (draft,) = stage.runner.begin([stage.context(TEXT, stage.compute(TEXT))], [SideLane()], 4).values()
+    wanted = Reference(Head(EAGLE, rounded), tiny_module(windows=WINDOWS)).logits(TEXT)
+    allowed = np.isfinite(wanted)
+    error = np.abs(draft.logits[0][allowed] - wanted[allowed]).max() / np.abs(wanted[allowed]).max()
+    assert 1e-6 < error < 0.05
+
+
+def test_draft_tokens_of_another_drafter_get_rows(tmp_path: Path) -> None:
+    head = random_head(EAGLE)
+    stage = Stage(write_head(head, tmp_path), "eagle3")
+    reference, table = Reference(head, tiny_module(windows=WINDOWS)), stage.compute(TEXT)
+    lanes, tails = [SideLane() for _ in range(3)], [[], [4], [4, 90, 4]]
+    contexts = [stage.context([*TEXT, *tail], table) for tail in tails]
+    drafts = stage.runner.begin(contexts, lanes, 4)
+    stage.runner.end([*drafts.values()])
+    for number, tail in enumerate(tails):
+        check(drafts[number].logits[-1], reference.logits(TEXT, tail))
+        assert lanes[number].tokens == TEXT[1:]
 
 
 def test_the_targets_embedding_and_head_are_borrowed_not_copied(tmp_path: Path) -> None:

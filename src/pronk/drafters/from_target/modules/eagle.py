@@ -37,7 +37,7 @@ __all__ = ["EagleHead", "EagleLayer", "HeadFeature", "load_head"]
 
 
 class EagleLayer(Layer):
-    """A decoder layer; a *wide* one has the concatenated embedding and feature as the input of its attention."""
+    """A decoder layer; in a *wide* one, attention reads both the embedding and the feature."""
 
     hidden_norm: Norm  # norm of the feature, in wide layers
 
@@ -242,7 +242,7 @@ def _check_target(folder: Path, eagle: EagleConfig, target: Decoder, stored: dic
 
 
 def _read_draft_ids(checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str, str]) -> Array | None:
-    """Return the target's ids of the draft vocabulary, from the offsets ``d2t``; ``None`` if it is the whole one."""
+    """Return the target's ids of the draft vocabulary; ``None`` if it is the whole one."""
     count, vocab = eagle.draft_vocab_size, eagle.layers.vocab_size
     if "d2t" not in stored:
         if count == vocab:

@@ -141,7 +141,7 @@ class EagleConfig:
         return _parse_eagle(raw, names)
 
     def document(self, speculative_tokens: int) -> dict[str, Any]:
-        """Return ``config.json`` in the layout speculators; ``speculative_tokens`` is the usual length of a chain."""
+        """Return ``config.json`` in the layout speculators; ``speculative_tokens``: usual chain length."""
         proposal = {"proposal_type": "greedy", "speculative_tokens": speculative_tokens}
         proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
         document: dict[str, Any] = {
@@ -255,7 +255,7 @@ def _parse_mtp(raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
 
 
 def _decoder(raw: Mapping[str, Any], names: Collection[str], quantization: Any) -> ModelConfig:
-    """Parse the configuration of the head's layers; their number and their biases are those of the tensors."""
+    """Parse the configuration of the head's layers; the tensors give their number and biases."""
     count = 1 + max((int(name.split(".")[1]) for name in names if name.startswith("layers.")), default=0)
     types = raw.get("layer_types")
     keys = {**raw, "num_hidden_layers": count, "layer_types": types[:count] if isinstance(types, list) else None}

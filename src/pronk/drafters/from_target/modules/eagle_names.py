@@ -63,7 +63,7 @@ EAGLE_NAMES = HeadNames(
 
 
 def _mtp_renames(prefix: str, *names: str) -> dict[str, str]:
-    """Return the renames of the modules ``token_norm feature_norm fc norm``, and of a layer below ``prefix``."""
+    """Return the renames of the modules ``token_norm feature_norm fc norm``, below ``prefix``."""
     modules = ("token_norm.", "feature_norm.", "fc.", "norm.")
     return {f"{prefix}{name}.": module for name, module in zip(names, modules, strict=True)}
 
