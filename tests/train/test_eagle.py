@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from drafters.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
+from gguf_files import convert
 from pronk.corpus.answers import AnswersWriter, Dialogue, read_answers
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig
 from pronk.errors import OptionError
+from pronk.llm import LLM
+from pronk.models.fingerprint import Fingerprint
 from pronk.sampling.params import SamplingParams
 from pronk.train.chain_attention import ChainAttention
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
@@ -339,3 +342,23 @@ def test_the_copy_of_the_answers_stays(answers: Path, tmp_path: Path) -> None:
     steps = steps_of(tmp_path, answers, 2, 256, 64, 0)
     assert steps == steps_of(tmp_path, tmp_path / "gone", 2, 256, 64, 0)
     assert (tmp_path / ANSWERS).read_bytes() == answers.read_bytes()
+
+
+def test_a_gguf_file_is_trained_on_as_it_is(teacher: Teacher, answers: Path, corpus: Path, tmp_path: Path) -> None:
+    """Heads and adapters of a quantized file draft for it; the text is the file's own."""
+    path = convert(teacher.folder, tmp_path / "a.gguf", {"": "Q8_0", "ffn_down": "F16"})
+    header, dialogues = read_answers(answers)
+    AnswersWriter(tmp_path / "own", replace(header, weights=Fingerprint.of(path).weights)).append(dialogues)
+    common = f"--threads 1 --num-tokens 2 --batch 256 --micro 64 --length 64 --out {tmp_path / 'run'}"
+    run_command(f"eagle3 --model {path} --data {tmp_path / 'own'} --draft-vocab 150 --epochs 0.3 {common}1")
+    run_command(
+        f"kangaroo --target {path} --source {corpus / 'stories.jsonl'}=1 --exit-layer 1 --on-policy 400 --steps 8 "
+        f"--final-length 64 {common}2"
+    )
+    llm, params = LLM(path, threads=1, drafter="autoregressive", budget="all"), SamplingParams(max_tokens=24)
+    plain = llm.generate("The cat sees", params)
+    for number, kind in ((1, "eagle3"), (2, "kangaroo")):
+        spec = f"{kind}(model={str(tmp_path / f'run{number}' / 'export')!r})"
+        drafted = llm.generate("The cat sees", params, drafter=spec)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.steps[1].drafted > 0
