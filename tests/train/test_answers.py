@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pronk.corpus.answers import AnswersHeader, AnswersWriter, Dialogue, read_answers
+from pronk.corpus.answers import AnswersHeader, AnswersWriter, Dialogue, merge_answers, read_answers
 from pronk.corpus.exclude import Exclusion
 from pronk.corpus.questions import WEIGHTS, Questions
 from pronk.corpus.sources import SourceSpec, spec_of
@@ -107,7 +107,7 @@ def test_a_torn_record_is_dropped_at_every_length(tmp_path: Path) -> None:
 def test_other_settings_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.answers"
     AnswersWriter(path, HEADER)
-    with pytest.raises(OptionError, match="expected seed 7, with which it was begun, found 8; choose another file"):
+    with pytest.raises(OptionError, match="expected seed 7 as before, found 8; choose another file"):
         AnswersWriter(path, replace(HEADER, seed=8))
     for content in (b"", b"{}\n", b'{"format": "other"}\n', gzip.compress(b"text")):
         path.write_bytes(content)
@@ -115,6 +115,17 @@ def test_other_settings_and_other_files_are_refused(tmp_path: Path) -> None:
             read_answers(path)
     with pytest.raises(OptionError, match=r"nothing\.answers: expected a file of answers, found No such file"):
         read_answers(tmp_path / "nothing.answers")
+
+
+def test_files_of_one_model_are_merged_by_number(tmp_path: Path) -> None:
+    one, two, out = tmp_path / "one", tmp_path / "two", tmp_path / "out"
+    AnswersWriter(one, HEADER).append(DIALOGUES[1:])
+    AnswersWriter(two, HEADER).append([*DIALOGUES, replace(DIALOGUES[0], number=9)])
+    merge_answers([one, two], out)
+    assert read_answers(out) == (HEADER, [*DIALOGUES, replace(DIALOGUES[0], number=9)])
+    AnswersWriter(tmp_path / "other", replace(HEADER, weights="ef56"))
+    with pytest.raises(OptionError, match="other: expected weights 'ab12' as before, found 'ef56'"):
+        merge_answers([one, tmp_path / "other"], out)
 
 
 def ask(number: int) -> list[str]:

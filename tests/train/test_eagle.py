@@ -72,7 +72,7 @@ def begin(teacher: Teacher, answers: Path, tmp_path: Path) -> Callable[..., Trai
 
     def begun(name: str = "run", **changes: Any) -> Trainer[EagleTraining]:
         folder, options = tmp_path / name, replace(OPTIONS, **changes)
-        steps_of(folder, answers, 1, options.batch, options.length, 0)
+        steps_of(folder, [answers], 1, options.batch, options.length, 0)
         return Trainer(folder, options, EagleTraining(folder, options, teacher))
 
     return begun
@@ -339,9 +339,9 @@ def test_a_target_of_another_kind_is_refused() -> None:
 
 
 def test_the_copy_of_the_answers_stays(answers: Path, tmp_path: Path) -> None:
-    steps = steps_of(tmp_path, answers, 2, 256, 64, 0)
-    assert steps == steps_of(tmp_path, tmp_path / "gone", 2, 256, 64, 0)
-    assert (tmp_path / ANSWERS).read_bytes() == answers.read_bytes()
+    steps = steps_of(tmp_path, [answers], 2, 256, 64, 0)
+    assert steps == steps_of(tmp_path, [tmp_path / "gone"], 2, 256, 64, 0)
+    assert read_answers(tmp_path / ANSWERS) == read_answers(answers)
 
 
 def test_a_gguf_file_is_trained_on_as_it_is(teacher: Teacher, answers: Path, corpus: Path, tmp_path: Path) -> None:

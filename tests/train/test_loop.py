@@ -147,6 +147,17 @@ def test_optimizers_take_what_there_is(names: str, kind: str) -> None:
     assert not torch.equal(last, torch.ones_like(last))
 
 
+def test_adamw_has_its_share_of_the_learning_rate() -> None:
+    """The first update of AdamW is the learning rate, and a share of 1 is the default."""
+    for share in (1.0, 0.25):
+        module = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 2)})
+        before = module["head"].weight.detach().clone()
+        optimizers = Optimizers(module, "muon", 0.0, share)
+        module["head"](module["layers"][0](torch.ones(1, 4))).sum().backward()  # type: ignore[index]
+        optimizers.step(0.1)
+        torch.testing.assert_close((before - module["head"].weight).abs(), torch.full((2, 4), 0.1 * share))
+
+
 def test_muon_is_for_the_matrices_of_layers_alone() -> None:
     model = nn.ModuleDict(
         {

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from pronk.corpus.encoder import token_dtype
 from pronk.errors import OptionError
 from pronk.files.atomic import convert_write_errors
 
-__all__ = ["AnswersHeader", "AnswersWriter", "Dialogue", "read_answers"]
+__all__ = ["AnswersHeader", "AnswersWriter", "Dialogue", "merge_answers", "read_answers"]
 
 _FORMAT = "pronk-answers-1"
 _RECORD, _SPAN, _CHECK = struct.Struct("<IIHH"), struct.Struct("<II"), struct.Struct("<I")
@@ -112,6 +112,24 @@ def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
     return header, [dialogue for dialogue, _ in records]
 
 
+def merge_answers(files: Sequence[Path], out: Path) -> None:
+    """Write the dialogues of several files of one model to the file ``out``, by number and without copies.
+
+    Raises:
+        OptionError: a file cannot be read, or has other settings than the first one.
+        CheckpointError: the file cannot be written.
+    """
+    (header, dialogues), *others = [read_answers(path) for path in files]
+    for path, (found, more) in zip(files[1:], others, strict=True):
+        _check_same(path, header, found)
+        dialogues += more
+    partial = out.with_name(f"{out.name}.partial")
+    partial.unlink(missing_ok=True)
+    by_number = {dialogue.number: dialogue for dialogue in dialogues}
+    AnswersWriter(partial, header).append([by_number[number] for number in sorted(by_number)])
+    partial.replace(out)
+
+
 def _open(path: Path) -> tuple[AnswersHeader, Iterator[tuple[Dialogue, int]]]:
     """Return the header, and an iterator over the whole records with the file offset after each of them."""
     header: AnswersHeader | None
@@ -154,5 +172,5 @@ def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None
     for field in fields(header):
         old, new = getattr(found, field.name), getattr(header, field.name)
         if old != new:
-            msg = f"{path}: expected {field.name} {old!r}, with which it was begun, found {new!r}; choose another file"
+            msg = f"{path}: expected {field.name} {old!r} as before, found {new!r}; choose another file"
             raise OptionError(msg)

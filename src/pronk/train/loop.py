@@ -119,7 +119,7 @@ class Trainer(Generic[Trained]):
         self.processes, self.clock = processes or ProcessGroup(), clock or Clock(options.minutes)
         _check_shares(options, self.processes.count)
         set_all_threads(options.threads)
-        self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
+        self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay, options.adamw_share)
         self.seconds = 0.0  # training time by the first process's clock, including the time before a resumption
         self.step, self.step_seconds = 0, 0.0  # number of steps made; seconds of the last one
         self.phase_steps = [0, 0]  # number of steps made in each phase

@@ -100,6 +100,8 @@ class LoopOptions:
         {"minutes", "patience", "threads", "compile", "device", "evaluate_every", "save_every", "log_every"}
     )
 
+    adamw_share: ClassVar[float] = 1.0  # learning rate of AdamW, relative to Muon's beside it
+
     steps: int = 3000
     minutes: float | None = None
     patience: int | None = None
@@ -266,6 +268,7 @@ class EagleOptions(LoopOptions):
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
+    adamw_share: ClassVar[float] = 0.3  # the LM head begins as the target's
 
     final_share: float = 0.0
     depth: int = 4

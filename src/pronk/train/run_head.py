@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from pronk.corpus.answers import read_answers
-from pronk.files.atomic import convert_write_errors, replace_file
+from pronk.corpus.answers import merge_answers, read_answers
+from pronk.files.atomic import convert_write_errors
 from pronk.files.cards import render_card
 from pronk.train.clock import Clock
 from pronk.train.dialogues import Dialogues, hold_out
@@ -28,17 +28,16 @@ from pronk.train.teacher import Teacher
 __all__ = ["run_head", "steps_of"]
 
 
-def steps_of(folder: Path, answers: Path, epochs: float, batch: int, length: int, seed: int) -> int:
-    """Return the number of steps for ``epochs``; first copy the file of answers into the run's folder.
+def steps_of(folder: Path, answers: Sequence[Path], epochs: float, batch: int, length: int, seed: int) -> int:
+    """Return the number of steps for ``epochs``; first copy the files of answers into the run's folder.
 
-    A run that is resumed keeps its copy, so that more answers in the file do not change it.
+    A run that is resumed keeps its copy, so that more answers in the files do not change it.
     """
     copy = folder / ANSWERS
     if not copy.exists():
-        read_answers(answers)  # an error names the given file
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with convert_write_errors(copy, "the dialogues"), replace_file(copy) as file:
-            file.write(answers.read_bytes())
+        with convert_write_errors(copy, "the dialogues"):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            merge_answers(answers, copy)
     sequences = Dialogues(hold_out(read_answers(copy)[1])[0], length, seed).per_epoch
     return max(1, math.ceil(epochs * sequences * length / batch))
 

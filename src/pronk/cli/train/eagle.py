@@ -35,8 +35,9 @@ class HeadLoopSettings(LoopSettings):
             "Tokens of a sequence; longer dialogues are cut.", show_default=f"{_MICRO}, or the target's context"
         ),
     ] = None
-    rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 4e-3
+    rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 1.2e-2
     warmup: Annotated[int, loop_option("Warm-up steps.")] = 50
+    save_every: Annotated[int, loop_option("Steps between checkpoints.")] = 50
 
 
 @shares(loop=HeadLoopSettings, without=("steps", "final_length", "final_share", "compile"))
@@ -50,7 +51,10 @@ def eagle3(
             help="Target, as deployed: a name, a folder, or a GGUF file.", show_default="in a clone: pronk-tiny"
         ),
     ] = None,
-    data: Annotated[Path, text_option("File of the target's own answers, from pronk train texts.", metavar="FILE")],
+    data: Annotated[
+        list[Path],
+        text_option("File of the target's own answers, from pronk train texts; repeatable.", metavar="FILE"),
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
     name: Annotated[
         str | None, typer.Option(help="Name of the head in its card.", show_default="by target and kind")
