@@ -268,7 +268,7 @@ class EagleOptions(LoopOptions):
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
-    adamw_share: ClassVar[float] = 0.3  # the LM head begins as the target's
+    adamw_share: ClassVar[float] = 0.15  # the LM head begins as the target's
 
     final_share: float = 0.0
     depth: int = 4

@@ -35,7 +35,7 @@ class HeadLoopSettings(LoopSettings):
             "Tokens of a sequence; longer dialogues are cut.", show_default=f"{_MICRO}, or the target's context"
         ),
     ] = None
-    rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 1.2e-2
+    rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 0.02
     warmup: Annotated[int, loop_option("Warm-up steps.")] = 50
     save_every: Annotated[int, loop_option("Steps between checkpoints.")] = 50
 
