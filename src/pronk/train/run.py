@@ -101,8 +101,13 @@ def begin_run(
     clock: Clock,
     console: Console,
     own: OnPolicyOptions | None = None,
+    *,
+    writes_text: bool = True,
 ) -> None:
-    """Check that a resumed run has its checkpoint's options; add its earlier duration to the clock."""
+    """Check that a resumed run has its checkpoint's options; add its earlier duration to the clock.
+
+    With a time limit, print how it is divided; ``writes_text``: whether the run prepares its own text.
+    """
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         state = load_checkpoint(checkpoint, mapped=True)
@@ -111,15 +116,19 @@ def begin_run(
     else:
         clock.restore(folder / "data")
     if clock.seconds_left(TRAINED_BY) < inf:
-        console.print(_time_plan(clock, own, writing=not checkpoint.exists()), **PLAIN)
+        console.print(_time_plan(clock, own, writing=not checkpoint.exists() if writes_text else None), **PLAIN)
 
 
-def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool) -> str:
-    """Return a line of text: the minutes left for preparing the text, for training and for evaluation."""
+def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | None) -> str:
+    """Return a line of text: the minutes left for preparing the text, for training and for evaluation.
+
+    ``writing``: whether the text is still to be prepared; ``None`` for runs that prepare none.
+    """
     text = max(0.0, clock.seconds_left(TEXT_BY)) if writing else 0.0
     training = max(0.0, clock.seconds_left(TRAINED_BY) - text)
     evaluating = max(0.0, min(clock.seconds_left(), (1 - TRAINED_BY) * clock.limit))
     phases = [f"{text / 60:.1f} for text", f"{training / 60:.1f} for training", f"{evaluating / 60:.1f} for evaluating"]
+    phases = phases[1:] if writing is None else phases
     if writing and own is not None and own.tokens and not own.at_most:
         phases[0] = f"as long as the {own.tokens} tokens of --on-policy take"
         phases[1] = f"what that leaves of {(text + training) / 60:.1f} for training"
