@@ -62,9 +62,8 @@ def run_head(  # noqa: PLR0917 - as for run_student
     check_answers(folder / ANSWERS, read_answers(folder / ANSWERS)[0].weights, teacher.fingerprint)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.is_main
-        processes.from_main(
-            partial(begin_run, folder, options, EagleTraining.identify(teacher), clock, console, writes_text=False)
-        )
+        identity = EagleTraining.identify(teacher)
+        processes.from_main(partial(begin_run, folder, options, identity, clock, console, writes_text=False))
         objective = EagleTraining(folder, options, teacher)
         trainer = Trainer(folder, options, objective, processes, clock)
         if not trainer.is_finished:
