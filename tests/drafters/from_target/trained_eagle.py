@@ -7,7 +7,7 @@ change little (:func:`bigram_decoder`), so that draft tokens are accepted.
 
 import json
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from drafters.helpers import CHECKPOINTS
 from pronk.arrays import FLOAT32, Array, DType
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder
+from pronk.models.linear import WeightLayout, choose_linear
 from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.convert import to_array, torch_dtype
 from pronk.train.features import compute_features
@@ -360,6 +361,16 @@ def bigram_decoder(
     """Return the decoder of :func:`bigram_module`."""
     backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
     return decoder_of(bigram_module(dtype, calm=calm), backend, weights)
+
+
+@cache
+def decoder_with_table() -> Decoder:
+    """Return :func:`bigram_decoder` with an embedding of 8 bits, as in GGUF files."""
+    decoder = copy(bigram_decoder())
+    linear = choose_linear(decoder.backend, "int8")
+    decoder.table = linear(decoder.embedding, None, WeightLayout(head=True))
+    decoder.embedding = np.empty((0, HIDDEN), np.float32)
+    return decoder
 
 
 @cache

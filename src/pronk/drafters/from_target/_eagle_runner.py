@@ -41,7 +41,9 @@ _MAX_ROWS = 4  # rows per request, above which a pass is measured as one that re
 
 @dataclass
 class HeadDraft:
-    """One request's draft tokens in a step. Node 0 is the last row of the text; another drafter's tokens follow it.
+    """One request's draft tokens in a step. Node 0 is the last row of the text.
+
+    Draft tokens of another drafter at the end of the text are the first nodes below it.
 
     Attributes:
         context: the request.
