@@ -244,7 +244,6 @@ def test_a_little_training_lowers_the_loss(begin: Callable[..., Trainer[EagleTra
     assert after["held-out S"] > before["held-out S"] + 0.2
     for number in (1, 2, 3):
         assert after[f"held-out same {number}"] > before[f"held-out same {number}"]
-    assert trainer.objective.module.acceptance.min() > 0.05
 
 
 @pytest.mark.parametrize("weighting", ["decay", "dpace"])
@@ -266,6 +265,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     assert resumed.step == 6
     mine, theirs = whole.objective.module.state_dict(), resumed.objective.module.state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert (mine["acceptance"] == 0.5).all().item() == (weighting == "decay")
 
 
 def test_weightings_differ(begin: Callable[..., Trainer[EagleTraining]]) -> None:

@@ -131,19 +131,19 @@ class EagleTraining:
         batch = self._prepare(inputs, targets)
         if batch is None:
             return PassResult(0.0, (0.0,) * self.options.depth)
-        acceptance = self.module.acceptance
-        factors = position_weights(self.options.weighting, self.options.decay, acceptance.tolist())
+        module, dpace = self.module, self.options.weighting == "dpace"
+        factors = position_weights(self.options.weighting, self.options.decay, module.acceptance.tolist())
         reached = torch.ones(len(batch.active), device=self.device)
         losses, same = list[Tensor](), list[float]()
         for step in self._steps(batch):
-            rows = _Rows()
-            weights = reached[step.selected] if self.options.weighting == "dpace" else None
-            losses.append(factors[step.number] * self._loss(batch, step, rows, weights))
-            overlap = torch.cat(rows.overlaps) if rows.overlaps else reached.new_zeros(0)
-            reached = torch.zeros_like(reached).index_copy(0, step.selected, reached[step.selected] * overlap)
+            rows = _Rows() if dpace else Comparison()
+            weights = reached[step.selected]
+            losses.append(factors[step.number] * self._loss(batch, step, rows, weights if dpace else None))
+            if isinstance(rows, _Rows) and rows.rows:
+                overlap = torch.cat(rows.overlaps)
+                module.acceptance[step.number].lerp_(overlap.mean(), 1 - _MEMORY)
+                reached = torch.zeros_like(reached).index_copy(0, step.selected, weights * overlap)
             same.append(rows.same / max(1, rows.rows))
-            if len(overlap):
-                acceptance[step.number].lerp_(overlap.mean(), 1 - _MEMORY)
         loss = torch.stack(losses).sum()
         (loss * scale).backward()
         return PassResult(float(loss.detach()), tuple(same))

@@ -55,7 +55,7 @@ class EagleModule(nn.Module):
 
     d2t: Tensor
     t2d: Tensor
-    acceptance: Tensor  # running mean of the acceptance of each draft position in training; not exported
+    acceptance: Tensor  # running mean of the acceptance of each draft position, for D-PACE; not exported
 
     def __init__(self, eagle: EagleConfig, num_sources: int, draft_ids: Tensor, depth: int = 1) -> None:
         super().__init__()
