@@ -1,6 +1,7 @@
 """Training of EAGLE-3 heads: the module against the formulas, the data, runs of a second, and bad input."""
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from drafters.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
 from gguf_files import convert
@@ -27,11 +29,11 @@ from pronk.train.loop import Trainer
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
-from pronk.train.run_head import steps_of
+from pronk.train.run_head import run_head, steps_of
 from pronk.train.target_states import target_states
 from pronk.train.teacher import Teacher
 from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
-from train.tiny import refusal, run_command
+from train.tiny import InterruptingConsole, refusal, run_command, shown
 
 WINDOWS = (None,) * 4
 OPTIONS = EagleOptions(
@@ -362,3 +364,32 @@ def test_a_gguf_file_is_trained_on_as_it_is(teacher: Teacher, answers: Path, cor
         drafted = llm.generate("The cat sees", params, drafter=spec)
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.steps[1].drafted > 0
+
+
+def test_ctrl_c_keeps_what_is_trained(teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path) -> None:
+    steps_of(tmp_path, [answers], 1, OPTIONS.batch, OPTIONS.length, 0)
+    interrupting = InterruptingConsole(quiet, "step 4 ")
+    assert not run_head(OPTIONS, teacher, tmp_path, "little", "pronk train eagle3", interrupting)
+    assert shown(quiet).splitlines()[-2:] == [
+        f"{tmp_path / 'latest'} has what is trained so far",
+        "saved at step 4; the same command continues",
+    ]
+    assert "Not measured" in (tmp_path / "latest" / "README.md").read_text(encoding="utf-8")
+    assert not (tmp_path / "export").exists()
+    params = SamplingParams(max_tokens=24)
+    drafted = teacher.llm.generate("The cat", params, drafter=f"eagle3(model={str(tmp_path / 'latest')!r})")
+    assert drafted.token_ids == teacher.llm.generate("The cat", params).token_ids
+    assert run_head(OPTIONS, teacher, tmp_path, "little", "pronk train eagle3", quiet)
+    assert "saved at step 4" in shown(quiet)
+    assert "plan: 12 steps" in shown(quiet)
+    assert (tmp_path / "export" / "model.safetensors").exists()
+
+
+def test_minutes_end_the_run(teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path) -> None:
+    options = replace(OPTIONS, steps=100_000, minutes=0.05, evaluate_every=100_000)
+    steps_of(tmp_path, [answers], 1, options.batch, options.length, 0)
+    start = time.monotonic()
+    assert run_head(options, teacher, tmp_path, "little", "pronk train eagle3", quiet)
+    assert time.monotonic() - start < 10
+    assert shown(quiet).startswith("minutes left of 0.05: 0.0 for training, 0.0 for evaluating\n")
+    assert ", ended after 0.05 minutes" in shown(quiet)
