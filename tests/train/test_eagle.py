@@ -340,6 +340,20 @@ def test_a_target_of_another_kind_is_refused() -> None:
         head_config(gpt2, OPTIONS, None, None)
 
 
+@pytest.mark.parametrize("kind", ["default", "yarn", "dynamic"])
+def test_a_head_has_a_rope_that_its_file_can_describe(kind: str) -> None:
+    target = tiny_module(windows=WINDOWS).config
+    assert target.rope is not None
+    scaled = replace(target, rope=replace(target.rope, kind=kind, theta=5e5, factor=4.0))
+    config = head_config(scaled, OPTIONS, "tiny", None)
+    document = config.document(3)
+    assert document["transformer_layer_config"]["rope_theta"] == 5e5
+    names = ("fc", "norm", "lm_head", "layers.0.hidden_norm", "layers.0.self_attn.q_proj")
+    again = EagleConfig.parse("eagle3", document, [f"{name}.weight" for name in names])
+    assert again.layers.rope == config.layers.rope
+    assert (again.sources, again.fc_norm, again.draft_vocab_size) == ((2, 2, 1), True, VOCAB)
+
+
 def test_the_copy_of_the_answers_stays(answers: Path, tmp_path: Path) -> None:
     steps = steps_of(tmp_path, [answers], 2, 256, 64, 0)
     assert steps == steps_of(tmp_path, [tmp_path / "gone"], 2, 256, 64, 0)

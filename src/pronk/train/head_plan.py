@@ -44,7 +44,7 @@ def head_config(
         num_layers=1,
         windows=(None,),
         intermediate_size=options.mlp or target.intermediate_size,
-        rope=target.rope or RopeConfig(target.head_dim),
+        rope=_rope(target),
         qkv_bias=False,
         out_bias=False,
         mlp_bias=False,
@@ -64,6 +64,12 @@ def head_config(
         verifier=verifier,
         fingerprint=fingerprint,
     )
+
+
+def _rope(target: ModelConfig) -> RopeConfig:
+    """Return the target's RoPE, without a scaling that files of heads cannot describe."""
+    rope = target.rope or RopeConfig(target.head_dim)
+    return rope if rope.kind in ("default", "linear", "llama3") else RopeConfig(target.head_dim, rope.theta)
 
 
 def check_answers(path: Path, weights: str, target: Fingerprint) -> None:
