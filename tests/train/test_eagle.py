@@ -344,7 +344,7 @@ def test_a_target_of_another_kind_is_refused() -> None:
 def test_a_head_has_a_rope_that_its_file_can_describe(kind: str) -> None:
     target = tiny_module(windows=WINDOWS).config
     assert target.rope is not None
-    scaled = replace(target, rope=replace(target.rope, kind=kind, theta=5e5, factor=4.0))
+    scaled = replace(target, rope=replace(target.rope, kind=kind, theta=5e5, factor=1.0 if kind == "default" else 4.0))
     config = head_config(scaled, OPTIONS, "tiny", None)
     document = config.document(3)
     assert document["transformer_layer_config"]["rope_theta"] == 5e5
