@@ -1,4 +1,4 @@
-"""Layers' outputs in the target's KV cache: one row per token of the text."""
+"""Layers' outputs and projections in the target's KV cache: one row per token of the text."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,7 @@ from pronk.engine.request import Request
 from pronk.errors import CacheFullError, OptionError
 from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.layout import kv_bytes_per_token
+from pronk.kv_cache.paged import Kept
 from pronk.sampling.params import SamplingParams
 from pronk.torch_backend.convert import to_array
 from pronk.train.features import compute_features
@@ -22,12 +23,30 @@ from pronk.train.modules.decoder import DecoderModule
 from tiny_models import make_engine, make_request, run_alone, tiny_decoder, tiny_module
 
 
-def dense(module: DecoderModule, tokens: Sequence[int], layer: int) -> Array:
-    """Return the outputs of a layer, computed in one pass without a KV cache."""
-    return to_array(compute_features(module, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer])
+class Part:
+    """A projection: some of the embedding, and some of layer 2."""
+
+    layers = (0, 2)
+    width = 10
+
+    def project(self, outputs: Sequence[Array]) -> Array:
+        embedding, output = outputs
+        return np.concatenate((embedding[:, :4], 2 * output[:, :6]), axis=1)
 
 
-def check(engine: Engine, module: DecoderModule, requests: Sequence[Request], layers: Sequence[int]) -> int:
+PART = Part()
+
+
+def dense(module: DecoderModule, tokens: Sequence[int], kept: Kept) -> Array:
+    """Return the outputs of a layer, or a projection, computed in one pass without a KV cache."""
+    if not isinstance(kept, int):
+        return kept.project([dense(module, tokens, layer) for layer in kept.layers])
+    if kept == 0:
+        return to_array(module.embedding[list(tokens)].float())
+    return to_array(compute_features(module, torch.tensor([tokens]), torch.float32, (kept,)).hidden[kept])
+
+
+def check(engine: Engine, module: DecoderModule, requests: Sequence[Request], layers: Sequence[Kept]) -> int:
     """Compare kept outputs of running requests with dense passes of ``module``; return the number of rows."""
     rows = 0
     for request in requests:
@@ -51,15 +70,15 @@ def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...
     oracle = TreeDrafter(oracle_trees(0.8), texts(known), stop_token_ids=ENDS)
     drafters: list[Drafter] = [oracle, TreeDrafter(random_trees), PromptLookup()]
     engine = make_engine(decoder, prefill_chunk=32)
-    for layer in (1, 2):
-        engine.target.keep_hidden(layer, engine)
+    for kept in (1, 2, PART):
+        engine.target.keep_hidden(kept, engine)
     requests = [make_request(PROMPTS[i], params[i], drafters[i % 3], stop_token_ids=ENDS) for i in range(4)]
     for request in requests:
         engine.add(request)
     rows = 0
     while not all(request.ended for request in requests):
         engine.step()
-        rows += check(engine, module, [request for request in requests if not request.ended], (1, 2))
+        rows += check(engine, module, [request for request in requests if not request.ended], (1, 2, PART))
     assert [request.output for request in requests] == [request.output for request in known] or not packed
     assert rows > 1000 or windows[0]
     assert rows > 500
@@ -69,7 +88,8 @@ def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...
 
 def test_samples_share_the_kept_outputs_of_their_prompt() -> None:
     engine = make_engine(tiny_decoder())
-    engine.target.keep_hidden(1, engine)
+    for kept in (1, PART):
+        engine.target.keep_hidden(kept, engine)
     first = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=1), stop_token_ids=())
     second = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=2), stop_token_ids=())
     second.parent = first
@@ -78,7 +98,7 @@ def test_samples_share_the_kept_outputs_of_their_prompt() -> None:
     shared = 0
     while not (first.ended and second.ended):
         engine.step()
-        check(engine, tiny_module(), [each for each in (first, second) if not each.ended], (1,))
+        check(engine, tiny_module(), [each for each in (first, second) if not each.ended], (1, PART))
         shared += bool(set(first.block_table.blocks) & set(second.block_table.blocks))
     assert shared
     assert first.output != second.output
@@ -149,7 +169,7 @@ def test_prefix_hits_have_kept_outputs() -> None:
     """Blocks written before a layer's outputs were kept give no prefix hits."""
     engine, module = make_engine(tiny_decoder(), share_prefixes=True), tiny_module()
     prompt = PROMPTS[2]
-    for kept in ((), (1,), (1, 2)):
+    for kept in ((), (1,), (1, 2), (1, PART)):
         for layer in kept:
             engine.target.keep_hidden(layer, engine)
         for seed in range(2):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -26,7 +27,7 @@ from pronk.drafters.from_target.modules.eagle_names import find_mtp_names
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.side_cache import SideLane
 from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
-from pronk.errors import OptionError
+from pronk.errors import CheckpointError, OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.linear import WEIGHTS
@@ -110,9 +111,10 @@ class Mtp(Eagle3):
     def find_default(self, target: Target) -> Path | None:
         """Return the target's folder if its checkpoint has an MTP head, or ``None``."""
         folder = target.folder
-        if folder is None or not folder.is_dir() or find_mtp_names(tuple(Checkpoint(folder))) is None:
-            return None
-        return folder
+        if folder is not None and folder.is_dir():
+            with suppress(CheckpointError):  # the files have changed since the target was loaded
+                return folder if find_mtp_names(tuple(Checkpoint(folder))) is not None else None
+        return None
 
 
 class Eagle3Proposer(StepwiseProposer[SideLane]):
@@ -257,7 +259,8 @@ class _Search:
 
 def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:
     """Refuse a head of another architecture, and warn about one of another target."""
-    own, fingerprint, verifier = head.eagle.fingerprint, target.fingerprint, head.eagle.verifier
+    own, verifier = head.eagle.fingerprint, head.eagle.verifier
+    fingerprint = None if own is None else target.fingerprint  # reads a part of every tensor of the target
     if own is not None and fingerprint is not None:
         if own.architecture != fingerprint.architecture:
             msg = f"{drafter}: {folder.name}: expected a head of this target ({fingerprint}), found one of {own}"

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from drafters.from_target.trained_eagle import VOCAB, Form, Head, random_head, write_head
 from pronk.architecture.rope import RopeConfig
-from pronk.drafters import make_drafter
+from pronk.drafters import Eagle3, Mtp, make_drafter
 from pronk.drafters.from_target.modules.eagle import load_head
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig, default_sources
 from pronk.errors import CheckpointError, ConfigError, OptionError, PronkError
@@ -206,6 +206,20 @@ def test_mtp_heads_that_are_absent(tmp_path: Path) -> None:
     for kind in ("eagle3", "mtp"):
         with pytest.raises(OptionError, match=f'{kind}: expected model="…", a folder or a Hub id of a head'):
             make_drafter(kind).bind(engine.target)
+
+
+def test_default_heads(tmp_path: Path) -> None:
+    """A head is found in the target's folder, or in its checkpoint; damaged files have none."""
+    target = make_engine(tiny_decoder()).target
+    mtp = replace(target, folder=write_head(random_head(MTP), tmp_path / "mtp", "mimo"))
+    assert Mtp().find_default(mtp) == mtp.folder
+    assert Eagle3().find_default(mtp) is None
+    head = write_head(random_head(EAGLE), tmp_path / "mtp" / "eagle3")
+    assert Eagle3().find_default(mtp) == head
+    assert Mtp().find_default(replace(target, folder=head)) is None
+    assert Mtp().find_default(replace(target, folder=tmp_path / "none")) is None
+    (tmp_path / "mtp" / "model.safetensors").write_bytes(b"damaged")
+    assert Mtp().find_default(mtp) is None
 
 
 def test_a_target_on_several_processes(tmp_path: Path) -> None:
