@@ -1,12 +1,13 @@
 """Lines that a run shows, and when."""
 
+import io
 import time
 
 import pytest
 from rich.console import Console
 
 from pronk.train.clock import Clock
-from pronk.train.display import WritingDisplay
+from pronk.train.display import TrainingDisplay, WritingDisplay
 from train.tiny import shown
 
 
@@ -38,3 +39,11 @@ def test_a_line_for_every_twentieth(
             now[0] += 10
             display.show(done)
     assert shown(quiet).splitlines() == [f"written {line}" for line in lines]
+
+
+def test_the_bar_shows_the_progress_within_a_step() -> None:
+    terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with TrainingDisplay(terminal) as display:
+        display.show_pass(7, 3, 8)
+        display.refresh()
+    assert "step 7: 3 of 8 passes" in shown(terminal)

@@ -147,6 +147,17 @@ def test_optimizers_take_what_there_is(names: str, kind: str) -> None:
     assert not torch.equal(last, torch.ones_like(last))
 
 
+def test_adamw_has_its_share_of_the_learning_rate() -> None:
+    """The first update of AdamW is the learning rate, and a share of 1 is the default."""
+    for share in (1.0, 0.25):
+        module = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 2)})
+        before = module["head"].weight.detach().clone()
+        optimizers = Optimizers(module, "muon", 0.0, share)
+        module["head"](module["layers"][0](torch.ones(1, 4))).sum().backward()  # type: ignore[index]
+        optimizers.step(0.1)
+        torch.testing.assert_close((before - module["head"].weight).abs(), torch.full((2, 4), 0.1 * share))
+
+
 def test_muon_is_for_the_matrices_of_layers_alone() -> None:
     model = nn.ModuleDict(
         {
@@ -159,3 +170,16 @@ def test_muon_is_for_the_matrices_of_layers_alone() -> None:
     muon, adamw = Optimizers(model, "muon", 0.1).state_dict()
     assert [len(group["params"]) for group in muon["param_groups"]] == [2]
     assert [len(group["params"]) for group in adamw["param_groups"]] == [2]
+
+
+def test_a_stop_within_a_step_drops_that_step(start: Start) -> None:
+    """Two passes make a step: the run stops after the first pass of the third step, as if it had not begun."""
+    passes: list[tuple[int, int, int]] = []
+    trainer = start("lm", "stopped")
+    trainer.train(lambda _: None, lambda _: None, lambda: len(passes) == 5, lambda *news: passes.append(news))
+    assert passes == [(1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 2), (3, 1, 2)]
+    assert trainer.step == 2
+    assert all(parameter.grad is None for parameter in trainer.objective.module.parameters())
+    resumed, whole = train(start("lm", "stopped")), train(start("lm", "whole"))
+    for mine, theirs in zip(resumed.objective.module.parameters(), whole.objective.module.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

@@ -110,3 +110,27 @@ def test_without_gradients_none_are_computed(
     with torch.no_grad():
         assert float(loss(h, w)) == expected
     assert torch.float64 not in room
+
+
+def test_rows_have_their_weights(tensors: dict[str, Tensor]) -> None:
+    """The gradients are those of the weighted mean, and rows of weight 0 have none."""
+    weights = torch.linspace(0.0, 2.0, ROWS, dtype=torch.float64)
+    teacher = tensors["teacher"]
+
+    def ours(h: Tensor, w: Tensor) -> Tensor:
+        labels = tensors["labels"]
+        return distillation_loss(h, w, teacher.__getitem__, labels, 0.0, torch.float64, row_weights=weights)
+
+    def whole(h: Tensor, w: Tensor) -> Tensor:
+        divergences = F.kl_div((h @ w.T).log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True)
+        return (weights * divergences.sum(-1)).mean()
+
+    found = []
+    for loss in (ours, whole):
+        h, w = (tensors[name].clone().requires_grad_() for name in ("hidden", "weight"))
+        value = loss(h, w)
+        value.backward()
+        assert h.grad is not None
+        assert not h.grad[0].any()
+        found.append((value.detach(), h.grad, w.grad))
+    torch.testing.assert_close(*found)

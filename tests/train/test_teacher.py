@@ -64,7 +64,7 @@ def test_distributions_do_not_depend_on_the_engine(teacher: Teacher, monkeypatch
         assert torch.equal(*(dense_logits(each.decoder, ids, each.dtype) for each in (plain, teacher)))
 
 
-def test_a_gguf_file_does_not_teach(tmp_path: Path) -> None:
+def test_a_draft_model_needs_the_files_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(OptionError, match=r"expected a model folder, found the GGUF file .*a\.gguf; train with"):
-        Teacher(tmp_path / "a.gguf")
+    with pytest.raises(OptionError, match=r"expected a model folder, .* found the GGUF file .*a\.gguf; train with"):
+        Teacher(tmp_path / "a.gguf", needs_folder=True)

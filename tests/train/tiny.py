@@ -52,7 +52,7 @@ def draft_command(teacher: Teacher, corpus: Path, out: Path, more: str) -> list[
 def run_command(words: str | list[str]) -> str:
     """Run ``pronk train`` and return its output."""
     result = CliRunner().invoke(app, words.split() if isinstance(words, str) else words)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, (result.output, result.exception)
     return result.output
 
 

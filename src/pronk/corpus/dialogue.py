@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from pronk.errors import TokenizerError
 
-__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "dialogue_ids", "parse_dialogue", "special_ids"]
+__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "dialogue_ids", "parse_dialogue", "special_ids", "user_turns"]
 
 END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
 
@@ -48,11 +48,21 @@ def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
         return None
     if text.startswith("Question: ") and zlib.crc32(text.encode()) % 2:
         return None
-    parts = _LABEL.split(text)[1:]
-    turns = [(_ROLES[label], content.strip()) for label, content in zip(parts[::2], parts[1::2], strict=True)]
+    turns = _split(text)
     expected = ("user", "assistant")
     well_formed = all(role == expected[i % 2] and content for i, (role, content) in enumerate(turns))
     return turns if well_formed and len(turns) >= 2 and len(turns) % 2 == 0 else None
+
+
+def user_turns(text: str) -> list[str]:
+    """Return the user's turns of a dialogue, which may end with one, unlike in :func:`parse_dialogue`."""
+    return [content for role, content in _split(text) if role == "user"]
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    """Return ``(role, content)`` of each labelled part of a text."""
+    parts = _LABEL.split(text)[1:]
+    return [(_ROLES[label], content.strip()) for label, content in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def dialogue_ids(tokenizer: Tokenizer, turns: list[tuple[str, str]]) -> list[int]:

@@ -76,6 +76,8 @@ class WritingDisplay(_Bar):
 class TrainingDisplay(_Bar):
     """Progress of training: a bar, and lines of figures."""
 
+    _left = ""  # remaining time at the last report
+
     def show(self, news: Report) -> None:
         """Print one line for the report, and one for each validation text."""
         left = f"{_duration(news.seconds * (1 - news.progress) / max(news.progress, 1e-9))} left"
@@ -84,6 +86,12 @@ class TrainingDisplay(_Bar):
         parts += [f"lr {news.rate:.2e}", f"norm {news.norm:.2f}", f"{news.tokens / 1e6:.2f} M tokens"]
         parts += [f"{news.speed:.0f} tokens/s", left]
         self._show(news.progress, ["  ".join(parts), *figure_lines(news.valid)], left)
+        self._left = left
+
+    def show_pass(self, step: int, done: int, passes: int) -> None:
+        """Show the progress within a step."""
+        within = f"step {step}: {done} of {passes} passes"
+        self.update(self._task, left=f"{within}, {self._left}" if self._left else within)
 
 
 def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:

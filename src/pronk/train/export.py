@@ -20,7 +20,7 @@ from pronk.files.atomic import convert_write_errors, replace_folder, write_json
 from pronk.files.companions import TOKENIZER_FILES, copy_companions
 from pronk.train.modules.decoder import DecoderModule
 
-__all__ = ["export_drafter", "export_model", "hugging_face_tensors"]
+__all__ = ["export_drafter", "export_head", "export_model", "hugging_face_tensors"]
 
 _LAYER_NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
@@ -57,6 +57,11 @@ def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any],
     _export(folder, module.state_dict(), {"drafter.json": document}, card)
 
 
+def export_head(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], card: str) -> None:
+    """Write an EAGLE-3 head in the layout speculators; ``config`` becomes ``config.json``."""
+    _export(folder, tensors, {"config.json": config}, card)
+
+
 def _export(
     folder: Path,
     tensors: Mapping[str, Tensor],
@@ -64,7 +69,10 @@ def _export(
     card: str,
     tokenizer_folder: Path | None = None,
 ) -> None:
-    stored = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    stored = {
+        name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in tensors.items()
+    }
     with convert_write_errors(folder, "the model", SafetensorError), replace_folder(folder) as partial:
         save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
         if tokenizer_folder is not None:

@@ -44,6 +44,7 @@ from pronk.train.losses import text_loss
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.heads import HeadsModule
 from pronk.train.options import ModelShape
+from pronk.train.precision import product_dtype
 from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
 
 __all__ = ["FutureModel", "FutureTokens", "future_shape"]
@@ -122,7 +123,7 @@ class FutureModel(nn.Module):
 class FutureTokens(TextModel[FutureModel]):
     """Training of a model with further heads (``options.heads``), one head at a time."""
 
-    dtype = torch.bfloat16  # dtype of matrix products; everything else is float32
+    dtype: torch.dtype | None = None  # dtype of matrix products, ``None``: the fastest; everything else is float32
 
     def build(self) -> FutureModel:
         """Build the model and its heads."""
@@ -173,7 +174,8 @@ class FutureTokens(TextModel[FutureModel]):
             yield number, loss, likeliest, own_rows
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+        dtype = self.dtype or product_dtype(self.device)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
     @torch.no_grad()
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:

@@ -24,6 +24,7 @@ from pronk.train.export import export_model
 from pronk.train.loop import PassResult, find_device
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.options import LoopOptions, ModelShape, TrainOptions
+from pronk.train.precision import autocast
 from pronk.train.tokenizer import load_tokenizer
 
 __all__ = ["LanguageModel", "TextModel", "held_out_sets", "model_config", "two_phases"]
@@ -118,8 +119,8 @@ class LanguageModel(TextModel[DecoderModule]):
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss in nats per token; ``inputs`` and ``targets`` are ``[count, length]``."""
-        # The residual stream stays float32; autocast runs the matrix products and the attention in bfloat16.
-        with torch.autocast(self.device.type, torch.bfloat16):
+        # The residual stream stays float32; matrix products and attention are in bfloat16 where that is fast.
+        with autocast(self.device):
             logits = dense_logits(self.module, inputs.to(self.device))
         return F.cross_entropy(logits.float(), targets.to(self.device).reshape(-1))
 

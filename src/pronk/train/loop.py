@@ -119,7 +119,7 @@ class Trainer(Generic[Trained]):
         self.processes, self.clock = processes or ProcessGroup(), clock or Clock(options.minutes)
         _check_shares(options, self.processes.count)
         set_all_threads(options.threads)
-        self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
+        self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay, options.adamw_share)
         self.seconds = 0.0  # training time by the first process's clock, including the time before a resumption
         self.step, self.step_seconds = 0, 0.0  # number of steps made; seconds of the last one
         self.phase_steps = [0, 0]  # number of steps made in each phase
@@ -211,13 +211,16 @@ class Trainer(Generic[Trained]):
         report: Callable[[Report], None],
         evaluated: Callable[[Report], None],
         stop: Callable[[], bool] = lambda: False,
+        on_pass: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
-        """Train to the end of the schedule, or until ``stop`` returns true after a step, and save.
+        """Train to the end of the schedule, or until ``stop`` returns true, and save.
 
         Args:
             report: called every ``log_every`` steps and after each evaluation.
             evaluated: called after each evaluation, to export an intermediate model.
-            stop: called after each step.
+            stop: called before each forward pass; an unfinished step is dropped.
+            on_pass: called after each forward pass with the number of the step (from 1), and of this process's forward
+                passes in it, finished and in all.
 
         Raises:
             PronkError: the loss is not finite; the last checkpoint stays.
@@ -227,7 +230,9 @@ class Trainer(Generic[Trained]):
             begin = time.monotonic()
             progress = self.schedule.progress(self.step, self.seconds)
             rate = self.schedule.rate(self.step, progress)
-            norm = self._step(progress, rate)
+            norm = self._step(progress, rate, stop, on_pass)
+            if norm is None:
+                break
             end = time.monotonic()
             durations.append(end - begin)
             # The time since the last step's end also includes evaluations, and times when the process was suspended.
@@ -264,17 +269,31 @@ class Trainer(Generic[Trained]):
             raise OptionError(msg)
         return figures
 
-    def _step(self, progress: float, rate: float) -> float:
-        """Make one optimizer step; return the norm of the gradient before clipping."""
+    def _step(
+        self,
+        progress: float,
+        rate: float,
+        stop: Callable[[], bool],
+        on_pass: Callable[[int, int, int], None],
+    ) -> float | None:
+        """Make one optimizer step; return the norm of the gradient before clipping, or ``None`` if stopped."""
         o = self.options
         phase_number = 0 if progress < 1 - o.final_share else 1
         phase = self.objective.phases[phase_number]
         count, passes = o.micro // phase.length, o.batch // o.micro
-        own_rows = []  # loss and ``same`` of each forward pass that this process computes
-        for i in self.processes.own_passes(passes):
+        own_rows: list[tuple[float, ...]] = []  # loss and ``same`` of each forward pass that this process computes
+        own, module = list(self.processes.own_passes(passes)), self.objective.module
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]  # running means, for example
+        for i in own:
+            if own_rows and self.processes.is_any_true(stop()):
+                self.optimizers.clear()
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+                return None
             inputs, targets = phase.batch((self.phase_steps[phase_number] * passes + i) * count, count)
             passed = self.objective.backward(inputs, targets, 1 / passes)
             own_rows.append((passed.loss, *passed.same))
+            on_pass(self.step + 1, len(own_rows), len(own))
         means = tuple(sum(column) / passes for column in zip(*self.processes.gather(own_rows), strict=True))
         if not math.isfinite(means[0]):
             msg = f"step {self.step + 1}: expected a finite loss, found {means[0]}; use a lower --lr than {o.rate:g}"

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pronk.train.precision import product_dtype
+
 __all__ = ["Comparison", "TeacherLogits", "chunks", "distillation_loss", "text_loss"]
 
 _MAX_LOGITS = 1 << 21  # maximum number of logits (rows times vocabulary) in a chunk, unless _MIN_ROWS rows have more
@@ -35,6 +37,16 @@ class Comparison:
         self.divergence = 0.0  # sum of the divergences KL(p || q) in nats
         self.same = 0  # number of rows in which both have the same most likely token
 
+    def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
+        """Add rows.
+
+        ``log_p`` and ``log_q`` ``[rows, vocab]`` are log-probabilities of teacher and student, ``divergence`` is
+        ``[rows]``.
+        """
+        self.rows += len(log_q)
+        self.divergence += float(divergence.sum(dtype=torch.float64))
+        self.same += int((log_q.argmax(-1) == log_p.argmax(-1)).sum())
+
 
 def chunks(rows: int, vocab_size: int) -> list[slice]:
     """Return slices that divide ``rows`` rows into chunks."""
@@ -48,8 +60,9 @@ def distillation_loss(  # noqa: PLR0917 - the last three have defaults
     teacher: TeacherLogits,
     labels: Tensor,
     hard: float = 0.0,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
     into: Comparison | None = None,
+    row_weights: Tensor | None = None,
 ) -> Tensor:
     """Return the mean loss in nats per row.
 
@@ -59,18 +72,19 @@ def distillation_loss(  # noqa: PLR0917 - the last three have defaults
         teacher: computes the teacher's logits.
         labels: ``[rows]``, the next tokens of the text.
         hard: weight of the text, 0..1.
-        dtype: dtype of the matrix products; everything else is float32 or wider.
+        dtype: dtype of the matrix products, by default the fastest; everything else is float32 or wider.
         into: comparison of student and teacher to which the rows are added, if any.
+        row_weights: ``[rows]``, factors of the rows' losses, by default 1.
     """
-    return _loss(hidden, weight, labels, hard, dtype, teacher, into, None)
+    return _loss(hidden, weight, labels, hard, dtype or product_dtype(hidden.device), teacher, into, None, row_weights)
 
 
 def text_loss(
-    hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype = torch.bfloat16
+    hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy in nats per row, and the most likely token of each row."""
-    likeliest = torch.empty_like(labels)
-    return _loss(hidden, weight, labels, 1.0, dtype, None, None, likeliest), likeliest
+    likeliest, dtype = torch.empty_like(labels), dtype or product_dtype(hidden.device)
+    return _loss(hidden, weight, labels, 1.0, dtype, None, None, likeliest, None), likeliest
 
 
 def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -94,6 +108,7 @@ class _ChunkedLoss(torch.autograd.Function):
         teacher: TeacherLogits | None,
         into: Comparison | None,
         likeliest: Tensor | None,
+        row_weights: Tensor | None,
     ) -> Tensor:
         rows, head, p = len(hidden), weight.to(dtype), None
         d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
@@ -103,19 +118,18 @@ class _ChunkedLoss(torch.autograd.Function):
         for chunk in chunks(rows, len(weight)):
             x, y = hidden[chunk].to(dtype), labels[chunk, None]
             log_q = _log_softmax(x @ head.T)
-            loss = -hard * log_q.gather(1, y).sum()
+            losses = -hard * log_q.gather(1, y)[:, 0]
             if likeliest is not None:
                 likeliest[chunk] = log_q.argmax(-1)
             if teacher is not None:
                 log_p = _log_softmax(teacher(chunk))
                 p = log_p.exp()
-                divergence = torch.linalg.vecdot(p, log_p - log_q).sum(dtype=torch.float64)
-                loss = (1 - hard) * divergence + loss
+                divergence = torch.linalg.vecdot(p, log_p - log_q)
+                losses = (1 - hard) * divergence + losses
                 if into is not None:
-                    into.rows += len(log_q)
-                    into.divergence += float(divergence)
-                    into.same += int((log_q.argmax(-1) == log_p.argmax(-1)).sum())
-            total += loss
+                    into.add(log_p, log_q, divergence)
+            factors = None if row_weights is None else row_weights[chunk]
+            total += (losses if factors is None else losses * factors).sum(dtype=torch.float64)
             if d_hidden is None:
                 continue
             d_logits = log_q.exp_()
@@ -123,6 +137,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 d_logits.sub_(p, alpha=1 - hard)
             if hard:
                 d_logits.scatter_add_(1, y, d_logits.new_full(y.shape, -hard))
+            if factors is not None:
+                d_logits.mul_(factors[:, None])
             d = d_logits.div_(rows).to(dtype)
             d_hidden[chunk] = d @ head
             if d_weight is not None:
@@ -133,7 +149,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grad, None if d_weight is None else d_weight * grad, *(None,) * 6
+        return d_hidden * grad, None if d_weight is None else d_weight * grad, *(None,) * 7
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from pronk.train.losses import TeacherLogits, chunks
 from pronk.train.modules.medusa import MedusaModule
 from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
+from pronk.train.precision import product_dtype
 from pronk.train.student import Branch, Student
 from pronk.train.teacher import Teacher
 
@@ -148,8 +149,9 @@ def _run(head: torch.nn.Module, hidden: Tensor) -> Tensor:
 
 def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
     """Return ``[ranks]``: the number of rows whose token of this rank is the teacher's most likely one."""
-    hits, weight = branch.hidden.new_zeros(ranks, dtype=torch.int64), branch.weight.bfloat16()
+    dtype = product_dtype(branch.hidden.device)
+    hits, weight = branch.hidden.new_zeros(ranks, dtype=torch.int64), branch.weight.to(dtype)
     for chunk in chunks(len(branch.hidden), len(weight)):
-        best = (branch.hidden[chunk].bfloat16() @ weight.T).topk(ranks).indices
+        best = (branch.hidden[chunk].to(dtype) @ weight.T).topk(ranks).indices
         hits += (best == teacher(chunk).argmax(-1, keepdim=True)).sum(0)
     return hits

@@ -13,20 +13,21 @@ _BETAS = (0.9, 0.95)
 
 
 class Optimizers:
-    """AdamW, optionally together with Muon, with one learning rate.
+    """AdamW, optionally together with Muon; AdamW's learning rate is ``adamw_share`` times Muon's.
 
     Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the root
-    mean square of AdamW's (Liu et al. 2025), so both use one learning rate. Weight decay applies to the matrices of
+    mean square of AdamW's (Liu et al. 2025), so both can use one learning rate. Weight decay applies to the matrices of
     layers only. Parameters that are frozen or have no gradient in a step do not change.
     """
 
-    def __init__(self, model: nn.Module, kind: str, weight_decay: float) -> None:
+    def __init__(self, model: nn.Module, kind: str, weight_decay: float, adamw_share: float = 1.0) -> None:
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         matrices = [p for name, p in trainable if p.ndim == 2 and ".layers." in f".{name}"]
         matrix_ids = {id(p) for p in matrices}
         other_params = [p for _, p in trainable if id(p) not in matrix_ids]
         groups: list[dict[str, Any]] = [{"params": other_params, "weight_decay": 0.0}]
         self._optimizers: list[Optimizer] = []
+        self._adamw_share = adamw_share if kind == "muon" and matrices else 1.0
         if kind == "muon" and matrices:
             self._optimizers.append(Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
         elif matrices:
@@ -36,9 +37,15 @@ class Optimizers:
     def step(self, rate: float) -> None:
         """Update the parameters with learning rate ``rate``, then clear their gradients."""
         for optimizer in self._optimizers:
+            share = self._adamw_share if isinstance(optimizer, AdamW) else 1.0
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = share * rate
             optimizer.step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:

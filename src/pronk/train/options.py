@@ -16,6 +16,7 @@ __all__ = [
     "OPTIMIZERS",
     "DataOptions",
     "DraftOptions",
+    "EagleOptions",
     "HeadsOptions",
     "LoopOptions",
     "ModelShape",
@@ -98,6 +99,8 @@ class LoopOptions:
     FREE: ClassVar[frozenset[str]] = frozenset(
         {"minutes", "patience", "threads", "compile", "device", "evaluate_every", "save_every", "log_every"}
     )
+
+    adamw_share: ClassVar[float] = 1.0  # learning rate of AdamW, relative to Muon's beside it
 
     steps: int = 3000
     minutes: float | None = None
@@ -252,6 +255,41 @@ class HeadsOptions(StudentOptions):
         if self.num_tokens > count:
             msg = f"num-tokens: expected 0 to {count}, the heads, found {self.num_tokens}"
             raise OptionError(msg)
+
+
+@dataclass(frozen=True)
+class EagleOptions(LoopOptions):
+    """Settings of an EAGLE-3 head for a target with ``context`` as its maximum length.
+
+    ``depth`` is the number of draft tokens that are trained. ``weighting`` is ``decay`` (the loss of draft token s,
+    from 0, has the weight ``decay ** s``) or ``dpace`` (by the acceptance reached so far). The head proposes the
+    ``draft_vocab`` most frequent tokens. ``mlp`` is the width of its MLP; ``sources`` are the layers that it reads.
+    The drafter is measured in the engine with ``num_tokens`` draft tokens per step; 0 skips the measurement.
+    """
+
+    FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
+    adamw_share: ClassVar[float] = 0.15  # the LM head begins as the target's
+
+    final_share: float = 0.0
+    depth: int = 4
+    weighting: str = "decay"
+    decay: float = 0.8
+    draft_vocab: int = 8192
+    mlp: int | None = None
+    sources: tuple[int, ...] | None = None
+    context: int = 2048
+    num_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check(check_integer, ("depth",), 1, 16)
+        self._check(check_integer, ("draft_vocab", *self._given("mlp")), 1)
+        self._check(check_number, ("decay",), 0, 1, exclusive_min=True)
+        self._check(check_integer, ("num_tokens",), 0, 64)
+        check_choice("weighting", self.weighting, ("decay", "dpace"))
+
+    def _max_length(self) -> int | None:
+        return self.context
 
 
 @dataclass(frozen=True)

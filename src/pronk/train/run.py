@@ -30,7 +30,7 @@ from pronk.train.resume import check_run
 from pronk.train.student import Student
 from pronk.train.teacher import Teacher
 
-__all__ = ["run", "run_student"]
+__all__ = ["begin_run", "run", "run_student", "train_and_export"]
 
 
 def run(  # noqa: PLR0917 - options of the model, then of the run
@@ -53,7 +53,7 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.is_main
-        processes.from_main(partial(_begin, folder, options, TextModel.identity, clock, console))
+        processes.from_main(partial(begin_run, folder, options, TextModel.identity, clock, console))
 
         def enough(done: int) -> bool:
             return done >= options.min_text_tokens and clock.seconds_left(TEXT_BY) <= 0
@@ -67,7 +67,7 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
         processes.from_main(write_text)
         objective: type[TextModel[Any]] = LanguageModel if options.heads is None else FutureTokens
         trainer = Trainer(folder, options, objective(folder, options), processes, clock)
-        return _train(trainer, partial(model_card, trainer, name), {"name": name}, command, console)
+        return train_and_export(trainer, partial(model_card, trainer, name), {"name": name}, command, console)
 
 
 def run_student(  # noqa: PLR0917 - as for run, with a target and its own text
@@ -86,23 +86,28 @@ def run_student(  # noqa: PLR0917 - as for run, with a target and its own text
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.is_main
-        processes.from_main(partial(_begin, folder, options, kind.identify(teacher), clock, console, own))
+        processes.from_main(partial(begin_run, folder, options, kind.identify(teacher), clock, console, own))
         if not processes.from_main(partial(_write_text, data, own, options, teacher, folder / "data", console, clock)):
             console.print("saved what the target has written; the same command continues", **PLAIN)
             return False
         trainer = Trainer(folder, options, kind(folder, options, teacher), processes, clock)
-        return _train(trainer, partial(student_card, trainer, name), {}, command, console)
+        return train_and_export(trainer, partial(student_card, trainer, name), {}, command, console)
 
 
-def _begin(
+def begin_run(
     folder: Path,
     options: LoopOptions,
     identity: dict[str, Any],
     clock: Clock,
     console: Console,
     own: OnPolicyOptions | None = None,
+    *,
+    writes_text: bool = True,
 ) -> None:
-    """Check that a resumed run has its checkpoint's options; add its earlier duration to the clock."""
+    """Check that a resumed run has its checkpoint's options; add its earlier duration to the clock.
+
+    With a time limit, print how it is divided; ``writes_text``: whether the run prepares its own text.
+    """
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         state = load_checkpoint(checkpoint, mapped=True)
@@ -111,15 +116,19 @@ def _begin(
     else:
         clock.restore(folder / "data")
     if clock.seconds_left(TRAINED_BY) < inf:
-        console.print(_time_plan(clock, own, writing=not checkpoint.exists()), **PLAIN)
+        console.print(_time_plan(clock, own, writing=not checkpoint.exists() if writes_text else None), **PLAIN)
 
 
-def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool) -> str:
-    """Return a line of text: the minutes left for preparing the text, for training and for evaluation."""
+def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | None) -> str:
+    """Return a line of text: the minutes left for preparing the text, for training and for evaluation.
+
+    ``writing``: whether the text is still to be prepared; ``None`` for runs that prepare none.
+    """
     text = max(0.0, clock.seconds_left(TEXT_BY)) if writing else 0.0
     training = max(0.0, clock.seconds_left(TRAINED_BY) - text)
     evaluating = max(0.0, min(clock.seconds_left(), (1 - TRAINED_BY) * clock.limit))
     phases = [f"{text / 60:.1f} for text", f"{training / 60:.1f} for training", f"{evaluating / 60:.1f} for evaluating"]
+    phases = phases[1:] if writing is None else phases
     if writing and own is not None and own.tokens and not own.at_most:
         phases[0] = f"as long as the {own.tokens} tokens of --on-policy take"
         phases[1] = f"what that leaves of {(text + training) / 60:.1f} for training"
@@ -155,14 +164,19 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
         return continue_prompts(teacher, folder, own, bar.show, interrupted, clock=clock, min_tokens=min_tokens)
 
 
-def _train(
+def train_and_export(
     trainer: Trainer[Any],
     card: Callable[[dict[str, Any]], str],
     extra_facts: dict[str, Any],
     command: str,
     console: Console,
+    *,
+    keep_unfinished: bool = False,
 ) -> bool:
-    """Train, then export; the exported JSON file contains ``extra_facts`` and the evaluation's figures."""
+    """Train, then export; the exported JSON file contains ``extra_facts`` and the evaluation's figures.
+
+    With ``keep_unfinished``, an interrupted run writes its model to ``latest`` without evaluating it.
+    """
     options = trainer.options
 
     def export(target: str, figures: dict[str, float], length: int) -> None:
@@ -170,8 +184,16 @@ def _train(
         trainer.objective.export(trainer.folder / target, card(facts), facts)
 
     with _interrupts() as interrupted, TrainingDisplay(console) as display:
-        trainer.train(display.show, lambda news: export("latest", news.valid, options.first_length), interrupted)
+        trainer.train(
+            display.show,
+            lambda news: export("latest", news.valid, options.first_length),
+            interrupted,
+            display.show_pass,
+        )
     if not trainer.is_finished:
+        if keep_unfinished and trainer.step and trainer.processes.is_main:
+            export("latest", {}, options.first_length)
+            console.print(f"{trainer.folder / 'latest'} has what is trained so far", **PLAIN)
         console.print(f"saved at step {trainer.step}; the same command continues", **PLAIN)
     elif trainer.processes.is_main:
         if trainer.stopped_early:

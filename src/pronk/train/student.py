@@ -29,6 +29,7 @@ from pronk.train.loop import PassResult, find_device
 from pronk.train.losses import Comparison, TeacherLogits, distillation_loss
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
+from pronk.train.precision import autocast
 from pronk.train.served import SERVED_TOKENS, measure
 from pronk.train.teacher import Teacher
 
@@ -140,7 +141,7 @@ class Student(ABC, Generic[Module]):
         all_rows = torch.arange(tokens.numel(), device=self.device)
         branches = self.branches(tokens, features)
         while True:
-            with torch.autocast(self.device.type, torch.bfloat16):
+            with autocast(self.device):
                 branch = next(branches, None)
             if branch is None:
                 return

@@ -38,19 +38,21 @@ class Teacher:
     process's own GPU.
 
     Raises:
-        OptionError: the model is a GGUF file, which lacks files that drafters need; or ``model`` is ``None`` and this
-            installation is not a git clone.
+        OptionError: the model is a GGUF file although ``needs_folder``; or ``model`` is ``None`` and this installation
+            is not a git clone.
     """
 
-    def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self, model: str | Path | None, device: str = "cpu", threads: int | None = None, *, needs_folder: bool = False
+    ) -> None:
         path = tiny_model("--target") if model is None else resolve_model(model)
-        if is_gguf(path):
+        if needs_folder and is_gguf(path):
             msg = (
-                f"target: expected a model folder, found the GGUF file {model}; train with the folder that it was made "
-                "from, whose drafters also serve the file"
+                f"target: expected a model folder, whose tokenizer files the draft model gets, found the GGUF file "
+                f"{model}; train with the folder that it was made from"
             )
             raise OptionError(msg)
-        hub = model is not None and not Path(model).expanduser().is_dir()
+        hub = model is not None and not Path(model).expanduser().exists()
         self.device = find_device(device)
         set_all_threads(threads)
         self.llm = LLM(path, drafter="autoregressive", device=str(self.device), max_batch=_BATCH, budget="all")
@@ -59,7 +61,7 @@ class Teacher:
 
     @property
     def folder(self) -> Path:
-        """Folder of the checkpoint."""
+        """Folder or GGUF file of the checkpoint."""
         return self.llm.path
 
     @cached_property
@@ -84,12 +86,14 @@ class Teacher:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Two hashes: of the tokenizer, and of ``config.json`` with all weights.
+        """Two hashes: of the tokenizer, and of ``config.json`` with all weights or of a GGUF file.
 
         A resumed run compares these; a :class:`Fingerprint` covers only samples of the weights.
         """
         weights = hashlib.sha256()
-        for file in (self.folder / "config.json", *sorted(self.folder.glob("*.safetensors"))):
+        folder = self.folder
+        files = [folder] if is_gguf(folder) else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+        for file in files:
             with file.open("rb") as content:
                 weights.update(hashlib.file_digest(content, "sha256").digest())
         return {"tokenizer": self.llm.tokenizer.fingerprint, "weights": weights.hexdigest()}

@@ -12,6 +12,7 @@ from rich.console import Console
 from pronk.checks import require_extra
 from pronk.cli.options import given_options, shares
 from pronk.cli.progress import INTERRUPTED
+from pronk.cli.train.eagle import eagle3
 from pronk.cli.train.kinds import KINDS, DrafterKind
 from pronk.cli.train.options import (
     HEAD_KIND,
@@ -24,6 +25,7 @@ from pronk.cli.train.options import (
     refuse,
     text_options,
 )
+from pronk.cli.train.texts import texts
 from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths
 
 __all__ = ["app"]
@@ -124,7 +126,7 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         data = text(seed=settings["seed"])
         at_most = "on_policy" not in given_options(context)
         on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=at_most)
-        teacher = Teacher(run.target, settings["device"], settings["threads"])
+        teacher = Teacher(run.target, settings["device"], settings["threads"], needs_folder=drafter.needs_folder)
         name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
         config = teacher.llm.config
         student_class, options = drafter.plan(config, partial(run.settings, settings, config.context))
@@ -137,3 +139,7 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
 
 for _name, _kind in KINDS.items():
     app.command(_name, help=getdoc(_kind), no_args_is_help=True)(_command(_kind))
+
+
+app.command(no_args_is_help=True)(eagle3)
+app.command(no_args_is_help=True)(texts)

@@ -23,6 +23,7 @@ __all__ = [
     "loop_option",
     "model_option",
     "refuse",
+    "text_option",
     "text_options",
 ]
 

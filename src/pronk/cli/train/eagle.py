@@ -1,0 +1,138 @@
+"""``pronk train eagle3``: an EAGLE-3 head from a file of the target's own answers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pronk.checks import require_extra
+from pronk.cli.options import shares
+from pronk.cli.progress import INTERRUPTED
+from pronk.cli.train.options import LoopSettings, command_line, loop_option, model_option, text_option
+from pronk.errors import OptionError
+from pronk.train.options import EagleOptions
+
+__all__ = ["eagle3"]
+
+_MICRO = 2048  # tokens of a pass: 0.3 GB of intermediate values for a head of SmolLM2
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLoopSettings(LoopSettings):
+    """Options of the training loop, with the defaults of heads."""
+
+    batch: Annotated[int | None, loop_option("Tokens per step.", show_default="4096, or twice --micro")] = None  # type: ignore[assignment]
+    micro: Annotated[
+        int | None,
+        loop_option("Tokens per forward and backward pass; gradients are accumulated.", show_default=f"about {_MICRO}"),
+    ] = None
+    length: Annotated[
+        int | None,
+        loop_option(
+            "Tokens of a sequence; longer dialogues are cut.", show_default=f"{_MICRO}, or the target's context"
+        ),
+    ] = None
+    rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 0.02
+    warmup: Annotated[int, loop_option("Warm-up steps.")] = 50
+    save_every: Annotated[int, loop_option("Steps between checkpoints.")] = 50
+
+
+@shares(loop=HeadLoopSettings, without=("steps", "final_length", "final_share", "compile"))
+def eagle3(
+    context: typer.Context,
+    loop: Callable[[], HeadLoopSettings],
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Target, as deployed: a name, a folder, or a GGUF file.", show_default="in a clone: pronk-tiny"
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path],
+        text_option("File of the target's own answers, from pronk train texts; repeatable.", metavar="FILE"),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the head in its card.", show_default="by target and kind")
+    ] = None,
+    depth: Annotated[int, loop_option("Draft tokens in training-time test.")] = EagleOptions.depth,
+    weighting: Annotated[
+        str, loop_option("Weights of the draft tokens in the loss: decay, or dpace (by the acceptance so far).")
+    ] = EagleOptions.weighting,
+    decay: Annotated[
+        float, loop_option("With decay: weight of a draft token relative to the one before it.")
+    ] = EagleOptions.decay,
+    draft_vocab: Annotated[
+        int, model_option("Tokens that the head can propose, the most frequent ones of the answers.")
+    ] = EagleOptions.draft_vocab,
+    mlp: Annotated[int | None, model_option("Width of the gated MLP.", show_default="the target's")] = None,
+    layers: Annotated[
+        str | None,
+        model_option(
+            "Layers of the target to read, from 1.", metavar="N,N,…", show_default="2, the middle, last but 3"
+        ),
+    ] = None,
+    num_tokens: Annotated[
+        int, loop_option("Draft tokens per step when the engine measures the head; 0: no measurement.")
+    ] = EagleOptions.num_tokens,
+    epochs: Annotated[float, loop_option("Times that the answers are read.")] = 3.0,
+) -> None:
+    """Train an EAGLE-3 head for a model as it is deployed, quantized or not, on its own answers.
+
+    OUT/export has the finished head, OUT/latest the head at the last evaluation or interruption, in the layout
+    speculators, for the drafter eagle3. Ctrl-C saves and ends at once; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train texts --model model.gguf --data notes/ --out notes.answers
+
+    pronk train eagle3 --model model.gguf --data notes.answers --out run --minutes 180
+    """
+    require_extra("train", "train", "torch")
+
+    from pronk.train.clock import Clock
+
+    settings = dict(vars(loop()))
+    clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
+
+    from pronk.train.run_head import run_head, steps_of
+    from pronk.train.teacher import Teacher
+
+    teacher = Teacher(model, settings["device"], settings["threads"])
+    settings |= _sizes(settings, teacher.llm.config.context)
+    settings["steps"] = steps_of(out, data, epochs, settings["batch"], settings["length"], settings["seed"])
+    options = EagleOptions(
+        **settings,
+        depth=depth,
+        weighting=weighting,
+        decay=decay,
+        draft_vocab=draft_vocab,
+        mlp=mlp,
+        sources=None if layers is None else _layers(layers, teacher.llm.config.num_layers),
+        context=teacher.llm.config.context,
+        num_tokens=num_tokens,
+    )
+    title = name or f"{teacher.name.rpartition('/')[2]}-eagle3"
+    if not run_head(options, teacher, out, title, command_line(context), Console(), clock):
+        raise typer.Exit(INTERRUPTED)
+
+
+def _sizes(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """Return the numbers of tokens of sequences, passes and steps, with their defaults."""
+    length = settings["length"] or min(_MICRO, context)
+    micro = settings["micro"] or max(1, _MICRO // length) * length
+    batch = settings["batch"] or 2 * micro
+    return {"length": length, "final_length": length, "final_share": 0.0, "micro": micro, "batch": batch}
+
+
+def _layers(text: str, num_layers: int) -> tuple[int, ...]:
+    """Parse ``"2,15,27"``."""
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if not all(1 <= number <= num_layers for number in numbers):
+        msg = f"layers: expected numbers from 1 to {num_layers} with commas, as in 2,{num_layers}; found {text!r}"
+        raise OptionError(msg)
+    return tuple(numbers)

@@ -1,0 +1,176 @@
+"""File of a model's own dialogues: token ids, and which of them are answers of the model.
+
+A line of JSON (:class:`AnswersHeader`), then one record per dialogue, all numbers little-endian::
+
+    uint32  number of the dialogue
+    uint32  tokens n
+    uint16  answers k
+    uint16  temperature in hundredths
+    k × (uint32 start, uint32 end)
+    n × uint16 or uint32  token ids
+    uint32  CRC-32 of everything above
+
+Records are only appended. A record that a crash has torn is dropped when the file is opened for appending, and ignored
+when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pronk.corpus.encoder import token_dtype
+from pronk.errors import OptionError
+from pronk.files.atomic import convert_write_errors
+
+__all__ = ["AnswersHeader", "AnswersWriter", "Dialogue", "merge_answers", "read_answers"]
+
+_FORMAT = "pronk-answers-1"
+_RECORD, _SPAN, _CHECK = struct.Struct("<IIHH"), struct.Struct("<II"), struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class AnswersHeader:
+    """Origin of the answers: the model, its tokenizer, the files of the questions, and the seed."""
+
+    target: str  # name of the model's file or folder
+    architecture: str
+    weights: str  # hash of pronk.models.fingerprint
+    tokenizer: str  # fingerprint of the tokenizer
+    vocab_size: int
+    sources: tuple[str, ...]
+    max_tokens: int  # maximum length of an answer
+    seed: int
+    format: str = _FORMAT
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """One dialogue: all token ids, chat template included, and the half-open ranges of the answers."""
+
+    number: int
+    temperature: float
+    ids: list[int]
+    answers: list[tuple[int, int]]
+
+    @property
+    def num_answered(self) -> int:
+        """Number of tokens that the model wrote."""
+        return sum(end - start for start, end in self.answers)
+
+
+class AnswersWriter:
+    """Appends dialogues to a file; ``existing`` are those that it had.
+
+    Raises:
+        OptionError: the file was begun with other settings, or is no such file.
+        CheckpointError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, header: AnswersHeader) -> None:
+        self.path, self._dtype = path, np.dtype(token_dtype(header.vocab_size)).newbyteorder("<")
+        self.existing: list[Dialogue] = []
+        if path.exists() and path.stat().st_size:
+            found, records = _open(path)
+            _check_same(path, found, header)
+            ends = [len(_header_line(found))]
+            for dialogue, end in records:
+                self.existing.append(dialogue)
+                ends.append(end)
+            with convert_write_errors(path, "answers"), path.open("r+b") as file:
+                file.truncate(ends[-1])
+        else:
+            with convert_write_errors(path, "answers"):
+                path.write_bytes(_header_line(header))
+
+    def append(self, dialogues: list[Dialogue]) -> None:
+        """Write the dialogues at the end of the file."""
+        data = b"".join(map(self._pack, dialogues))
+        with convert_write_errors(self.path, "answers"), self.path.open("ab") as file:
+            file.write(data)
+
+    def _pack(self, d: Dialogue) -> bytes:
+        body = _RECORD.pack(d.number, len(d.ids), len(d.answers), round(100 * d.temperature))
+        body += b"".join(_SPAN.pack(*span) for span in d.answers) + np.array(d.ids, self._dtype).tobytes()
+        return body + _CHECK.pack(zlib.crc32(body))
+
+
+def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
+    """Read a file of answers.
+
+    Raises:
+        OptionError: the file cannot be read or is no such file.
+    """
+    header, records = _open(path)
+    return header, [dialogue for dialogue, _ in records]
+
+
+def merge_answers(files: Sequence[Path], out: Path) -> None:
+    """Write the dialogues of several files of one model to the file ``out``, by number and without copies.
+
+    Raises:
+        OptionError: a file cannot be read, or has other settings than the first one.
+        CheckpointError: the file cannot be written.
+    """
+    (header, dialogues), *others = [read_answers(path) for path in files]
+    for path, (found, more) in zip(files[1:], others, strict=True):
+        _check_same(path, header, found)
+        dialogues += more
+    partial = out.with_name(f"{out.name}.partial")
+    partial.unlink(missing_ok=True)
+    by_number = {dialogue.number: dialogue for dialogue in dialogues}
+    AnswersWriter(partial, header).append([by_number[number] for number in sorted(by_number)])
+    partial.replace(out)
+
+
+def _open(path: Path) -> tuple[AnswersHeader, Iterator[tuple[Dialogue, int]]]:
+    """Return the header, and an iterator over the whole records with the file offset after each of them."""
+    header: AnswersHeader | None
+    try:
+        data = path.read_bytes()
+        line, _, _ = data.partition(b"\n")
+        values: dict[str, Any] = json.loads(line.decode())
+        header = AnswersHeader(**values | {"sources": tuple(values["sources"])})
+    except OSError as error:
+        msg = f"{path}: expected a file of answers, found {error.strerror}; write one with pronk train texts"
+        raise OptionError(msg) from error
+    except (ValueError, KeyError, TypeError):
+        header = None
+    if header is None or header.format != _FORMAT:
+        msg = f"{path}: expected a file of answers ({_FORMAT}), found another file; write one with pronk train texts"
+        raise OptionError(msg)
+    return header, _records(data, len(line) + 1, np.dtype(token_dtype(header.vocab_size)).newbyteorder("<"))
+
+
+def _records(data: bytes, offset: int, dtype: np.dtype[Any]) -> Iterator[tuple[Dialogue, int]]:
+    while offset + _RECORD.size <= len(data):
+        number, count, num_answers, temperature = _RECORD.unpack_from(data, offset)
+        spans = offset + _RECORD.size
+        ids = spans + num_answers * _SPAN.size
+        end = ids + count * dtype.itemsize
+        if end + _CHECK.size > len(data) or _CHECK.unpack_from(data, end)[0] != zlib.crc32(data[offset:end]):
+            return
+        answers = [_SPAN.unpack_from(data, spans + i * _SPAN.size) for i in range(num_answers)]
+        tokens = np.frombuffer(data, dtype, count, ids).tolist()
+        offset = end + _CHECK.size
+        yield Dialogue(number, temperature / 100, tokens, [(start, stop) for start, stop in answers]), offset
+
+
+def _header_line(header: AnswersHeader) -> bytes:
+    return (json.dumps(asdict(header)) + "\n").encode()
+
+
+def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None:
+    """Raise if the file was begun with other settings."""
+    for field in fields(header):
+        old, new = getattr(found, field.name), getattr(header, field.name)
+        if old != new:
+            msg = f"{path}: expected {field.name} {old!r} as before, found {new!r}; choose another file"
+            raise OptionError(msg)

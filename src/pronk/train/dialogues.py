@@ -1,0 +1,117 @@
+"""Training sequences of a file of answers: whole dialogues side by side.
+
+The order of the dialogues depends on the seed. A sequence of ``length`` tokens has as many dialogues as fit; its rest
+is padding. The second tensor of a batch has the kind of each token (:class:`Mark`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pronk.corpus.answers import Dialogue
+from pronk.errors import OptionError
+
+__all__ = ["Dialogues", "Mark", "hold_out", "split_dialogues"]
+
+_HELD_OUT = 49  # one dialogue in this many is held out; no multiple of the number of temperatures
+_LOOK_AHEAD = 24  # the next dialogue of a sequence is the first of this many that fits
+
+
+class Mark(IntEnum):
+    """Kind of a token in a training sequence."""
+
+    PADDING = -1
+    START = 0  # first token of a dialogue
+    PROMPT = 1
+    GREEDY = 2  # the model's likeliest token
+    SAMPLED = 3
+
+
+class Dialogues:
+    """Endless series of sequences of ``length`` tokens.
+
+    Each epoch has every dialogue once, in a new order.
+    """
+
+    def __init__(self, dialogues: Sequence[Dialogue], length: int, seed: int) -> None:
+        self._dialogues, self.length, self._seed = dialogues, length, seed
+        self._sequences: list[list[int]] = []  # of the epochs so far: numbers of dialogues
+        self._epochs = 0
+        if not any(dialogue.answers for dialogue in dialogues):
+            msg = "data: expected dialogues with answers, found none; write more with pronk train texts"
+            raise OptionError(msg)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of an epoch, without padding."""
+        return sum(min(len(dialogue.ids), self.length) for dialogue in self._dialogues)
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of sequences of the first epoch; those of later epochs differ by a few."""
+        return len(self._pack(0))
+
+    def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return ``count`` sequences from number ``start`` on: token ids and marks, int64 ``[count, length]``."""
+        while len(self._sequences) < start + count:
+            self._sequences += self._pack(self._epochs)
+            self._epochs += 1
+        return self._tensors(self._sequences[start : start + count])
+
+    def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield every dialogue once, ``count`` sequences at a time."""
+        sequences = self._pack(0)
+        for start in range(0, len(sequences), count):
+            yield self._tensors(sequences[start : start + count])
+
+    def _pack(self, epoch: int) -> list[list[int]]:
+        waiting = np.random.default_rng((self._seed, epoch)).permutation(len(self._dialogues)).tolist()
+        sequences: list[list[int]] = []
+        while waiting:
+            sequence, room = [], self.length
+            while waiting:
+                sizes = [min(len(self._dialogues[number].ids), self.length) for number in waiting[:_LOOK_AHEAD]]
+                fitting = next((i for i, size in enumerate(sizes) if size <= room), None)
+                if fitting is None:
+                    break
+                sequence.append(waiting.pop(fitting))
+                room -= sizes[fitting]
+            sequences.append(sequence)
+        return sequences
+
+    def _tensors(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        ids = np.zeros((len(sequences), self.length), np.int64)
+        marks = np.full_like(ids, Mark.PADDING)
+        for row, sequence in enumerate(sequences):
+            end = 0
+            for dialogue in (self._dialogues[number] for number in sequence):
+                start, end = end, min(end + len(dialogue.ids), self.length)
+                ids[row, start:end] = dialogue.ids[: end - start]
+                marks[row, start:end] = _marks(dialogue)[: end - start]
+        return torch.from_numpy(ids), torch.from_numpy(marks)
+
+
+def _marks(dialogue: Dialogue) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    marks = np.full(len(dialogue.ids), Mark.PROMPT, np.int64)
+    for start, end in dialogue.answers:
+        marks[start:end] = Mark.SAMPLED if dialogue.temperature else Mark.GREEDY
+    marks[0] = Mark.START
+    return marks
+
+
+def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return token ids and marks of each dialogue in a batch."""
+    ids, marks = ids[marks != Mark.PADDING], marks[marks != Mark.PADDING]
+    lengths = torch.diff(torch.nonzero(marks == Mark.START).flatten(), append=torch.tensor([len(marks)])).tolist()
+    return list(zip(ids.split(lengths), marks.split(lengths), strict=True))
+
+
+def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialogue]]:
+    """Split dialogues for training and for evaluation, by their numbers."""
+    held_out = [each for each in dialogues if each.number % _HELD_OUT == _HELD_OUT - 1]
+    return [each for each in dialogues if each.number % _HELD_OUT != _HELD_OUT - 1], held_out

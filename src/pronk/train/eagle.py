@@ -1,0 +1,308 @@
+"""Training of an EAGLE-3 head on the target's own dialogues, with training-time test.
+
+The rows of a text with tokens ``t`` and the target's features ``f``: row ``i`` of step 0 has ``f[i]`` and the embedding
+of ``t[i + 1]``, and learns the target's distribution after ``t[i + 1]``. Row ``i`` of step ``s`` has the head's own
+output of row ``i`` in step ``s - 1`` and the embedding of ``t[i + 1 + s]``, and learns the distribution after that
+token, as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.chain_attention`). Only rows whose drafts
+are within an answer are trained; the others are seen by them.
+
+The loss of a step is the divergence from the target's distribution, restricted to the draft vocabulary, where the
+target's likeliest token is in it. Features and distributions are computed with each batch, by the deployed target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pronk.corpus.answers import read_answers
+from pronk.train.chain_attention import ChainAttention
+from pronk.train.clock import limit_time
+from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
+from pronk.train.export import export_head
+from pronk.train.head_plan import check_answers, draft_vocabulary, head_config
+from pronk.train.loop import PassResult, find_device
+from pronk.train.losses import Comparison, distillation_loss
+from pronk.train.modules.eagle import EagleModule
+from pronk.train.modules.load import load_module
+from pronk.train.options import EagleOptions
+from pronk.train.precision import autocast
+from pronk.train.served import SERVED_TOKENS, measure
+from pronk.train.target_states import target_states
+from pronk.train.teacher import Teacher
+
+__all__ = ["ANSWERS", "EagleTraining", "position_weights"]
+
+ANSWERS = "data/dialogues.answers"  # the run's copy of the file of answers
+_QUESTIONS = 24  # number of held-out questions that the engine answers
+_MEMORY = 0.98  # of the running means of the acceptance, per forward pass
+
+
+class _Rows(Comparison):
+    """Comparison that also keeps the acceptance and the head's likeliest token of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overlaps: list[Tensor] = []  # per chunk: sum of min(p, q) of each row
+        self.likeliest: list[Tensor] = []
+
+    def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
+        """Add rows; see the base class."""
+        super().add(log_p, log_q, divergence)
+        self.overlaps.append(torch.minimum(log_p, log_q).exp().sum(-1))
+        self.likeliest.append(log_q.argmax(-1))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of the dialogues of a batch, one dialogue after the other."""
+
+    hidden: Tensor  # ``[rows, sources * size]``, outputs of the target's layers
+    ids: Tensor  # token ids, two more per dialogue than rows
+    tokens: Tensor  # ``[rows]``, place in ``ids`` of the token after the row's position
+    positions: Tensor  # ``[rows]``, position of the row in its dialogue
+    active: Tensor  # numbers of the rows that draft
+    rest: Tensor  # ``[active]``, number of tokens of the answer from the first draft token on
+    teacher: Tensor  # ``[active]``, row of ``logits`` for the first draft token
+    logits: Tensor  # ``[..., draft_vocab]``, the target's logits of the draft vocabulary
+    inside: Tensor  # ``[...]``, whether the target's likeliest token is in the draft vocabulary
+    greedy: Tensor  # ``[active]``, whether the answer was generated greedily
+    attend: ChainAttention
+
+
+class _Step(NamedTuple):
+    """One step of training-time test."""
+
+    number: int
+    normed: Tensor  # ``[selected, size]``, input of the LM head
+    selected: Tensor  # indices among the active rows
+    teacher: Tensor  # ``[selected]``, rows of ``_Batch.logits``
+
+
+class EagleTraining:
+    """Training objective of an EAGLE-3 head; see :class:`~pronk.train.loop.Objective`.
+
+    Raises:
+        OptionError: the dialogues are of another model, or have no answers.
+    """
+
+    kind = "eagle3"
+
+    def __init__(self, folder: Path, options: EagleOptions, teacher: Teacher) -> None:
+        self.folder, self.options, self.teacher = folder, options, teacher
+        self.device = find_device(options.device)
+        self.header, dialogues = read_answers(folder / ANSWERS)
+        check_answers(folder / ANSWERS, self.header.weights, teacher.fingerprint)
+        training, self.held_out = hold_out(dialogues)
+        self.text = Dialogues(training, options.length, options.seed)
+        self.phases = self.text, self.text
+        self.num_answered = sum(dialogue.num_answered for dialogue in training)
+        config = teacher.llm.config
+        self.config = head_config(config, options, teacher.name, teacher.fingerprint)
+        self.sources = self.config.sources_of(config.num_layers)
+        draft_ids, self.coverage = draft_vocabulary(training, self.config.draft_vocab_size, config.vocab_size)
+        self.module = EagleModule(self.config, len(self.sources), draft_ids, options.depth)
+        target = load_module(teacher.folder, config, torch.bfloat16, torch.device("cpu"))
+        self.module.initialize(target, torch.Generator().manual_seed(options.seed))
+        self.module.to(self.device)
+        self._embedding = target.embedding.detach().to(self.device)
+        self.identity = self.identify(teacher)
+
+    @classmethod
+    def identify(cls, teacher: Teacher) -> dict[str, Any]:
+        """Return what a resumed run must repeat besides the options."""
+        return {"kind": cls.kind, "target": teacher.fingerprints}
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
+        """Add ``scale`` times the gradient; ``targets`` are the marks of :class:`~pronk.train.dialogues.Mark`."""
+        batch = self._prepare(inputs, targets)
+        if batch is None:
+            return PassResult(0.0, (0.0,) * self.options.depth)
+        module, dpace = self.module, self.options.weighting == "dpace"
+        factors = position_weights(self.options.weighting, self.options.decay, module.acceptance.tolist())
+        reached = torch.ones(len(batch.active), device=self.device)
+        losses, same = list[Tensor](), list[float]()
+        for step in self._steps(batch):
+            rows = _Rows() if dpace else Comparison()
+            weights = reached[step.selected]
+            losses.append(factors[step.number] * self._loss(batch, step, rows, weights if dpace else None))
+            if isinstance(rows, _Rows) and rows.rows:
+                overlap = torch.cat(rows.overlaps)
+                module.acceptance[step.number].lerp_(overlap.mean(), 1 - _MEMORY)
+                reached = torch.zeros_like(reached).index_copy(0, step.selected, weights * overlap)
+            same.append(rows.same / max(1, rows.rows))
+        loss = torch.stack(losses).sum()
+        (loss * scale).backward()
+        return PassResult(float(loss.detach()), tuple(same))
+
+    def _loss(self, batch: _Batch, step: _Step, into: Comparison, weights: Tensor | None = None) -> Tensor:
+        """Return the divergence of a step, mean over the active rows of the batch."""
+        if not len(step.selected):
+            return step.normed.sum()
+        head = self.module.lm_head.weight
+        logits = batch.logits
+        labels = torch.zeros_like(step.selected)  # the text itself is not learned
+        loss = distillation_loss(
+            step.normed, head, lambda rows: logits[step.teacher[rows]], labels, into=into, row_weights=weights
+        )
+        return loss * (len(step.selected) / len(batch.active))
+
+    def _steps(self, batch: _Batch) -> Iterator[_Step]:
+        """Run the head step by step."""
+        module = self.module
+        with autocast(self.device):
+            feature = module.fuse(batch.hidden)
+        tokens, positions, active = batch.tokens, batch.positions, batch.active
+        for number in range(self.options.depth):
+            if number == 1:  # later steps have only the rows that draft
+                tokens, positions = tokens[active], positions[active]
+            ids = batch.ids[(tokens + number).clamp(max=len(batch.ids) - 1)]
+            embedding = F.embedding(ids, self._embedding).float()
+            with autocast(self.device):
+                out = module(embedding, feature, positions + number, batch.attend, None if number else active)
+            normed, feature = module.read_out(out)
+            within = (number < batch.rest).nonzero().flatten()
+            selected = within[batch.inside[batch.teacher[within] + number]]
+            yield _Step(number, normed[selected], selected, batch.teacher[selected] + number)
+
+    def _prepare(self, inputs: Tensor, marks: Tensor) -> _Batch | None:
+        """Run the target over the dialogues of a batch; ``None`` if no row of them drafts."""
+        parts: dict[str, list[Tensor]] = {}
+        lengths, active_rows = list[int](), list[Tensor]()
+        rows = num_ids = num_logits = 0
+        t2d, draft_ids = self.module.t2d.cpu(), self.module.draft_ids
+        for ids, kinds in split_dialogues(inputs, marks):
+            answered = kinds >= Mark.GREEDY
+            active = answered[2:].nonzero().flatten()  # row i drafts token i + 2
+            if not len(active):
+                continue
+            first, count = int(active[0]) + 1, len(ids) - 2
+            states = target_states(self.teacher.llm.target, ids.tolist(), self.sources, first)
+            positions = torch.arange(count)
+            pieces = {
+                "hidden": states.hidden[:count],
+                "ids": ids,
+                "tokens": num_ids + 1 + positions,
+                "positions": positions,
+                "active": rows + active,
+                "rest": _run_lengths(answered)[2:][active],
+                "teacher": num_logits + active + 1 - first,
+                "logits": states.logits[:, draft_ids],
+                "inside": t2d[states.logits.argmax(-1)],
+                "greedy": (kinds[2:] == Mark.GREEDY)[active],
+            }
+            for name, piece in pieces.items():
+                parts.setdefault(name, []).append(piece.to(self.device))
+            lengths.append(count)
+            active_rows.append(active)
+            rows, num_ids, num_logits = rows + count, num_ids + len(ids), num_logits + len(states.logits)
+        if not rows:
+            return None
+        tensors = {name: torch.cat(pieces) for name, pieces in parts.items()}
+        return _Batch(**tensors, attend=ChainAttention(lengths, active_rows))
+
+    @torch.no_grad()
+    def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
+        """Measure the head on held-out dialogues, then in the engine; each takes half the time.
+
+        Figures, given the true text before each draft token: for each draft position ``KL`` and ``same`` (see
+        :class:`Comparison`); ``S``, the tokens per forward pass of a chain of ``depth`` tokens at every position of
+        greedy answers, and ``sampled S`` of sampled ones. Figures of the engine: see ``served.py``.
+        """
+        if not self.held_out:
+            return {}
+        return self._compare(length, seconds / 2) | self._serve(seconds / 2)
+
+    def _serve(self, seconds: float) -> dict[str, float]:
+        """Export the current head to ``latest`` and let it draft the answers to held-out questions."""
+        if not self.options.num_tokens:
+            return {}
+        latest = self.folder / "latest"
+        self.export(latest, "", {})
+        questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers]
+        spec = f"{self.kind}(model={str(latest)!r}, num_tokens={self.options.num_tokens})"
+        return measure(self.teacher.llm, spec, questions[:_QUESTIONS], SERVED_TOKENS, seconds)
+
+    def _compare(self, length: int, seconds: float) -> dict[str, float]:
+        """Return the figures of held-out dialogues, given their text."""
+        held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
+        rows = [_Rows() for _ in range(self.options.depth)]
+        chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}
+        for inputs, marks in limit_time(seconds, held_out.batches(max(1, self.options.micro // held_out.length))):
+            batch = self._prepare(inputs, marks)
+            if batch is not None:
+                self._add_figures(batch, rows, chains)
+        figures: dict[str, float] = {}
+        for number, compared in enumerate(rows, 1):
+            if compared.rows:
+                figures[f"held-out KL {number}"] = compared.divergence / compared.rows
+                figures[f"held-out same {number}"] = compared.same / compared.rows
+        return figures | {f"held-out {name}": 1 + total / count for name, (total, count) in chains.items() if count}
+
+    def _add_figures(self, batch: _Batch, rows: Sequence[_Rows], chains: dict[str, list[Any]]) -> None:
+        """Add one batch to the figures of :meth:`evaluate`."""
+        reached, total = torch.ones(len(batch.active)), torch.zeros(len(batch.active))
+        first_tokens = batch.tokens[batch.active] + 1
+        for step in self._steps(batch):
+            compared, before = rows[step.number], len(rows[step.number].overlaps)
+            self._loss(batch, step, compared)
+            if len(compared.overlaps) == before:
+                break
+            overlap, likeliest = torch.cat(compared.overlaps[before:]), torch.cat(compared.likeliest[before:])
+            del compared.overlaps[before:], compared.likeliest[before:]
+            text = batch.ids[first_tokens[step.selected] + step.number]
+            hit = self.module.draft_ids.to(likeliest.device)[likeliest] == text
+            accepted = torch.where(batch.greedy[step.selected], hit.float(), overlap)
+            reached = torch.zeros_like(reached).index_copy(0, step.selected, reached[step.selected] * accepted)
+            total += reached
+        for name, chosen in (("S", batch.greedy), ("sampled S", ~batch.greedy)):
+            chains[name][0] += float(total[chosen].sum())
+            chains[name][1] += int(chosen.sum())
+
+    def judge(self, figures: Mapping[str, float]) -> float:
+        """Return the mean divergence over the draft positions; NaN without held-out dialogues."""
+        divergences = [value for name, value in figures.items() if " KL" in name]
+        return fmean(divergences) if divergences else math.nan
+
+    def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the card has them
+        """Write the current head to ``folder`` in the layout speculators."""
+        export_head(folder, self.module.exported(), self.config.document(self.options.num_tokens), card)
+
+
+def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:
+    """Return the factor of the loss of each draft position.
+
+    ``decay``: ``decay ** s``. ``dpace``: what the log-probability at ``s`` adds to the expected accepted length, the
+    sum over ``k >= s`` of the product of the acceptance at ``s .. k`` (arXiv 2605.18810); the acceptance of the
+    positions before ``s`` is known of each row, and multiplied there.
+    """
+    if weighting == "decay":
+        return [decay**step for step in range(len(acceptance))]
+    weights, rest = list[float](), 0.0
+    for accepted in reversed(acceptance):
+        rest = accepted * (1 + rest)
+        weights.insert(0, rest)
+    return weights
+
+
+def _run_lengths(flags: Tensor) -> Tensor:
+    """Return the number of successive true flags from each place on: ``1 1 0 1`` gives ``2 1 0 1``."""
+    lengths = torch.zeros(len(flags), dtype=torch.int64)
+    run = 0
+    for place in range(len(flags) - 1, -1, -1):
+        run = run + 1 if flags[place] else 0
+        lengths[place] = run
+    return lengths

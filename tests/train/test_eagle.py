@@ -1,0 +1,409 @@
+"""Training of EAGLE-3 heads: the module against the formulas, the data, runs of a second, and bad input."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from drafters.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
+from gguf_files import convert
+from pronk.corpus.answers import AnswersWriter, Dialogue, read_answers
+from pronk.drafters.from_target.modules.eagle_config import EagleConfig
+from pronk.errors import OptionError
+from pronk.llm import LLM
+from pronk.models.fingerprint import Fingerprint
+from pronk.sampling.params import SamplingParams
+from pronk.train.chain_attention import ChainAttention
+from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
+from pronk.train.eagle import ANSWERS, EagleTraining, position_weights
+from pronk.train.features import compute_features
+from pronk.train.head_plan import draft_vocabulary, head_config
+from pronk.train.loop import Trainer
+from pronk.train.modules.eagle import EagleModule
+from pronk.train.options import EagleOptions
+from pronk.train.own_text import answers_header, write_answers
+from pronk.train.run_head import run_head, steps_of
+from pronk.train.target_states import target_states
+from pronk.train.teacher import Teacher
+from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
+from train.tiny import InterruptingConsole, refusal, run_command, shown
+
+WINDOWS = (None,) * 4
+OPTIONS = EagleOptions(
+    steps=16,
+    batch=256,
+    micro=64,
+    length=64,
+    final_length=64,
+    rate=5e-2,
+    warmup=2,
+    threads=1,
+    evaluate_every=8,
+    save_every=8,
+    log_every=4,
+    depth=3,
+    draft_vocab=200,
+    context=64,
+    num_tokens=0,
+)
+
+
+@pytest.fixture(scope="session")
+def answers(teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of the target's own answers."""
+    path = tmp_path_factory.mktemp("answers") / "little.answers"
+
+    def ask(number: int) -> list[str]:
+        return [f"What does the {('cat', 'dog', 'bird', 'tree')[number % 4]} see?", "And then?"][: 1 + number % 2]
+
+    header = answers_header(teacher.llm, [], 20, 3)
+    write_answers(teacher.llm, ask, header, path, tokens=2500, batch=16, progress=lambda _: None)
+    return path
+
+
+@pytest.fixture
+def begin(teacher: Teacher, answers: Path, tmp_path: Path) -> Callable[..., Trainer[EagleTraining]]:
+    """Return a function that begins or resumes a run, given its folder's name and changed options."""
+
+    def begun(name: str = "run", **changes: Any) -> Trainer[EagleTraining]:
+        folder, options = tmp_path / name, replace(OPTIONS, **changes)
+        steps_of(folder, [answers], 1, options.batch, options.length, 0)
+        return Trainer(folder, options, EagleTraining(folder, options, teacher))
+
+    return begun
+
+
+def train(trainer: Trainer[EagleTraining], stop: Callable[[], bool] = lambda: False) -> Trainer[EagleTraining]:
+    trainer.train(lambda _: None, lambda _: None, stop)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form(),
+        Form(fc_norm=True),
+        Form(norm_before_residual=True, norm_output=True),
+        Form(sources=(4, 1), heads=4, kv_heads=1),
+    ],
+    ids=str,
+)
+def test_the_module_equals_the_formulas_in_every_step(form: Form) -> None:
+    """Row ``i`` of step ``s`` is the head after ``i + 2`` tokens of the text and ``s`` draft tokens."""
+    target, head = tiny_module(windows=WINDOWS), random_head(form)
+    config = replace(
+        target.config, family="llama", num_layers=1, intermediate_size=48, num_heads=form.heads,
+        num_kv_heads=form.kv_heads, head_dim=form.head_dim, norm_eps=form.eps, windows=(None,),
+        rope=replace(target.config.rope, head_dim=form.head_dim, theta=form.theta),
+    )  # fmt: skip
+    flags = {name: getattr(form, name) for name in ("fc_norm", "norm_before_residual", "norm_output")}
+    eagle = EagleConfig("eagle3", config, form.draft, HIDDEN, form.sources, **flags)
+    ids = torch.from_numpy(np.flatnonzero(head.tensors["t2d"]))
+    module = EagleModule(eagle, len(form.sources), ids)
+    tensors = {name: torch.from_numpy(value) for name, value in head.tensors.items()}
+    module.load_state_dict({**tensors, "acceptance": module.acceptance})
+    texts = [[(7 * i * i + 3 * i + n) % VOCAB for i in range(9 + 3 * n)] for n in range(2)]
+    active = [torch.tensor([2, 4, 5]), torch.tensor([0, 3, 6])]
+    attend = ChainAttention([len(text) - 2 for text in texts], active)
+    hidden, starts = [], [0, len(texts[0]) - 2]
+    for text in texts:
+        features = compute_features(target, torch.tensor([text]), torch.float32, form.sources)
+        hidden.append(torch.cat([features.hidden[layer] for layer in form.sources], dim=-1)[: len(text) - 2])
+    rows = torch.cat([rows + start for rows, start in zip(active, starts, strict=True)])
+    positions = torch.cat([torch.arange(len(text) - 2) for text in texts])
+    reference = Reference(head, target)
+    with torch.no_grad():
+        feature = module.fuse(torch.cat(hidden))
+        for step in range(3):
+            tokens = torch.tensor(
+                [token for text in texts for token in text[1 + step : len(text) - 1 + step]] + [0] * 9
+            )
+            shifted = [text[1 + step :] + [0] * 9 for text in texts]
+            tokens = torch.tensor(
+                [each[i] for each, text in zip(shifted, texts, strict=True) for i in range(len(text) - 2)]
+            )
+            place = positions + step
+            if step:
+                tokens, place = tokens[rows], place[rows]
+            out = module(target.embedding[tokens], feature, place, attend, None if step else rows)
+            normed, feature = module.read_out(out)
+            logits = module.lm_head(normed).numpy()
+            number = 0
+            for text, each in zip(texts, active, strict=True):
+                for i in each.tolist():
+                    wanted = reference.logits(text[: i + 2], text[i + 2 : i + 2 + step])
+                    np.testing.assert_allclose(logits[number], wanted[ids.numpy()], rtol=1e-4, atol=1e-4)
+                    number += 1
+
+
+def test_chain_attention_equals_a_slow_loop() -> None:
+    """A row sees the rows of step 0 up to its own, and its own later steps."""
+    generator = torch.Generator().manual_seed(0)
+    lengths, active = [5, 3], [torch.tensor([1, 4]), torch.tensor([0, 1, 2])]
+    attend, heads, kv_heads, size = ChainAttention(lengths, active), 4, 2, 8
+    rows, count = sum(lengths), sum(map(len, active))
+    keys, values = list[torch.Tensor](), list[torch.Tensor]()
+    for step in range(4):
+        amount = count if step else rows
+        keys.append(torch.randn(amount, kv_heads, size, generator=generator))
+        values.append(torch.randn(amount, kv_heads, size, generator=generator))
+        q = torch.randn(count, heads, size, generator=generator)
+        out = attend(q, keys[-1], values[-1])
+        number = 0
+        for text, each in enumerate(active):
+            start = sum(lengths[:text])
+            for i in each.tolist():
+                seen = [(keys[0][start + j], values[0][start + j]) for j in range(i + 1)]
+                seen += [(keys[s][number], values[s][number]) for s in range(1, step + 1)]
+                for head in range(heads):
+                    scores = torch.stack([q[number, head] @ k[head // 2] for k, _ in seen]) / size**0.5
+                    wanted = (scores.softmax(0)[:, None] * torch.stack([v[head // 2] for _, v in seen])).sum(0)
+                    torch.testing.assert_close(out[number, head * size : (head + 1) * size], wanted)
+                number += 1
+
+
+@pytest.mark.parametrize("chunk", [512, 5])
+def test_states_of_the_engine_are_those_of_the_module(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pronk.train.target_states._CHUNK", chunk)
+    engine, module = make_engine(tiny_decoder(windows=WINDOWS)), tiny_module(windows=WINDOWS)
+    free = engine.cache.allocator.num_free
+    ids = [(5 * i * i + i) % VOCAB for i in range(17)]
+    states = target_states(engine.target, ids, (1, 3, 4), 6)
+    features = compute_features(module, torch.tensor([ids]), torch.float32, (1, 3, 4))
+    wanted = torch.cat([features.hidden[layer] for layer in (1, 3, 4)], dim=-1)
+    torch.testing.assert_close(states.hidden, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states.logits, module.logits(features.last)[6:], rtol=1e-4, atol=1e-4)
+    assert engine.cache.allocator.num_free == free
+
+
+def test_weights_of_positions() -> None:
+    """D-PACE: the weight is the gradient of the expected accepted length by the log-acceptance."""
+    assert position_weights("decay", 0.8, [0.5] * 3) == [1.0, 0.8, pytest.approx(0.64)]
+    accepted = [0.9, 0.4, 0.7]
+    logs = torch.tensor(accepted).log().requires_grad_()
+    logs.cumsum(0).exp().sum().backward()  # type: ignore[no-untyped-call]
+    assert logs.grad is not None
+    reached = [1.0, 0.9, 0.9 * 0.4]  # acceptance of the positions before, which is known of each row
+    found = [weight * before for weight, before in zip(position_weights("dpace", 0.8, accepted), reached, strict=True)]
+    assert found == pytest.approx(logs.grad.tolist())
+
+
+DIALOGUES = [Dialogue(n, 0.7 * (n % 2), list(range(10 * n, 10 * n + 5 + n % 7)), [(3, 5 + n % 7)]) for n in range(120)]
+
+
+def test_an_epoch_has_every_dialogue_once() -> None:
+    text = Dialogues(DIALOGUES, 16, seed=1)
+    count = text.per_epoch
+    for epoch in range(2):
+        sequences = Dialogues(DIALOGUES, 16, seed=1)
+        ids, marks = sequences.batch(epoch * count, count)
+        if epoch:
+            continue  # the number of sequences may differ by a few
+        parts = split_dialogues(ids, marks)
+        assert sorted(part[0].tolist() for part in parts) == sorted(each.ids for each in DIALOGUES)
+    assert (marks == Mark.PADDING).float().mean() < 0.3
+    assert not torch.equal(text.batch(0, 3)[0], text.batch(count, 3)[0])
+    assert torch.equal(text.batch(5, 2)[0], Dialogues(DIALOGUES, 16, seed=1).batch(5, 2)[0])
+    kinds = {part[0][0].item() // 10: part[1].tolist() for part in split_dialogues(ids, marks)}
+    assert kinds[0] == [Mark.START, Mark.PROMPT, Mark.PROMPT, Mark.GREEDY, Mark.GREEDY]
+    assert kinds[1] == [Mark.START, Mark.PROMPT, Mark.PROMPT, *[Mark.SAMPLED] * 3]
+
+
+def test_long_dialogues_are_cut() -> None:
+    ids, marks = Dialogues([Dialogue(0, 0.0, list(range(40)), [(9, 40)])], 16, seed=0).batch(0, 2)
+    assert ids.tolist() == [list(range(16))] * 2
+    assert (marks == Mark.GREEDY).sum().item() == 14
+
+
+def test_held_out_dialogues_are_of_both_kinds() -> None:
+    many = [Dialogue(n, float(n % 6 in {1, 3, 5}), [1, 2], [(1, 2)]) for n in range(1000)]
+    training, held_out = hold_out(many)
+    assert len(training) + len(held_out) == 1000
+    assert {each.temperature for each in held_out} == {0.0, 1.0}
+    assert 15 <= len(held_out) <= 25
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
+    ids, covered = draft_vocabulary([Dialogue(0, 0.0, [9, 9, 9, 5, 5, 7, 2, 5, 7, 1], [(3, 10)])], 3, 12)
+    assert ids.tolist() == [1, 5, 7]  # 5 three times, 7 twice; 1 is before 2
+    assert covered == pytest.approx(6 / 7)
+
+
+def test_a_little_training_lowers_the_loss(begin: Callable[..., Trainer[EagleTraining]]) -> None:
+    trainer = begin(steps=40)
+    head = trainer.objective
+    before = head.evaluate(64)
+    train(trainer)
+    after = head.evaluate(64)
+    assert head.judge(after) < 0.6 * head.judge(before)
+    assert after["held-out S"] > before["held-out S"] + 0.2
+    for number in (1, 2, 3):
+        assert after[f"held-out same {number}"] > before[f"held-out same {number}"]
+
+
+@pytest.mark.parametrize("weighting", ["decay", "dpace"])
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
+    weighting: str, begin: Callable[..., Trainer[EagleTraining]]
+) -> None:
+    """Ctrl-C within a step drops that step's gradients."""
+    whole = train(begin("whole", weighting=weighting, steps=6))
+    calls = 0
+
+    def interrupt() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == 15  # of 4 passes per step: within the fourth step
+
+    part = train(begin("part", weighting=weighting, steps=6), interrupt)
+    assert part.step == 3
+    resumed = train(begin("part", weighting=weighting, steps=6))
+    assert resumed.step == 6
+    mine, theirs = whole.objective.module.state_dict(), resumed.objective.module.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert (mine["acceptance"] == 0.5).all().item() == (weighting == "decay")
+
+
+def test_weightings_differ(begin: Callable[..., Trainer[EagleTraining]]) -> None:
+    one, other = (train(begin(name, weighting=name, steps=2)).objective.module for name in ("decay", "dpace"))
+    assert not torch.equal(one.fc.weight, other.fc.weight)
+
+
+def test_the_engine_accepts_what_a_trained_head_drafts(begin: Callable[..., Trainer[EagleTraining]]) -> None:
+    trainer = train(begin(steps=40, num_tokens=3))
+    figures = trainer.objective.evaluate(64)
+    assert figures["greedy S"] > 1.2
+    assert figures["T=0.8 S"] > 1.0
+
+
+def test_only_rows_of_answers_are_trained(begin: Callable[..., Trainer[EagleTraining]]) -> None:
+    head = begin().objective
+    ids, marks = head.text.batch(0, 4)
+    batch = head._prepare(ids, marks)
+    assert batch is not None
+    texts = split_dialogues(ids, marks)
+    answered = sum(int((kinds[2:] >= Mark.GREEDY).sum()) for _, kinds in texts)
+    assert len(batch.active) == answered
+    for step in head._steps(batch):
+        places = batch.tokens[batch.active[step.selected]] + 1 + step.number  # of the drafted tokens
+        flat = torch.cat([kinds for _, kinds in texts])
+        assert (flat[places] >= Mark.GREEDY).all()
+        assert (flat[places - step.number] >= Mark.GREEDY).all()
+        assert len(step.selected) > 0
+
+
+def test_the_command_trains_exports_and_goes_on(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
+    command = (
+        f"eagle3 --model {teacher.folder} --data {answers} --out {tmp_path / 'run'} --batch 256 --micro 64 --length 64 "
+        "--depth 2 --draft-vocab 150 --mlp 24 --layers 1,2 --threads 1 --num-tokens 2 --warmup 2"
+    )
+    output = run_command(f"{command} --epochs 0.5")
+    assert "reads layers 1, 2 of the target, 150 draft tokens" in output
+    assert "plan: " in output
+    assert (tmp_path / "run" / "export" / "config.json").exists()
+    card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
+    assert "greedy S" in card
+    assert "--data little.answers" in card
+    assert str(tmp_path) not in card
+    params = SamplingParams(max_tokens=40)
+    completion = teacher.llm.generate("The cat", params, drafter=f"eagle3(model={str(tmp_path / 'run' / 'export')!r})")
+    assert completion.token_ids == teacher.llm.generate("The cat", params).token_ids
+    assert "steps" in refusal(f"{command} --epochs 1")
+
+
+def test_a_file_of_another_model_is_refused(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
+    header, dialogues = read_answers(answers)
+    other = tmp_path / "other.answers"
+    AnswersWriter(other, replace(header, weights="0" * 16)).append(dialogues)
+    command = f"eagle3 --model {teacher.folder} --threads 1"
+    message = refusal(f"{command} --data {other} --out {tmp_path / 'run'}")
+    assert "expected answers of the model with weights" in message
+    assert "\n" not in message
+    message = refusal(f"{command} --data {answers} --out {tmp_path / 'two'} --layers 1,9")
+    assert message == "layers: expected numbers from 1 to 2 with commas, as in 2,2; found '1,9'"
+    shutil.copy(Path(__file__), tmp_path / "text")
+    assert "expected a file of answers" in refusal(f"{command} --data {tmp_path / 'text'} --out {tmp_path / 'three'}")
+    AnswersWriter(tmp_path / "empty", header)
+    message = refusal(f"{command} --data {tmp_path / 'empty'} --out {tmp_path / 'four'}")
+    assert message == "data: expected dialogues with answers, found none; write more with pronk train texts"
+
+
+def test_a_target_of_another_kind_is_refused() -> None:
+    gpt2 = replace(tiny_module(windows=WINDOWS).config, norm="layer", gated=False, activation="gelu", rope=None)
+    with pytest.raises(OptionError, match="expected a target of a Llama's kind, with RMSNorm and SwiGLU"):
+        head_config(gpt2, OPTIONS, None, None)
+
+
+@pytest.mark.parametrize("kind", ["default", "yarn", "dynamic"])
+def test_a_head_has_a_rope_that_its_file_can_describe(kind: str) -> None:
+    target = tiny_module(windows=WINDOWS).config
+    assert target.rope is not None
+    scaled = replace(target, rope=replace(target.rope, kind=kind, theta=5e5, factor=1.0 if kind == "default" else 4.0))
+    config = head_config(scaled, OPTIONS, "tiny", None)
+    document = config.document(3)
+    assert document["transformer_layer_config"]["rope_theta"] == 5e5
+    names = ("fc", "norm", "lm_head", "layers.0.hidden_norm", "layers.0.self_attn.q_proj")
+    again = EagleConfig.parse("eagle3", document, [f"{name}.weight" for name in names])
+    assert again.layers.rope == config.layers.rope
+    assert (again.sources, again.fc_norm, again.draft_vocab_size) == ((2, 2, 1), True, VOCAB)
+
+
+def test_the_copy_of_the_answers_stays(answers: Path, tmp_path: Path) -> None:
+    steps = steps_of(tmp_path, [answers], 2, 256, 64, 0)
+    assert steps == steps_of(tmp_path, [tmp_path / "gone"], 2, 256, 64, 0)
+    assert read_answers(tmp_path / ANSWERS) == read_answers(answers)
+
+
+def test_a_gguf_file_is_trained_on_as_it_is(teacher: Teacher, answers: Path, corpus: Path, tmp_path: Path) -> None:
+    """Heads and adapters of a quantized file draft for it; the text is the file's own."""
+    path = convert(teacher.folder, tmp_path / "a.gguf", {"": "Q8_0", "ffn_down": "F16"})
+    header, dialogues = read_answers(answers)
+    AnswersWriter(tmp_path / "own", replace(header, weights=Fingerprint.of(path).weights)).append(dialogues)
+    common = f"--threads 1 --num-tokens 2 --batch 256 --micro 64 --length 64 --out {tmp_path / 'run'}"
+    run_command(f"eagle3 --model {path} --data {tmp_path / 'own'} --draft-vocab 150 --epochs 0.3 {common}1")
+    run_command(
+        f"kangaroo --target {path} --source {corpus / 'stories.jsonl'}=1 --exit-layer 1 --on-policy 400 --steps 8 "
+        f"--final-length 64 {common}2"
+    )
+    llm, params = LLM(path, threads=1, drafter="autoregressive", budget="all"), SamplingParams(max_tokens=24)
+    plain = llm.generate("The cat sees", params)
+    for number, kind in ((1, "eagle3"), (2, "kangaroo")):
+        spec = f"{kind}(model={str(tmp_path / f'run{number}' / 'export')!r})"
+        drafted = llm.generate("The cat sees", params, drafter=spec)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.steps[1].drafted > 0
+
+
+def test_ctrl_c_keeps_what_is_trained(teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path) -> None:
+    steps_of(tmp_path, [answers], 1, OPTIONS.batch, OPTIONS.length, 0)
+    interrupting = InterruptingConsole(quiet, "step 4 ")
+    assert not run_head(OPTIONS, teacher, tmp_path, "little", "pronk train eagle3", interrupting)
+    assert shown(quiet).splitlines()[-2:] == [
+        f"{tmp_path / 'latest'} has what is trained so far",
+        "saved at step 4; the same command continues",
+    ]
+    assert "Not measured" in (tmp_path / "latest" / "README.md").read_text(encoding="utf-8")
+    assert not (tmp_path / "export").exists()
+    params = SamplingParams(max_tokens=24)
+    drafted = teacher.llm.generate("The cat", params, drafter=f"eagle3(model={str(tmp_path / 'latest')!r})")
+    assert drafted.token_ids == teacher.llm.generate("The cat", params).token_ids
+    assert run_head(OPTIONS, teacher, tmp_path, "little", "pronk train eagle3", quiet)
+    assert "saved at step 4" in shown(quiet)
+    assert "plan: 12 steps" in shown(quiet)
+    assert (tmp_path / "export" / "model.safetensors").exists()
+
+
+def test_minutes_end_the_run(teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path) -> None:
+    options = replace(OPTIONS, steps=100_000, minutes=0.05, evaluate_every=100_000)
+    steps_of(tmp_path, [answers], 1, options.batch, options.length, 0)
+    start = time.monotonic()
+    assert run_head(options, teacher, tmp_path, "little", "pronk train eagle3", quiet)
+    assert time.monotonic() - start < 10
+    assert shown(quiet).startswith("minutes left of 0.05: 0.0 for training, 0.0 for evaluating\n")
+    assert ", ended after 0.05 minutes" in shown(quiet)

@@ -1,0 +1,44 @@
+"""Choice of the dtype of matrix products by their duration."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pronk.train import precision
+from pronk.train.precision import autocast, product_dtype
+
+
+@pytest.fixture
+def durations(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let products in float32 and in bfloat16 take the seconds of the parameter."""
+    now, seconds = 0.0, dict(zip((torch.float32, torch.bfloat16), request.param, strict=True))
+    multiply = torch.Tensor.__matmul__
+
+    def timed(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        nonlocal now
+        now += seconds[one.dtype]
+        return multiply(one, other)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", timed)
+    monkeypatch.setattr(precision, "perf_counter", lambda: now)
+    product_dtype.cache_clear()
+    yield
+    product_dtype.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("durations", "chosen"),
+    [((0.1, 10.0), torch.float32), ((0.2, 0.1), torch.bfloat16)],
+    indirect=["durations"],
+)
+@pytest.mark.usefixtures("durations")
+def test_the_faster_dtype_is_used(chosen: torch.dtype) -> None:
+    device = torch.device("cpu")
+    assert product_dtype(device) == chosen
+    with autocast(device):
+        assert torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype == chosen
+
+
+def test_other_devices_have_bfloat16() -> None:
+    assert product_dtype(torch.device("meta")) == torch.bfloat16
