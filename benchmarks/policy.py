@@ -5,9 +5,9 @@
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --wall        by the wall clock
 
 A file of prompts has one JSON object a line with `turns` (the first is the prompt) and perhaps `task`; each task of
-each file is a suite. All configurations decode every prompt, in turn, and must give the same tokens. Times are those of
-``priced.py``, unless ``--wall``; they leave out the first token. The best single drafter of a suite is chosen on its
-even prompts and compared with `auto` on the odd ones. Brackets hold the 90 % interval of resampled prompts.
+each file is a suite. All configurations decode every prompt, interleaved, and must give the same tokens. Times are
+those of ``priced.py``, unless ``--wall``; they leave out the first token. The best single drafter of a suite is chosen
+on its even prompts and compared with `auto` on the odd ones. Brackets hold the 90 % interval of resampled prompts.
 
 *In hindsight* is the speed of `auto` over that of the best choice of every step, as in ``pronk.speculation.regret``.
 """
@@ -30,7 +30,8 @@ from pronk.bench.machine import describe_hardware
 from pronk.speculation.regret import Regret
 
 PLAIN, AUTO = "autoregressive", "auto"
-SINGLE = ("suffix", "suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
+# Without memory of earlier outputs, which `auto` does not have either: each prompt is decoded at all temperatures.
+SINGLE = ("suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
 
 
 class Prompt(NamedTuple):
@@ -113,7 +114,8 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
     for suite in suites:
         even = [index for index, prompt in enumerate(prompts) if prompt.suite == suite and prompt.number % 2 == 0]
         odd = [index for index, prompt in enumerate(prompts) if prompt.suite == suite and prompt.number % 2 == 1]
-        best = max((each for each in runs if each != AUTO), key=lambda each: speed(runs[each][i] for i in even))
+        single = [each for each in runs if not each.startswith("auto")]
+        best = max(single, key=lambda each: speed(runs[each][i] for i in even))
         both, regret = even + odd, Regret()
         for index in both:
             regret.add(runs[AUTO][index].regret)
@@ -143,6 +145,7 @@ def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
         cells = [row["suite"], row["prompts"], f"{row['plain']:.1f}", ratios["auto over plain"]]
         cells += [
             f"{row['tokens per pass']:.2f}",
+            "" if row["in hindsight"] is None else f"{row['in hindsight']:.2f}",
             f"`{row['best']}`",
             ratios["best over plain"],
             ratios["auto over best"],
@@ -181,6 +184,8 @@ def main() -> None:
     parser.add_argument("--prices", type=Path, help="file that keeps the table of costs for later runs")
     parser.add_argument("--out", help="file name without ending, for .md and .json")
     options = parser.parse_args()
+    if options.per_suite < 2:
+        parser.error("--per-suite: expected at least 2, one prompt to choose by and one to compare on")
     prompts = read_prompts(options.prompts, options.per_suite)
     global AUTO  # noqa: PLW0603 - with a draft model, `auto` has it
     drafters = [PLAIN, *options.drafters]

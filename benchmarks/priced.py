@@ -24,6 +24,7 @@ from pronk.execution.layer_executor import LayerExecutor
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
+from pronk.models.weights import forward_weights
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["PricedClock", "Prices", "measure"]
@@ -65,7 +66,7 @@ def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
     for table in tables.values():
         runner.cache.release(table)
     seconds = {work: statistics.median(each) for work, each in took.items()}
-    # A pass over more rows cannot take less time; noise in the medians must not say so.
+    # A pass over more rows cannot take less time: the medians are made to rise.
     rising = [max(seconds[CONTEXTS[0], each] for each in ROWS[: count + 1]) for count in range(len(ROWS))]
     longer = max(0.0, seconds[CONTEXTS[1], 1] - seconds[CONTEXTS[0], 1])
     return Prices(tuple(rising), longer / (CONTEXTS[1] - CONTEXTS[0]))
@@ -155,7 +156,8 @@ class PricedClock:
 
     def _stored(self, executor: LayerExecutor) -> Prices:
         """Return the prices in the table, or measure them and add them to the table."""
-        name, kept = str(executor.decoder.config), {}
+        decoder, kept = executor.decoder, dict[str, Any]()
+        name = f"{decoder.config}, {forward_weights(decoder).nbytes} bytes, {decoder.backend.name}"
         if self._table is not None and self._table.exists():
             kept = json.loads(self._table.read_text())
         if name not in kept:

@@ -201,7 +201,6 @@ class World:
             accepted += self._commit(each, tree, sources)
         self.clock.now += seconds
         policy.elapsed += drafting + seconds
-        policy.regret.seconds += drafting + seconds
         for each in requests:
             each.policy.regret.seconds += (drafting + seconds) / count
         policy.longest = max(policy.longest, seconds)

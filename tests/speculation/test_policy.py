@@ -9,6 +9,7 @@ import pytest
 from drafters.helpers import context
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.policy import RequestPolicy
+from pronk.speculation.proposer import ask
 from pronk.speculation.step_value import ChainPrice, Offer
 from pronk.speculation.tree import TokenTree
 from speculation.simulation import COSTS, VOCAB, ChainSource, Source, World, always, changing
@@ -247,6 +248,41 @@ def test_a_text_is_read_if_the_outputs_are_long_enough(lengths: tuple[int, ...],
     assert reason == ("pays" if wanted else "explores")
     few = policy.reason(proposer, context(None, [1], 10, 99, vocab=VOCAB, policy=policy))
     assert few == "explores"  # of max_tokens, 10 are left
+
+
+def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
+    world = World()
+    sources = [Source(world, "copy", 0.8, always(0.9))]
+    requests = [world.request(sources, place) for place in (4, 50, 90, 130)]
+    world.decode(requests, sources)  # the first proposal is not charged
+    for request in requests:
+        request.policy.begin()
+        request.policy.set_prices(COSTS, 4, 1e6)
+    ask(sources[0], [world._context(each, each.states[0]) for each in requests], world.clock)
+    for request in requests:
+        request.policy.charge(sources[0], 1.0)  # its observation
+    assert world.policy.source("copy").price == pytest.approx(0.8 / 4 + 1.0)
+
+
+def test_a_quiet_request_is_looked_at_again() -> None:
+    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 5.0)
+    asked = context(None, [1], 9, 9, vocab=VOCAB, policy=policy)
+    assert not policy.is_quiet()
+    for _ in range(3):
+        policy.begin()
+        policy.set_prices(proposer.price.curve, 1, 10.0)
+        assert policy.reason(proposer, asked) is None
+        quiet = 0
+        while policy.is_quiet():
+            policy.begin()
+            quiet += 1
+        assert quiet == 16
+    policy.policy.elapsed = 1e6  # 1 % of the time covers a proposal
+    policy.begin()
+    policy.set_prices(proposer.price.curve, 1, 10.0)
+    assert policy.reason(proposer, asked) == "explores"
+    assert not policy.is_quiet()
 
 
 def test_without_costs_all_sources_are_asked() -> None:

@@ -25,9 +25,10 @@ from engine.failing import (
     options,
     plain,
 )
-from pronk.drafters import DraftContext
+from pronk.drafters import DraftContext, make_drafter
 from pronk.engine.validate_draft import validate_draft
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.proposer import bind_proposer
 from pronk.speculation.tree import TokenTree
 from tiny_models import make_engine, make_request, run, tiny_decoder
 
@@ -218,9 +219,10 @@ def test_a_proposer_cannot_decode_with_its_own_target() -> None:
 
 def test_what_may_be_lost_does_not_grow_with_the_prompt() -> None:
     """A pass over a prompt takes long, and is no measure of two decoding passes."""
-    engine = make_engine(tiny_decoder())
-    request = make_request(list(range(50)) * 4, SamplingParams(max_tokens=6))
+    engine = make_engine(tiny_decoder(), budget=True)
+    drafter = bind_proposer(make_drafter("suffix"), engine.target)
+    request = make_request(list(range(50)) * 4, SamplingParams(max_tokens=12), drafter)
     run(engine, [request])
     policy, steps = engine.speculator.policy, request.stats.steps
     assert 0.0 < policy.longest < steps[0].clock
-    assert policy.output_length == 6
+    assert policy.output_length == 12

@@ -205,12 +205,12 @@ class NativeTreeBuilder:
         call = self._call
         self._reserve(max_nodes + 1)
         handles = [source.handle for source in sources]
-        if handles != self._handles:
-            self._handles, call.num_sources = handles, len(handles)
-            call.sources = (c_void_p * len(handles))(*handles)
+        if handles != self._handles:  # what is compared is set last: after Ctrl-C, the next call sets all again
+            call.sources, call.num_sources = (c_void_p * len(handles))(*handles), len(handles)
+            self._handles = handles
         if len(tail) > len(self._tail):
-            self._tail = (c_int32 * len(tail))()
-            call.tail = self._tail
+            call.tail = longer = (c_int32 * len(tail))()
+            self._tail = longer
         self._tail[: len(tail)] = [*tail]
         call.tail_tokens = len(tail)
         call.width, call.max_depth, call.min_match = max_nodes, max_depth, min_match

@@ -180,7 +180,7 @@ class RequestAcceptance:
         A request under the rejection rules is private: its text depends on random numbers that other requests may have,
         too, and draft tokens must not depend on those.
         """
-        self._shared, self._temperature, self._private = shared, temperature, private
+        self._shared, self._temperature, self.private = shared, temperature, private
         self._sources: dict[str, SourceRates] = {}
         self._proposals: dict[str, _Proposal] = {}
         self._counted: dict[str, SourceRates] = {}  # sources with counts of the step before
@@ -214,7 +214,7 @@ class RequestAcceptance:
         """Move a proposal along the text; return whether nothing of it can be right any more."""
         tree, origin = proposal.tree, proposal.tree.origin
         assert origin is not None
-        share = not self._private
+        share = not self.private
         for token in tokens:
             if proposal.lead:
                 if proposal.lead.pop() != token:

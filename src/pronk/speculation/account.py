@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from pronk.speculation.regret import Regret
-
 __all__ = ["Mean", "Policy", "Source"]
 
 _SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
 _KEEP = 0.8  # weight of a step relative to the next one in the expected contribution of a source: half after 3 steps
 _OUTPUTS = 8  # number of outputs that the mean length is over
-_PRIOR_TOKENS = 4.0  # tokens for which the expected contributions of a new source are taken to be right
+_PRIOR_TOKENS = 4.0  # weight, in tokens, of the prior that a source adds what it is expected to add
 
 
 @dataclass(slots=True)
 class Mean:
-    """Tokens that a source adds to a step, per probability that earlier sources are wrong (the room)."""
+    """Decayed mean of the tokens that a source adds to a step.
+
+    Each step counts by the probability that earlier sources have missed the next token: the room.
+    """
 
     total: float = 0.0
     weight: float = 0.0  # sum of the rooms
@@ -39,7 +40,7 @@ class Mean:
 class Source:
     """Measurements of a source over all requests."""
 
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=8))  # durations of the last proposals
+    prices: deque[list[float]] = field(default_factory=lambda: deque(maxlen=8))  # seconds of the last proposals
     explored: float = 0.0  # seconds of proposals that were not expected to pay
     contribution: Mean = field(default_factory=Mean)
     calls: int = 0  # number of calls, each for all requests of a step
@@ -50,7 +51,7 @@ class Source:
     @property
     def price(self) -> float:
         """Expected seconds of a proposal; 0 before the second one."""
-        return sorted(self.seconds)[len(self.seconds) // 2] if self.seconds else 0.0
+        return sorted(self.prices)[len(self.prices) // 2][0] if self.prices else 0.0
 
 
 @dataclass
@@ -58,13 +59,12 @@ class Policy:
     """Seconds that an engine's steps have spent on drafting and saved by it, and its sources.
 
     Attributes:
-        elapsed: duration of all steps.
+        elapsed: duration of all steps with a request that has a drafter.
         longest: duration of the longest forward pass that reads no prompt.
         output_length: mean number of tokens of the last outputs; ``None`` before the first one has ended.
         spent: drafting and draft rows, without the first proposal of each source.
         saved: plain steps that accepted draft tokens made unnecessary.
         sources: measurements of each source, by name.
-        regret: what other choices would have saved, over all requests.
     """
 
     elapsed: float = 0.0
@@ -73,7 +73,6 @@ class Policy:
     spent: float = 0.0
     saved: float = 0.0
     sources: dict[str, Source] = field(default_factory=dict)
-    regret: Regret = field(default_factory=Regret)
 
     @property
     def allowance(self) -> float:
@@ -81,7 +80,7 @@ class Policy:
         return _SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
 
     def source(self, name: str) -> Source:
-        """Return what is known of a source."""
+        """Return the measurements of a source, created on first use."""
         source = self.sources.get(name)
         if source is None:
             source = self.sources[name] = Source()
@@ -92,6 +91,10 @@ class Policy:
         mean = length if self.output_length is None else self.output_length
         self.output_length = mean + (length - mean) / _OUTPUTS
 
-    def may_explore(self, source: Source, seconds: float) -> bool:
-        """Return whether a source's part of the time for learning covers a proposal of so many seconds."""
-        return source.explored + seconds <= _SHARE * self.elapsed / max(1, len(self.sources))
+    def next_exploration(self, source: Source, seconds: float) -> float:
+        """Return the ``elapsed`` at which a source's time for learning covers ``seconds`` more."""
+        return (source.explored + seconds) * max(1, len(self.sources)) / _SHARE
+
+    def next_loss(self, seconds: float) -> float:
+        """Return the ``elapsed`` at which so many seconds more may be lost than now."""
+        return self.elapsed + seconds / _SHARE

@@ -32,6 +32,7 @@ _LEVEL_WINDOW = 9  # number of passes that a level is measured by
 _ROW = 0.15  # c before any pass with several rows, in passes of one row
 _KEEP = 0.995  # weight of a pass relative to the next one, for the line and for the regression: half after 140 passes
 _SPREAD = 256.0  # standard deviation of contexts, in tokens, above which the regression outweighs d = 0
+_MAX_LEVELS = 32  # number of levels that are kept, the latest ones
 _LASTS = 256  # number of passes with draft tokens after which a plain pass is measured again
 
 
@@ -175,6 +176,8 @@ class CostModel:
 
     def _learn_level(self, rows: int, cost: float) -> None:
         self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes)
+        if len(self._levels) > _MAX_LEVELS:
+            del self._levels[min(self._levels, key=lambda each: self._levels[each].latest)]
         line, now, start, slope = _Regression(), self._num_passes, self._start, self._slope
         line.add(1.0, 1.0, 0.1)
         line.add(8.0, 1.0 + 7.0 * _ROW, 0.01)

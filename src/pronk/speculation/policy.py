@@ -3,7 +3,8 @@
 The value of a step (:mod:`pronk.speculation.step_value`) is its expected number of tokens divided by its seconds.
 Plain decoding is the choice without draft tokens. A drafter (a *source*) is asked where its expected contribution
 raises the value; the draft tokens that raise it most are verified. Where nothing raises the value, sources are asked
-now and then all the same, to learn how good they are on the present text: each for an equal part of 1 % of the time.
+now and then all the same, to learn how good they are on the present text: each for at most 1 % of the time divided by
+the number of sources.
 
 **Bound of the loss.** Before anything is spent, its expected price is compared with what may still be lost, so that
 over all steps of an engine ::
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pronk.speculation.acceptance_stats import RequestAcceptance
@@ -37,10 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RequestPolicy", "SourceReport"]
 
-_HOPE = 0.5  # draft tokens that a new source is expected to add to a step, as if measured once
+_HOPE = 0.5  # draft tokens that a new source is expected to add to a step: a prior with the weight of one step
 _TOKEN_RATE = 0.5  # acceptance rate of draft tokens without a gain, before any count
 _CHAIN_RATE = 0.7  # acceptance rate of a new source that drafts token by token; a draft model has about this rate
-_LOOK_AHEAD = 8  # number of further tokens of a chain whose value is considered; more rows never cost nothing
+_LOOK_AHEAD = 8  # number of further tokens of a chain whose value is considered; rows beyond them are never free
+
+# Number of steps after which sources are considered again although none could be asked: the load may have changed.
+_LOOK_AGAIN = 16
 
 Reason = Literal["pays", "explores", "all"]
 
@@ -78,25 +83,38 @@ class RequestPolicy:
         self.num_requests, self._step, self._left, self._exploring = 1, 0, 0.0, False
         self._tree: TokenTree | None = None  # the only offer so far
         self._trie: Trie | None = None  # all offers, if there are several
+        self._looked = -_LOOK_AGAIN  # number of the step that has last considered a source
+        self._wake = 0.0  # ``Policy.elapsed`` before which no source can be asked again; 0 if one was asked
         self._room = 1.0  # probability that no draft token offered for the next position is right
-        self._asked: dict[int, tuple[Proposer[Any], Reason]] = {}  # by the address of the proposer
+        # By the address of the proposer; the list has the seconds of its proposal, ``None`` for its first one of all.
+        self._asked: dict[int, tuple[Proposer[Any], Reason, list[float] | None]] = {}
+        self._charged = 0.0  # seconds charged to sources since :meth:`charge_rest`
         self._unacceptable: list[TokenTree] = []  # offers with nodes that are computed but never accepted
 
     def begin(self) -> None:
         """Begin a step."""
         self._step += 1
         self.curve = self.offer = None
-        self.reports, self._asked = [], {}
+        self.reports, self._asked, self._charged = [], {}, 0.0
 
     def set_prices(self, curve: CostCurve | None, requests: int, allowance: float) -> None:
         """Set the costs of a step of ``requests`` requests, in which this one may lose ``allowance`` seconds."""
         self.curve, self.num_requests, self._left = curve, requests, allowance
         self._tree, self._trie, self._unacceptable, self._room = None, None, [], 1.0
+        self._wake = inf
         self.offer = None if curve is None else Offer(1.0, curve.at(requests) / requests)
+
+    def is_quiet(self) -> bool:
+        """Whether a recent step asked no source, and nothing was learned since that could change this."""
+        return self._step - self._looked < _LOOK_AGAIN and self.policy.elapsed < self._wake
+
+    def affords(self, seconds: float) -> bool:
+        """Return whether drafting of this request may take ``seconds`` more in this step."""
+        return seconds <= self._left
 
     @property
     def min_gain(self) -> float:
-        """Gain below which a draft token cannot pay for its row, if no rows are free."""
+        """Smallest gain that pays for a draft row where no free rows are left."""
         if self.curve is None or self.offer is None:
             return 0.0
         return self.offer.tokens * self.curve.row_seconds / self.offer.seconds
@@ -110,7 +128,9 @@ class RequestPolicy:
         """Return why to ask a source for draft tokens in this step, or ``None`` not to ask it."""
         if min(context.max_depth, context.max_nodes) < 1:
             return None
+        self._looked = self._step
         if self.curve is None or self.offer is None:
+            self._wake = 0.0
             return "all"
         source, offer, chain = self.policy.source(proposer.source), self.offer, proposer.chain_price(context)
         if chain is None:
@@ -125,10 +145,12 @@ class RequestPolicy:
             tokens = min(context.max_depth, self.policy.output_length or context.max_depth)
             pays = saved_per_token * tokens > chain.reading
             price = chain.reading + chain.token / self.num_requests
-        if price > self._left:
+        exploration = 0.0 if pays else self.policy.next_exploration(source, price)
+        if price > self._left or exploration > self.policy.elapsed:
+            self._wake = min(self._wake, max(exploration, self.policy.next_loss(max(0.0, price - self._left))))
             return None
-        self._exploring = not pays
-        return "pays" if pays else "explores" if self.policy.may_explore(source, price) else None
+        self._exploring, self._wake = not pays, 0.0
+        return "explores" if self._exploring else "pays"
 
     def extends(self, proposer: Proposer[Any], context: DraftContext[Any], gains: Sequence[float]) -> bool:
         """Return whether a chain of draft tokens with these gains is worth another token.
@@ -147,16 +169,24 @@ class RequestPolicy:
     def charge(self, proposer: Proposer[Any], seconds: float) -> None:
         """Add to the duration of a source's proposal of this step.
 
-        The first proposal of all prepares the source, and is no measure of later ones.
+        The first proposal of all includes one-time preparation, and is not charged.
         """
-        source = self.policy.source(proposer.source)
-        if source.calls <= 1:
+        self._charged += seconds
+        _, reason, price = self._asked[id(proposer)]
+        if price is None:
             return
-        source.seconds[-1] += seconds
+        price[0] += seconds
         self._left -= seconds
         self.policy.spent += seconds
-        if self._asked[id(proposer)][1] == "explores":
-            source.explored += seconds
+        if reason == "explores":
+            self.policy.source(proposer.source).explored += seconds
+
+    def charge_rest(self, seconds: float) -> None:
+        """Divide the time of decisions among the asked sources: what of ``seconds`` is not charged yet."""
+        rest, self._charged = seconds - self._charged, 0.0
+        for proposer, _, _ in self._asked.values():
+            self.charge(proposer, rest / len(self._asked))
+        self._charged = 0.0
 
     def close(self, tokens: Sequence[int], accepted: int, draft_rows: int) -> None:
         """Record a verified step.
@@ -171,7 +201,7 @@ class RequestPolicy:
         curve, count = self.curve, self.num_requests
         plain, before, best = curve.at(count) / count, 0, 0.0
 
-        def rows(draft_rows: int) -> float:  # this request's part of the seconds, if all requests have so many rows
+        def rows(draft_rows: int) -> float:  # extra seconds per request if every request verifies ``draft_rows``
             return curve.at(count * (1 + draft_rows)) / count - plain if draft_rows else 0.0
 
         saved, alone = accepted * plain - rows(draft_rows), dict[str, float]()
@@ -187,9 +217,8 @@ class RequestPolicy:
                 before = max(before, min(length, accepted))
                 best = max(best, net + length * plain - rows(length))
                 net += length * plain - rows(report.tree.num_draft_tokens)
-            alone[report.source] = net
-        for regret in (self.regret, self.policy.regret):
-            regret.add_step(saved, alone, best)
+            alone[report.source] = alone.get(report.source, 0.0) + net
+        self.regret.add_step(saved, alone, best)
 
     def was_asked(self, proposer: Proposer[Any]) -> bool:
         """Return whether a source has proposed in this step."""
@@ -198,7 +227,7 @@ class RequestPolicy:
     @property
     def needs_logits(self) -> bool:
         """Whether a source that was asked in this step needs the target's logits."""
-        return any(asked.capabilities.logits for asked, _ in self._asked.values())
+        return any(asked.capabilities.logits for asked, _, _ in self._asked.values())
 
     def take(
         self, proposer: Proposer[Any], reason: Reason, seconds: float, tree: TokenTree, lead: Sequence[int]
@@ -214,10 +243,11 @@ class RequestPolicy:
         """
         before, source = self.offer, self.policy.source(proposer.source)
         tree = tree if tree.gain is not None else self._with_gains(proposer, tree)
-        self._asked[id(proposer)] = proposer, reason
+        price = [0.0] if source.calls > 1 else None
+        self._asked[id(proposer)] = proposer, reason, price
         source.asked += 1
-        if source.calls > 1:
-            source.seconds.append(0.0)
+        if price is not None:
+            source.prices.append(price)
         self._add(proposer.name, tree)
         self.acceptance.propose(proposer.source, lead, tree)
         if before is not None and self.curve is not None:
@@ -226,7 +256,8 @@ class RequestPolicy:
             after = self.offer = Offer.of(gains[1:], self.curve, self.num_requests) if len(gains) > 1 else before
             added = after.tokens - before.tokens - (after.seconds - before.seconds) * before.tokens / before.seconds
             self._contribution(proposer).learn(added, self._room, self._step)
-            source.contribution.learn(added, self._room, source.asked)
+            if not self.acceptance.private:
+                source.contribution.learn(added, self._room, source.asked)
             self._room = max(0.0, self._probability_wrong())
         self.reports.append(SourceReport(proposer.source, reason, seconds, tree, before, self.offer))
 
@@ -248,6 +279,8 @@ class RequestPolicy:
 
     def _with_gains(self, proposer: Proposer[Any], tree: TokenTree) -> TokenTree:
         """Return a tree with the gains that follow from the acceptance of the source's draft tokens by depth."""
+        if not tree.num_draft_tokens:
+            return replace(tree, gain=(1.0,))
         rates, gain = self.acceptance.source(proposer.source, {0: _TOKEN_RATE}), [1.0]
         for node in range(1, len(tree)):
             gain.append(gain[tree.parents[node]] * rates.rate(0, tree.depths[node]) * tree.acceptable[node])

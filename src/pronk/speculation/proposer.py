@@ -226,8 +226,8 @@ class Proposer(Drafter, Generic[State]):
         """Count the drafter's choices at the last tokens of the text, instead of proposing.
 
         The counts go to its acceptance rates. A drafter with a model learns more by one forward pass over tokens that
-        are known than by draft tokens. Return False if it cannot, or if too few tokens are new to it; then it is asked
-        for draft tokens.
+        are known than by draft tokens. Return False if it cannot, or if fewer than 16 tokens are unread; then the caller
+        asks it for draft tokens.
         """
         return False
 
@@ -309,7 +309,7 @@ def ask(
         if id(context) in proposed:
             trees.append(check(context, proposed[id(context)]))
         else:  # the drafter has counted its choices, and offers nothing
-            trees.append(TokenTree.chain(context.tokens[-1:]))
+            trees.append(TokenTree.chain(context.tokens[-1:], gain=[1.0]))
     seconds = (clock() - began) / len(asked)
     for (number, reason), tree in zip(asked.items(), trees, strict=True):
         context, began = contexts[number], clock()

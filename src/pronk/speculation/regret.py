@@ -6,8 +6,8 @@ A step of one request that verifies ``k`` draft tokens and accepts ``a`` of them
 
 ``t(n)`` is the estimated time of a forward pass over ``n`` rows (:mod:`pronk.speculation.cost_model`). The *best choice
 of a step* verifies exactly the proposed tokens that turned out right, and asks only the drafter that proposed them. A
-*drafter alone* verifies all tokens that it proposed. Both know only the proposals that were made: a drafter counts in
-the steps in which it was asked.
+*drafter alone* verifies all tokens that it proposed. Both figures use only the proposals that were made: a drafter
+counts in the steps in which it was asked.
 """
 
 from __future__ import annotations
@@ -73,5 +73,6 @@ class Regret:
         }
 
     def _against(self, saved: float) -> float | None:
-        # Plain decoding would have taken ``seconds + saved``, and the other choice that without what it saves.
-        return (self.seconds + self.saved - saved) / self.seconds if self.seconds > 0.0 else None
+        # Plain decoding takes seconds + self.saved; the other choice takes ``saved`` less than that.
+        ratio = (self.seconds + self.saved - saved) / self.seconds if self.seconds > 0.0 else 0.0
+        return ratio if ratio > 0.0 else None

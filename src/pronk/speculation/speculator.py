@@ -77,10 +77,13 @@ class Speculator:
         drafts: dict[Request, TokenTree] = {}
         draft_slots = {scheduled.request: scheduled.num_draft_slots for scheduled in batch if scheduled.num_draft_slots}
         self.costs, self._num_decoding = self._cost_curve(batch), max(1, _count_plain_rows(batch)[0])
-        for proposer, requests in _group_by_proposer(draft_slots):
+        for proposer, group in _group_by_proposer(draft_slots):
             governed = self.budget and not proposer.capabilities.bypass_budget
             if governed and self.costs is None:
                 continue  # a forward pass without draft tokens has to be measured first
+            requests = [request for request in group if not (governed and request.policy.is_quiet())]
+            if not requests:
+                continue
             allowance = self.policy.allowance / len(draft_slots)
             for request in requests:
                 request.policy.set_prices(self.costs if governed else None, self._num_decoding, allowance)
@@ -129,18 +132,19 @@ class Speculator:
         The seconds of draft rows are those of the cost model, because other processes may prolong a single pass.
         """
         policy = self.policy
-        policy.elapsed += seconds + drafting
+        if any(step.request.needs_draft_slots for step in steps):  # time without any drafter allows no loss
+            policy.elapsed += seconds + drafting
         decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
-        if not prompt_rows:
-            policy.longest = max(policy.longest, seconds)
         if not self.budget or self.costs is None or not decoding:
             return
         curve = self.runner.costs_for([step.job for step in steps], self.costs)
         rows, draft_rows = prompt_rows + decoding, sum(step.draft.num_draft_tokens for step in steps)
+        if not prompt_rows:  # a disturbed pass counts as twice the estimated one at most
+            policy.longest = max(policy.longest, min(seconds, 2.0 * curve.at(rows + draft_rows)))
         saved = sum(max(0, min(len(outcome.path), len(outcome.committed) - 1)) for outcome in outcomes.values())
         for request in outcomes:
-            request.policy.regret.seconds += (seconds + drafting) / decoding
-        policy.regret.seconds += seconds + drafting
+            if not request.params.rejects:
+                request.policy.regret.seconds += (seconds + drafting) / decoding
         policy.spent += curve.at(rows + draft_rows) - curve.at(rows)
         policy.saved += saved * self.costs.at(decoding) / decoding
 
@@ -154,7 +158,8 @@ class Speculator:
                 outcome = outcomes[request]
                 request.policy.acceptance.advance(outcome.committed)
                 if not outcome.params.rejects:
-                    request.policy.close(outcome.committed, len(outcome.path), outcome.tree.num_draft_tokens)
+                    accepted = max(0, min(len(outcome.path), len(outcome.committed) - 1))
+                    request.policy.close(outcome.committed, accepted, outcome.tree.num_draft_tokens)
                 try:
                     if proposer.capabilities.self_budgeting:
                         proposer.observe(outcome)
@@ -219,6 +224,7 @@ class Speculator:
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
+            request.policy.charge_rest(seconds / len(requests))
             request.stats.draft_seconds += seconds
             if request.decision_trace is not None:
                 request.decision_trace.add_draft_seconds(seconds / len(requests))

@@ -1,6 +1,7 @@
 """Shadow passes: the counted choices against a slow loop without a cache, and proposals after them."""
 
 from collections import Counter
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.acceptance_stats import SourceRates
+from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.proposer import DraftContext
+from pronk.speculation.proposer import DraftContext, ask
 from tiny_models import VOCAB, kernels, make_engine, make_request, run, tiny_decoder
 
 NOISE = 0.1
@@ -29,10 +31,12 @@ def answer(length: int, **options: Any) -> list[int]:
     return [*prompt, *request.output]
 
 
-def stateless(state: Any, tokens: list[int], options: dict[str, Any]) -> DraftContext[Any]:
+def stateless(
+    state: Any, tokens: list[int], options: dict[str, Any], policy: RequestPolicy | None = None
+) -> DraftContext[Any]:
     """Return a context whose sampler draws draft tokens by the kernels."""
     params = SamplingParams(max_tokens=10_000, **options)
-    made = context(state, tokens, params=params, vocab=VOCAB)
+    made = context(state, tokens, params=params, vocab=VOCAB, policy=policy or RequestPolicy())
     made.sampler = Sampler(params, params.seed or 0, made.tokens, VOCAB, kernels=kernels())  # type: ignore[arg-type]
     assert made.sampler.drafts_statelessly
     return made
@@ -93,6 +97,26 @@ def test_few_new_tokens_and_draws_by_rejection_are_left_to_draft_tokens() -> Non
     asked = context(proposer.start(tokens), tokens, params=rejecting, vocab=VOCAB)
     assert not proposer.shadow(asked)
     assert asked.policy.acceptance.source(proposer.source).offered == {}
+
+
+def test_a_shadow_pass_leaves_proposals_of_siblings_possible() -> None:
+    """The empty offer of a shadow pass must not decide how the rates of the siblings are counted."""
+    tokens = answer(40)
+    proposer = bound(f"cape({SPEC})", make_engine(tiny_decoder()))
+    first = stateless(proposer.start(tokens), tokens[:38], GREEDY)
+    policy = first.policy
+    policy.begin()
+    policy.policy.elapsed = 1e6
+    policy.set_prices(CostCurve(1e-9, 1.0, 0.0), 1, 1e6)  # the target is so fast that nothing pays
+    ask(proposer, [first], perf_counter)
+    assert [report.reason for report in policy.reports] == ["explores"]
+    assert not policy.reports[0].tree.num_draft_tokens
+    assert sum(policy.acceptance.source(proposer.chain_source).offered.values()) > 0
+    policy.begin()
+    policy.set_prices(CostCurve(1e6, 1.0, 0.0), 1, 1e9)  # the target is so slow that everything pays
+    ask(proposer, [stateless(first.state, tokens[:39], GREEDY, policy)], perf_counter)
+    assert [report.reason for report in policy.reports] == ["pays"]
+    assert policy.reports[0].tree.num_draft_tokens > 3  # a chain and siblings
 
 
 def test_a_wrapper_counts_for_its_inner_drafter() -> None:

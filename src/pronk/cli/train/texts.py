@@ -45,7 +45,7 @@ def texts(
         "autoregressive"
     ),
 ) -> None:
-    """Let a model answer questions about documents, for the training of drafters with --answers.
+    """Let a model answer questions about documents, for the training of drafters with pronk train eagle3.
 
     Questions are the real ones of the documents, and instructions about their excerpts and headings. Half of the
     dialogues are greedy. Ctrl-C keeps the finished dialogues; the same command continues.

@@ -52,6 +52,9 @@ def _likeliest(logits: Array, count: int) -> list[Array]:
     members, rest, best = np.arange(0, grouped, num_groups)[:, None], np.arange(grouped, size), []
     for row, row_maxima in zip(logits, maxima, strict=True):
         lowest = np.partition(row_maxima, num_groups - count)[num_groups - count]
+        if np.isnan(lowest):
+            best.append(likeliest(row, count))
+            continue
         ids = np.concatenate([(members + np.flatnonzero(row_maxima >= lowest)).ravel(), rest])
         best.append(ids[np.lexsort((ids, -row[ids]))[:count]])
     return best

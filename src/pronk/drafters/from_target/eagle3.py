@@ -3,7 +3,7 @@
 The head reads the hidden states that the target has computed anyway, and predicts a further token from each row and the
 embedding of its next token (:mod:`pronk.drafters.from_target.modules.eagle`). Draft tokens are drafted one by one: a
 row's output takes the place of the hidden states of the next row. MTP heads are part of some checkpoints; EAGLE-3 heads
-are trained afterwards. Here both differ only in what they read.
+are trained afterwards. The two kinds differ only in their input.
 
 By default the proposal is a chain. With ``num_nodes`` it is a tree by the rule of EAGLE-2 (Li et al. 2024, section
 4.1): at each depth, the ``beam`` likeliest nodes by the product of the head's probabilities get children, in one pass
@@ -183,6 +183,8 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         price = self.chain_price(context)
         if price is None:
             return True
+        if not policy.affords(price.reading + (search.depth + 1) * price.token / policy.num_requests):
+            return False
         gains = sorted(search.trie.gains[1:], reverse=True)[: search.max_nodes]
         tokens = 1.0 + sum(gains)
         more_tokens = tokens + sum(gain for gain, *_ in search.best) * policy.chain_rate(self)

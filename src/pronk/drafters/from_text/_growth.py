@@ -147,8 +147,8 @@ class CompiledTreeBuilder:
         """Implement :meth:`TreeBuilder.build`."""
         builder, origins = self._builder, self._origins
         if self._version != self.rates.version:
-            self._version = self.rates.version
             builder.set_counts(self.rates.offered, self.rates.taken)
+            self._version = self.rates.version
         builder.set_prior_weight(self.rates.weight)
         tail = tokens[-indexes[0].max_match :]
         tree = builder.build(

@@ -2,7 +2,8 @@
 
 One forward pass of the draft model over tokens of the text that it has not read gives its choice after each of them.
 The next token of the text tells whether the choice is right (teacher forcing). So 16 to 64 choices are counted for the
-price of reading, which the next draft token needs in any case. Drafting would count one or two.
+price of reading; drafting would count one or two. The tokens must be read before the next draft token anyway. If more
+than 64 are unread, the earlier ones are read in the same call, without counting.
 """
 
 from __future__ import annotations
