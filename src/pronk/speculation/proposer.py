@@ -226,8 +226,8 @@ class Proposer(Drafter, Generic[State]):
         """Count the drafter's choices at the last tokens of the text, instead of proposing.
 
         The counts go to its acceptance rates. A drafter with a model learns more by one forward pass over tokens that
-        are known than by draft tokens. Return False if it cannot, or if fewer than 16 tokens are unread; then the caller
-        asks it for draft tokens.
+        are known than by draft tokens. Return False if it cannot, or if fewer than 16 tokens are unread; it is then
+        asked for draft tokens.
         """
         return False
 
