@@ -109,12 +109,12 @@ def settled(source: Source, change: int, *, wanted: bool) -> int:
     ("change", "wanted", "most"),
     [
         pytest.param(360, True, 5, id="copies to code: the draft model is used again"),
-        pytest.param(480, False, 18, id="code to prose: the draft model is dropped"),  # see the docstring
+        pytest.param(480, False, 30, id="code to prose: the draft model is dropped"),  # see the docstring
         pytest.param(600, False, 5, id="prose to copies: the cheap source displaces the draft model"),
     ],
 )
 def test_the_choice_follows_a_change_of_the_text(change: int, wanted: bool, most: int) -> None:
-    """A source that stops paying is asked for up to 18 steps more: its expected contribution halves in 3 steps."""
+    """A source that stops paying is asked for up to 30 steps more: its expected contribution halves in 7 steps."""
     phases = {"copy": (0.05, 0.05, 0.97), "draft": (0.85, 0.2, 0.85)}
     delays = []
     for seed in range(20):

@@ -9,7 +9,7 @@ __all__ = ["Mean", "Policy", "Source"]
 
 _SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
-_KEEP = 0.8  # weight of a step relative to the next one in the expected contribution of a source: half after 3 steps
+_KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
 _OUTPUTS = 8  # number of outputs that the mean length is over
 _PRIOR_TOKENS = 4.0  # weight, in tokens, of the prior that a source adds what it is expected to add
 
