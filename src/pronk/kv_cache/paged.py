@@ -126,7 +126,7 @@ class PagedCache:
         return [kept for kept in self.hidden if not isinstance(kept, int)]
 
     def drop_unused_hidden(self) -> None:
-        """Free what is kept for owners of which every one has been deleted."""
+        """Free the kept outputs and projections whose owners have all been deleted."""
         for kept in [kept for kept in self.hidden if not self._owners[kept]]:
             del self.hidden[kept], self._owners[kept]
             self._on_pool_change()

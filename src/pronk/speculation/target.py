@@ -37,6 +37,7 @@ class Target:
         shared_models: draft models and trained drafters loaded by :meth:`load_shared`.
         model_files: for each loaded model, its folder and the latest modification time (ns) of the weight files.
         runner: runs forward passes, for drafters that compute the target's first layers before the others.
+        clock: returns the time in seconds, for the durations of drafters.
     """
 
     decoder: Decoder

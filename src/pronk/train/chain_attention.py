@@ -2,8 +2,8 @@
 
 A drafter that reads its own output is trained on its own output: step 0 has a row for each position of the text, with
 the target's features, and row ``i`` of step ``s`` continues row ``i`` of step ``s - 1`` as if it were the ``s``-th
-draft token. It sees what it sees in use: the real rows up to ``i``, and its own earlier steps. For 3 positions, where
-``x`` is seen by row 1 of step 2::
+draft token. It attends to the same keys as in decoding: the real rows up to ``i``, and its own earlier steps. For
+3 positions, where ``x`` is seen by row 1 of step 2::
 
     keys of   step 0   step 1   step 2
               x x .    . x .    . x .
@@ -48,7 +48,7 @@ class ChainAttention:
         for i, queries in enumerate(q.split(self._counts)):
             if len(queries):
                 chain = [(keys[i], values[i]) for keys, values in later]
-                outputs.append(_attend(queries, first[0][i], first[1][i], self._hidden[i], chain))
+                outputs.append(_attend(queries, first[0][i], first[1][i], self._hidden[i].to(q.device), chain))
         return torch.cat(outputs)
 
 

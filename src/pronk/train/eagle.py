@@ -4,7 +4,7 @@ The rows of a text with tokens ``t`` and the target's features ``f``: row ``i`` 
 of ``t[i + 1]``, and learns the target's distribution after ``t[i + 1]``. Row ``i`` of step ``s`` has the head's own
 output of row ``i`` in step ``s - 1`` and the embedding of ``t[i + 1 + s]``, and learns the distribution after that
 token, as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.chain_attention`). Only rows whose drafts
-are within an answer are trained; the others are seen by them.
+are within an answer are trained; the other rows serve as keys and values only.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft vocabulary, where the
 target's likeliest token is in it. Features and distributions are computed with each batch, by the deployed target.
@@ -254,7 +254,8 @@ class EagleTraining:
 
     def _add_figures(self, batch: _Batch, rows: Sequence[_Rows], chains: dict[str, list[Any]]) -> None:
         """Add one batch to the figures of :meth:`evaluate`."""
-        reached, total = torch.ones(len(batch.active)), torch.zeros(len(batch.active))
+        reached = torch.ones(len(batch.active), device=self.device)
+        total = torch.zeros_like(reached)
         first_tokens = batch.tokens[batch.active] + 1
         for step in self._steps(batch):
             compared, before = rows[step.number], len(rows[step.number].overlaps)
@@ -287,7 +288,7 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
 
     ``decay``: ``decay ** s``. ``dpace``: what the log-probability at ``s`` adds to the expected accepted length, the
     sum over ``k >= s`` of the product of the acceptance at ``s .. k`` (arXiv 2605.18810); the acceptance of the
-    positions before ``s`` is known of each row, and multiplied there.
+    positions before ``s`` is a factor of each row.
     """
     if weighting == "decay":
         return [decay**step for step in range(len(acceptance))]

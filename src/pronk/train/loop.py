@@ -218,7 +218,8 @@ class Trainer(Generic[Trained]):
         Args:
             report: called every ``log_every`` steps and after each evaluation.
             evaluated: called after each evaluation, to export an intermediate model.
-            stop: called before each forward pass; an unfinished step is dropped.
+            stop: called before each forward pass of a step but the first, and after each step; an unfinished step is
+                dropped.
             on_pass: called after each forward pass with the number of the step (from 1), and of this process's forward
                 passes in it, finished and in all.
 

@@ -7,7 +7,8 @@ token of a text has no feature yet: the target computes it in the pass that veri
     rows       ab bc cd            the last row predicts the token after d
     drafts     x  y                their rows have the head's own output instead of a feature: (cd) x, (x) y
 
-If the text ends with another drafter's draft tokens, these get such rows, too, and the proposal begins below them.
+If the text ends with another drafter's draft tokens, they get rows of the head's output, too, and the proposal begins
+below them.
 Rows of draft tokens are dropped after the proposal. If the tokens are accepted, they get rows with true features. The
 target's KV cache keeps the features, so that a request with a cached prefix, or after a preemption, has all its rows.
 """
@@ -149,7 +150,7 @@ class EagleRunner(SideLanes):
         num_released = context.block_table.num_released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
             return False
-        with uninterrupted():  # the output of the last row is needed, so that this row is run in any case
+        with uninterrupted():  # the last row is run again, because its output is the root
             del lane.tokens[num_rows - 1 :]
             lane.block_table.length = min(lane.block_table.length, num_rows - 1)
         # The lane's token of row i is text token i + 1. Token 0 also determines the rows, but has no row of its own.
@@ -221,7 +222,7 @@ class EagleRunner(SideLanes):
         return x, head.to_target(logits)
 
     def _read_input(self, packed: ProgramRows, group: int, x: Array, is_first: Array) -> Array:
-        """Return ``[rows, hidden]``: what a group makes of the embeddings and of features ``x``."""
+        """Return a group's input stream ``[rows, hidden]``, made of embeddings and of features ``x``."""
         eagle = self.head.eagle
         embeddings, normed, out = np.empty_like(x), x.copy(), np.empty(x.shape, FLOAT32)
         self._program("embedding", group).run(packed, embeddings)

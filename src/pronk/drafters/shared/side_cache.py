@@ -1,10 +1,10 @@
-"""KV cache of modules that read the target's hidden states: Kangaroo's adapter, multi-token heads.
+"""KV cache of modules that read the target's hidden states: Kangaroo's adapter, multi-token and EAGLE-3 heads.
 
 Such a module reads the output of one of the target's layers, one row per token, and attends to its own keys and values
 of the earlier rows. A *lane* is the module's KV cache of one request. A lane can lack the last tokens of the text::
 
     text         a b c d e       the target has computed a b c d and kept their hidden states, but not yet e
-    lane         a b             the module has still to run c and d
+    lane         a b             the module must still run c and d
 
 Rows of draft tokens follow the text. They stay in the cache if the draft tokens are accepted.
 """
