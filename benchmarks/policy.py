@@ -208,7 +208,8 @@ def main() -> None:
             document.append({"temperature": temperature, "rows": rows})
             print(tables[-1], flush=True)
     if options.out:
-        machine = describe_hardware("cpu")
+        hardware = describe_hardware("cpu")
+        machine = f"{hardware['processor']}, {hardware['threads']} threads, {date.today():%B %Y}"
         head = f"# `auto` against the best single drafter\n\n{llm.path.name}, {llm.kernels}; {machine}\n\n"
         Path(f"{options.out}.md").write_text(head + "\n\n".join(tables) + "\n")
         Path(f"{options.out}.json").write_text(
