@@ -20,6 +20,7 @@ import math
 import random
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
