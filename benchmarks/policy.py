@@ -20,8 +20,8 @@ import math
 import random
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import date
 from pathlib import Path
+from time import strftime
 from typing import Any, NamedTuple
 
 from priced import PricedClock
@@ -210,7 +210,7 @@ def main() -> None:
             print(tables[-1], flush=True)
     if options.out:
         hardware = describe_hardware("cpu")
-        machine = f"{hardware['processor']}, {hardware['threads']} threads, {date.today():%B %Y}"
+        machine = f"{hardware['processor']}, {hardware['threads']} threads, {strftime('%B %Y')}"
         head = f"# `auto` against the best single drafter\n\n{llm.path.name}, {llm.kernels}; {machine}\n\n"
         Path(f"{options.out}.md").write_text(head + "\n\n".join(tables) + "\n")
         Path(f"{options.out}.json").write_text(
