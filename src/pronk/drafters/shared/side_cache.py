@@ -1,4 +1,4 @@
-"""KV cache of modules that read the target's hidden states: Kangaroo's adapter, multi-token and EAGLE-3 heads.
+"""KV cache of modules that read the target's hidden states: Kangaroo, multi-token and EAGLE-3 heads.
 
 Such a module reads the output of one of the target's layers, one row per token, and attends to its own keys and values
 of the earlier rows. A *lane* is the module's KV cache of one request. A lane can lack the last tokens of the text::

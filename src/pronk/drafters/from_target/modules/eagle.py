@@ -87,7 +87,7 @@ class EagleHead(Decoder):
         program.norm(self.feature_norm if self.eagle.kind == "mtp" else self.layers[group].hidden_norm)
 
     def compile_input(self, program: Program, group: int) -> None:
-        """Append the first operations on normed embeddings and features ``[rows, 2 hidden]``; output: ``logits``."""
+        """Append the first operations on embeddings and features ``[rows, 2 hidden]``; fill ``logits``."""
         if self.eagle.kind == "mtp":
             program.linear(self.fc, to="logits")
             return
