@@ -97,6 +97,18 @@ class ModelConfig:
         kv = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, kv, kv
 
+    def document_sizes(self) -> dict[str, int]:
+        """Return the sizes as entries of a Hugging Face ``config.json``."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+        }
+
     @property
     def window(self) -> int | None:
         """Largest sliding window of all layers in tokens; ``None`` if any layer has full attention."""

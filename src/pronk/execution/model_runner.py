@@ -121,8 +121,10 @@ class ModelRunner:
         layers of all nodes.
         """
         early = EarlyRows.of(self.early_tokens.get(block_table), tree)
+        if early is None:
+            return None
         read = (*hidden, *(layer for projection in self.cache.projections for layer in projection.layers))
-        return None if early is not None and min(read, default=early.num_layers + 1) <= early.num_layers else early
+        return None if min(read, default=early.num_layers + 1) <= early.num_layers else early
 
     def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
         """Return the slots of the rows of all jobs."""

@@ -183,7 +183,7 @@ class RequestPolicy:
 
     def charge_rest(self, seconds: float) -> None:
         """Divide the time of decisions among the asked sources: what of ``seconds`` is not charged yet."""
-        rest, self._charged = seconds - self._charged, 0.0
+        rest = seconds - self._charged
         for proposer, _, _ in self._asked.values():
             self.charge(proposer, rest / len(self._asked))
         self._charged = 0.0

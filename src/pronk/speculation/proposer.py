@@ -317,14 +317,17 @@ def ask(
         context.policy.charge(proposer, seconds + clock() - began)
 
 
-def observe(proposer: Proposer[Any], outcome: Outcome[Any], clock: Callable[[], float]) -> None:
+def observe(
+    proposer: Proposer[Any], outcome: Outcome[Any], clock: Callable[[], float], part: int | None = None
+) -> None:
     """Pass an outcome to a source that was asked in this step, or that observes all steps.
 
-    The duration is a part of the price of the source's proposals.
+    The duration is a part of the price of the source's proposals. ``part`` is the index of the source's state in that
+    of a composite, whose outcome this is.
     """
     asked = outcome.policy.was_asked(proposer)
     if asked or proposer.capabilities.observes_all_steps:
         began = clock()
-        proposer.observe(outcome)
+        proposer.observe(outcome if part is None else outcome.with_state(outcome.state[part]))
         if asked:
             outcome.policy.charge(proposer, clock() - began)

@@ -119,6 +119,5 @@ class AutoProposer(CompositeProposer):
 
     def observe(self, outcome: Outcome[States]) -> None:
         """Pass the outcome to the sources that were asked in this step, or that observe all steps."""
-        for part, state in zip(self.parts, outcome.state, strict=True):
-            if part.capabilities.observes_all_steps or outcome.policy.was_asked(part):
-                observe(part, outcome.with_state(state), self.clock)
+        for number, part in enumerate(self.parts):
+            observe(part, outcome, self.clock, number)

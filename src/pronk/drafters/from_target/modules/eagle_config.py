@@ -283,13 +283,7 @@ def _decoder_document(config: ModelConfig) -> dict[str, Any]:
         scaling["original_max_position_embeddings"] = rope.original
     return {
         "model_type": "qwen3" if config.qk_norm else "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        **config.document_sizes(),
         "hidden_act": config.activation,
         "rms_norm_eps": config.norm_eps,
         # Linear scaling has the length before scaling.
