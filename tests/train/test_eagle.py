@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
 from pronk.train.run_head import run_head, steps_of
-from pronk.train.target_states import target_states
+from pronk.train.target_states import StateSource, target_states
 from pronk.train.teacher import Teacher
 from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
 from train.tiny import InterruptingConsole, refusal, run_command, shown
@@ -179,8 +180,13 @@ def test_states_of_the_engine_are_those_of_the_module(chunk: int, monkeypatch: p
     features = compute_features(module, torch.tensor([ids]), torch.float32, (1, 3, 4))
     wanted = torch.cat([features.hidden[layer] for layer in (1, 3, 4)], dim=-1)
     torch.testing.assert_close(states.hidden, wanted, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(states.logits, module.logits(features.last)[6:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states.last, features.last[6:], rtol=1e-4, atol=1e-4)
+    assert states.likeliest.tolist() == module.logits(features.last)[6:].argmax(-1).tolist()
     assert engine.cache.allocator.num_free == free
+    source = StateSource(engine.target, (1, 3), module.norm, "abc", None)(ids, 6)
+    wanted = torch.cat([features.hidden[layer] for layer in (1, 3)], dim=-1)
+    torch.testing.assert_close(source.hidden.float(), wanted, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(source.last.float(), module.norm(features.last)[6:], rtol=2e-3, atol=2e-3)
 
 
 def test_weights_of_positions() -> None:
@@ -407,3 +413,34 @@ def test_minutes_end_the_run(teacher: Teacher, answers: Path, quiet: Console, tm
     assert time.monotonic() - start < 10
     assert shown(quiet).startswith("minutes left of 0.05: 0.0 for training, 0.0 for evaluating\n")
     assert ", ended after 0.05 minutes" in shown(quiet)
+
+
+def test_kept_states_replace_the_target(
+    begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run does not call the target, and has the same weights; a damaged file is computed again."""
+    kept = tmp_path / "kept"
+    plain, first = train(begin("plain", steps=2)), train(begin("first", steps=2, states=kept))
+    files = sorted(kept.rglob("*.safetensors"))
+    assert files
+    files[0].write_bytes(files[0].read_bytes()[:-40])
+    calls: list[int] = []
+    monkeypatch.setattr(
+        "pronk.train.target_states.target_states", lambda *given: calls.append(1) or target_states(*given)
+    )
+    second = train(begin("second", steps=2, states=kept))
+    assert len(calls) == 1
+    weights = [run.objective.module.state_dict() for run in (plain, first, second)]
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name])
+        assert torch.equal(value, weights[2][name])
+    assert sum(file.stat().st_size for file in files) < first.objective.states.check_space(10**6)
+
+
+def test_states_that_do_not_fit_on_the_disk_are_refused(
+    begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = begin(states=tmp_path / "kept").objective
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(OptionError, match=r"^states: expected 2\.6 GB free in .*kept, found 0\.0; give another"):
+        head.states.check_space(10**7)

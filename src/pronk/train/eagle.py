@@ -7,7 +7,8 @@ token, as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.cha
 are within an answer are trained; the other rows serve as keys and values only.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft vocabulary, where the
-target's likeliest token is in it. Features and distributions are computed with each batch, by the deployed target.
+target's likeliest token is in it. The deployed target computes features and distributions
+(:mod:`pronk.train.target_states`).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from pronk.train.losses import Comparison, distillation_loss
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.modules.load import load_module
 from pronk.train.options import EagleOptions
-from pronk.train.precision import autocast
+from pronk.train.precision import autocast, product_dtype
 from pronk.train.served import SERVED_TOKENS, measure
-from pronk.train.target_states import target_states
+from pronk.train.target_states import StateSource
 from pronk.train.teacher import Teacher
 
 __all__ = ["ANSWERS", "EagleTraining", "position_weights"]
@@ -114,6 +115,10 @@ class EagleTraining:
         self.module.initialize(target, torch.Generator().manual_seed(options.seed))
         self.module.to(self.device)
         self._embedding = target.embedding.detach().to(self.device)
+        self._head = target.head.get_parameter("weight").detach()[draft_ids].to(self.device)
+        self.states = StateSource(
+            teacher.llm.target, self.sources, target.norm.float(), teacher.fingerprint.weights, options.states
+        )
         self.identity = self.identify(teacher)
 
     @classmethod
@@ -183,36 +188,38 @@ class EagleTraining:
         parts: dict[str, list[Tensor]] = {}
         lengths, active_rows = list[int](), list[Tensor]()
         rows = num_ids = num_logits = 0
-        t2d, draft_ids = self.module.t2d.cpu(), self.module.draft_ids
+        t2d = self.module.t2d.cpu()
         for ids, kinds in split_dialogues(inputs, marks):
             answered = kinds >= Mark.GREEDY
             active = answered[2:].nonzero().flatten()  # row i drafts token i + 2
             if not len(active):
                 continue
             first, count = int(active[0]) + 1, len(ids) - 2
-            states = target_states(self.teacher.llm.target, ids.tolist(), self.sources, first)
+            states = self.states(ids.tolist(), first)
             positions = torch.arange(count)
             pieces = {
-                "hidden": states.hidden[:count],
+                "hidden": states.hidden[:count].float(),
                 "ids": ids,
                 "tokens": num_ids + 1 + positions,
                 "positions": positions,
                 "active": rows + active,
                 "rest": _run_lengths(answered)[2:][active],
                 "teacher": num_logits + active + 1 - first,
-                "logits": states.logits[:, draft_ids],
-                "inside": t2d[states.logits.argmax(-1)],
+                "last": states.last,
+                "inside": t2d[states.likeliest],
                 "greedy": (kinds[2:] == Mark.GREEDY)[active],
             }
             for name, piece in pieces.items():
                 parts.setdefault(name, []).append(piece.to(self.device))
             lengths.append(count)
             active_rows.append(active)
-            rows, num_ids, num_logits = rows + count, num_ids + len(ids), num_logits + len(states.logits)
+            rows, num_ids, num_logits = rows + count, num_ids + len(ids), num_logits + len(states.last)
         if not rows:
             return None
         tensors = {name: torch.cat(pieces) for name, pieces in parts.items()}
-        return _Batch(**tensors, attend=ChainAttention(lengths, active_rows))
+        dtype = product_dtype(self.device)
+        logits = tensors.pop("last").to(dtype) @ self._head.to(dtype).T
+        return _Batch(**tensors, logits=logits, attend=ChainAttention(lengths, active_rows))
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:

@@ -265,9 +265,10 @@ class EagleOptions(LoopOptions):
     from 0, has the weight ``decay ** s``) or ``dpace`` (by the acceptance reached so far). The head proposes the
     ``draft_vocab`` most frequent tokens. ``mlp`` is the width of its MLP; ``sources`` are the layers that it reads.
     The drafter is measured in the engine with ``num_tokens`` draft tokens per step; 0 skips the measurement.
+    ``states`` is a folder for the target's outputs, so that they are computed once.
     """
 
-    FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
+    FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens", "states"}
     adamw_share: ClassVar[float] = 0.15  # the LM head begins as the target's
 
     final_share: float = 0.0
@@ -279,6 +280,7 @@ class EagleOptions(LoopOptions):
     sources: tuple[int, ...] | None = None
     context: int = 2048
     num_tokens: int = 4
+    states: Path | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -76,6 +76,7 @@ def run_head(  # noqa: PLR0917 - as for run_student
 def _plan(trainer: Trainer[EagleTraining]) -> list[str]:
     """Return lines of text: the sizes of the head, the text, and the expected duration."""
     head, o = trainer.objective, trainer.options
+    states = head.states.check_space(head.text.num_tokens) / 1e9
     steps = o.steps - trainer.step
     start, acceptance = time.monotonic(), head.module.acceptance.clone()
     head.backward(*head.text.batch(0, max(1, o.micro // o.length)), 1.0)
@@ -89,9 +90,12 @@ def _plan(trainer: Trainer[EagleTraining]) -> list[str]:
     vocabulary = f"{len(head.module.draft_ids)} draft tokens, {head.coverage:.1%} of the answers"
     text = f"text: {head.text.num_tokens} tokens, {head.num_answered} of them answers"
     duration = f"about {seconds:.1f} s each: {steps * seconds / 3600:.1f} hours{limit}"
+    folder = head.options.states
+    kept = [f"states: up to {states:.1f} GB in {folder}; later epochs take less time"] if folder else list[str]()
     return [
         f"{what}, {vocabulary}",
         f"{text}; {len(head.held_out)} dialogues are held out",
+        *kept,
         f"plan: {steps} steps of {o.batch} tokens, {duration}",
     ]
 

@@ -80,6 +80,14 @@ def eagle3(
         int, loop_option("Draft tokens per step when the engine measures the head; 0: no measurement.")
     ] = EagleOptions.num_tokens,
     epochs: Annotated[float, loop_option("Times that the answers are read.")] = 3.0,
+    states: Annotated[
+        Path | None,
+        text_option(
+            "Folder that keeps what the target computes for the answers, several kB per token, for later epochs and "
+            "other runs.",
+            show_default="computed in every epoch",
+        ),
+    ] = None,
 ) -> None:
     """Train an EAGLE-3 head for a model as it is deployed, quantized or not, on its own answers.
 
@@ -115,6 +123,7 @@ def eagle3(
         sources=None if layers is None else _layers(layers, teacher.llm.config.num_layers),
         context=teacher.llm.config.context,
         num_tokens=num_tokens,
+        states=states,
     )
     title = name or f"{teacher.name.rpartition('/')[2]}-eagle3"
     if not run_head(options, teacher, out, title, command_line(context), Console(), clock):
