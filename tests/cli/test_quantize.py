@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from cli.conftest import Command as Run
 from cli.conftest import assert_mistake
+from drafters.from_target.trained_eagle import Form, random_head, write_head
 from pronk import LLM
 from pronk.files import shards
 from pronk.testing import tiny_checkpoint
@@ -60,6 +61,22 @@ def test_mistakes_are_one_line(run: Run, model: Path, tmp_path: Path) -> None:
         ((model, tmp_path / "x", "--calibrate", tmp_path / "short.txt"), "expected at least 128 tokens"),
         ((model, tmp_path / "x", "--calibrate", tmp_path / "none"), "found no"),
         ((tmp_path / "none", tmp_path / "x"), "no such folder"),
+    ):
+        assert_mistake(run(*args), message)
+    assert not (tmp_path / "x").exists()
+
+
+def test_heads(run: Run, model: Path, tmp_path: Path) -> None:
+    head, out = write_head(random_head(Form(hidden=64)), tmp_path / "head"), tmp_path / "small"
+    code, _, err = run(head, out, "--bits", 8)
+    assert code == 0
+    assert "small: 8 bits in groups of 16; " in err
+    assert "\npronk quantize head small --bits 8\n" in (out / "README.md").read_text()
+    for args, message in (
+        ((out, tmp_path / "x"), "expected plain weights, found a quantized head"),
+        ((head, out), "expected a new or empty folder"),
+        ((head, tmp_path / "x", "--group", 12), "group: expected a multiple of 8 that divides"),
+        ((head, tmp_path / "x", "--calibrate", model), "calibrate: expected no text for a head"),
     ):
         assert_mistake(run(*args), message)
     assert not (tmp_path / "x").exists()

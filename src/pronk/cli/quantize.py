@@ -7,9 +7,11 @@ import typer
 from rich.console import Console
 
 from pronk.cli.progress import command_line, interruptible, status_bar
+from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint
+    from pronk.quantization.quantize.heads import QuantizedHead
 
 __all__ = ["quantize"]
 
@@ -44,7 +46,7 @@ def quantize(
 
     The format is compressed-tensors, which transformers and vLLM read as well. Supported models are Llama, Mistral,
     Qwen2 and Qwen3. The model card gives the perplexity before and after, on the held-out part of TEXT or on a text
-    that comes with pronk.
+    that comes with pronk. Heads for the drafters eagle3 and mtp are rounded to the nearest, LM head included.
 
     [bold]Examples[/]
 
@@ -53,17 +55,27 @@ def quantize(
     pronk quantize ./checkpoint small --bits 8 --group 64
 
     pronk quantize ./checkpoint small --calibrate src/ --tokens 65536
+
+    pronk quantize run/export head-4bit --bits 4
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     with interruptible("interrupted; no partial checkpoint was kept"), status_bar(screen) as status:
         from pronk.hub.resolve import resolve_model
         from pronk.kernels.threads import set_threads
         from pronk.quantization.quantize.checkpoint import quantize as write_checkpoint
+        from pronk.quantization.quantize.heads import find_head_kind, quantize_head
         from pronk.quantization.quantize.texts import read_texts
 
         set_threads(threads, workers=1)
         folder = resolve_model(model)
         name = folder.resolve().name if Path(model).expanduser().is_dir() else model
+        if find_head_kind(folder) is not None:
+            if calibrate is not None:
+                msg = "calibrate: expected no text for a head, which is rounded to the nearest; leave the option out"
+                raise OptionError(msg)
+            command = command_line("quantize", name, out.name, bits=bits, group=group)
+            screen.print(f"{out}: {_head_summary(quantize_head(folder, out, bits, group, command))}", markup=False)
+            return
         calibration, text = {}, "the text that comes with pronk"
         if calibrate:
             calibration = {"calibrate": calibrate.resolve().name, "tokens": tokens}
@@ -80,6 +92,15 @@ def quantize(
             status=status,
         )
     screen.print(f"{out}: {_summary(result)}", markup=False)
+
+
+def _head_summary(result: "QuantizedHead") -> str:
+    rule = result.rule
+    return (
+        f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}; "
+        f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; error of the weights "
+        f"{result.error:.2%}"
+    )
 
 
 def _summary(result: "QuantizedCheckpoint") -> str:

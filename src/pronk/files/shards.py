@@ -29,6 +29,7 @@ _SAFETENSORS_TYPES = {
     np.dtype(np.int32): "I32",
     INT8: "I8",
     UINT8: "U8",
+    np.dtype(np.bool_): "BOOL",
 }
 
 

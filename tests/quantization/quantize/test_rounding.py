@@ -11,7 +11,7 @@ from pronk.errors import OptionError
 from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
 from pronk.quantization.formats.matrix import Bits
-from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose_group
+from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose_group, matrix_inputs
 
 KERNELS = candidates()[0]
 
@@ -67,7 +67,7 @@ def test_scales_beyond_float16() -> None:
     ],
 )
 def test_groups(hidden: int, mlp: int, bits: int, group: int | None, found: int) -> None:
-    assert choose_group(shape(hidden, mlp), bits, group) == (bits, found)
+    assert choose_group(matrix_inputs(shape(hidden, mlp)), bits, group) == (bits, found)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_groups(hidden: int, mlp: int, bits: int, group: int | None, found: int)
 )
 def test_impossible_groups_are_refused(hidden: int, mlp: int, bits: int, group: int | None, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
-        choose_group(shape(hidden, mlp), bits, group)
+        choose_group(matrix_inputs(shape(hidden, mlp)), bits, group)
     assert "\n" not in str(caught.value)
 
 
 def test_group_divides_the_inputs_of_the_output_projection() -> None:
     config = replace(shape(64, 128), head_dim=20)
-    assert choose_group(config, 4, None) == (4, 8)
+    assert choose_group(matrix_inputs(config), 4, None) == (4, 8)

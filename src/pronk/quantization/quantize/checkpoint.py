@@ -26,7 +26,7 @@ from pronk.models.kernels import load_kernels
 from pronk.quantization.quantize.card import quantized_card
 from pronk.quantization.quantize.methods import CalibrationTexts, layer_folder, measure_perplexity, quantize_layers
 from pronk.quantization.quantize.packing import packed_shapes, quantization_config
-from pronk.quantization.quantize.rounding import RoundingRule, choose_group
+from pronk.quantization.quantize.rounding import RoundingRule, choose_group, matrix_inputs
 from pronk.quantization.quantize.source import SourceCheckpoint
 
 __all__ = ["QuantizedCheckpoint", "Status", "quantize"]
@@ -86,7 +86,7 @@ def quantize(
             ``out`` cannot be written.
     """
     source = SourceCheckpoint(folder)
-    checked_bits, size = choose_group(source.config, bits, group)
+    checked_bits, size = choose_group(matrix_inputs(source.config), bits, group)
     rule = RoundingRule(_kernels(), checked_bits, size, source.dtype)
     entries = list(_entries(source, rule))
     num_bytes = sum(entry.num_bytes for entry in entries)
@@ -109,7 +109,7 @@ def quantize(
         copy_companions(folder, partial)
         card = quantized_card(result, out.name, name or folder.resolve().name, command, text)
         (partial / "README.md").write_text(card, encoding="utf-8")
-        document = {**source.document, "quantization_config": quantization_config(rule, source.names.head)}
+        document = {**source.document, "quantization_config": quantization_config(rule, (source.names.head,))}
         write_json(partial / "config.json", document, indent=2)
     return result
 

@@ -6,6 +6,7 @@ The unsigned codes of a row are packed into 32-bit words, the first code in the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,8 @@ def packed_shapes(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> di
     }
 
 
-def quantization_config(rule: RoundingRule, head: str) -> dict[str, Any]:
-    """Return the ``quantization_config``; ``head`` is the name of the LM head, which is not quantized."""
+def quantization_config(rule: RoundingRule, ignore: Sequence[str]) -> dict[str, Any]:
+    """Return the ``quantization_config``; the linear modules ``ignore`` are not quantized."""
     is_whole_row = rule.group == WHOLE_ROW
     weights: dict[str, Any] = {
         "num_bits": rule.bits,
@@ -72,7 +73,7 @@ def quantization_config(rule: RoundingRule, head: str) -> dict[str, Any]:
         "quantization_status": "compressed",
         "version": _VERSION,
         "config_groups": {"group_0": group},
-        "ignore": [head],
+        "ignore": list(ignore),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }

@@ -6,6 +6,7 @@ measured with exactly the weights that are written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
@@ -65,11 +66,11 @@ class RoundingRule:
         return np.clip(codes, -self.zero, self.zero - 1, out=codes)
 
 
-def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bits, int]:
+def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[Bits, int]:
     """Check ``bits``, check or choose the group size, and return both.
 
     Args:
-        config: configuration of the model.
+        inputs: numbers of inputs of the matrices.
         bits: number of bits per code, 8 or 4.
         group: number of inputs per scale, or 0 for a whole row; ``None`` chooses the largest power of two that divides
             the inputs of all matrices and is between 8 and the default for ``bits``.
@@ -81,7 +82,6 @@ def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bit
         msg = f"bits: expected 4 or 8, found {bits}"
         raise OptionError(msg)
     checked_bits: Bits = 4 if bits == 4 else 8
-    inputs = matrix_inputs(config)
     common_divisor = reduce(gcd, inputs)
     sizes = [size for size in (128, 64, 32, 16, 8) if common_divisor % size == 0]
     if group is None:

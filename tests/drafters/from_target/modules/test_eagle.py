@@ -25,7 +25,7 @@ from pronk.execution.model_runner import ForwardJob
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.quantization.formats.matrix import Bits
-from pronk.quantization.quantize.packing import pack_codes, quantization_config
+from pronk.quantization.quantize.heads import quantize_head
 from pronk.quantization.quantize.rounding import RoundingRule
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -155,19 +155,20 @@ def test_quantized_heads_are_close(weights: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantized_files(bits: Bits, tmp_path: Path) -> None:
-    """A head in the format compressed-tensors has the logits of its dequantized weights, up to rounded inputs."""
+@pytest.mark.parametrize("layout", ["speculators", "eagle"])
+def test_quantized_files(bits: Bits, layout: str, tmp_path: Path) -> None:
+    """``pronk quantize``: a head has the logits of its dequantized weights, up to rounded inputs."""
     head, rule = random_head(EAGLE), RoundingRule(kernels(), bits, 16, FLOAT32)
-    rounded, stored = dict(head.tensors), dict(head.tensors)
-    for name, weight in head.tensors.items():
-        if weight.ndim == 2 and name != "lm_head.weight":
-            quantized = rule.nearest(weight)
-            rounded[name] = quantized.dequantize()
-            del stored[name]
-            stored |= pack_codes(name.removesuffix("weight"), quantized, FLOAT32)
-    folder = write_head(Head(EAGLE, stored), tmp_path, quantization_config=quantization_config(rule, "lm_head"))
+    plain, folder = write_head(head, tmp_path / "plain", layout), tmp_path / "rounded"
+    result = quantize_head(plain, folder, bits, 16)
+    assert result.num_bytes < result.source_bytes * (0.4 if bits == 8 else 0.3)
+    assert 0.001 < result.error < (0.01 if bits == 8 else 0.15)
+    rounded = {
+        name: rule.nearest(weight).dequantize() if weight.ndim == 2 else weight for name, weight in head.tensors.items()
+    }
     stage = Stage(folder, "eagle3")
-    assert stage.runner.head.layers[0].qkv.packed.format.startswith(f"int{bits}")
+    for linear in (stage.runner.head.layers[0].qkv, stage.runner.head.head, stage.runner.head.fc):
+        assert linear.packed.format.startswith(f"int{bits}")
     (draft,) = stage.runner.begin([stage.context(TEXT, stage.compute(TEXT))], [SideLane()], 4).values()
     wanted = Reference(Head(EAGLE, rounded), tiny_module(windows=WINDOWS)).logits(TEXT)
     allowed = np.isfinite(wanted)

@@ -14,7 +14,7 @@ Embedding and LM head are those of the target if the file has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,21 +187,26 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
     placer = WeightPlacer(head, inventory, parse_dtype("auto", eagle.layers), linear, None)
     for part in parts:
         placer.place(part)
-    if "embed_tokens.weight" not in stored:
+    if not _has(stored, "embed_tokens"):
         head.embedding, head.table = target.embedding, target.table
-    if "lm_head.weight" not in stored:
+    if not _has(stored, "lm_head"):
         head.head = target.head
     head.draft_ids = _read_draft_ids(checkpoint, eagle, stored)
     return head
 
 
+def _has(stored: Collection[str], module: str) -> bool:
+    """Return whether the head's file has the weight of a module, quantized or not."""
+    return any(name.startswith(f"{module}.") for name in stored)
+
+
 def _plan(eagle: EagleConfig, num_sources: int, stored: dict[str, str]) -> Iterator[DecoderPart]:
     """Yield the parts of a head, by the names of the layout speculators."""
     config, size, names = eagle.layers, eagle.layers.hidden_size, eagle.names
-    if "embed_tokens.weight" in stored:
+    if _has(stored, "embed_tokens"):
         table = CheckpointTensor("embed_tokens.weight", (config.vocab_size, size))
         yield DecoderPart("embedding", "table", (table,))
-    if "lm_head.weight" in stored:
+    if _has(stored, "lm_head"):
         yield plan_linear("head", ("lm_head",), (eagle.draft_vocab_size,), size)
     yield plan_norm(config, "norm", "norm", size)
     if eagle.kind == "mtp":
@@ -231,9 +236,9 @@ def _check_target(folder: Path, eagle: EagleConfig, target: Decoder, stored: dic
         "vocab_size": (config.vocab_size, eagle.layers.vocab_size),
         "target_hidden_size": (config.hidden_size, eagle.target_hidden_size),
     }
-    if "embed_tokens.weight" not in stored or "lm_head.weight" not in stored or eagle.kind == "mtp":
+    if not _has(stored, "embed_tokens") or not _has(stored, "lm_head") or eagle.kind == "mtp":
         wanted["hidden_size"] = config.hidden_size, size
-    if "lm_head.weight" not in stored:
+    if not _has(stored, "lm_head"):
         wanted["draft_vocab_size"] = config.vocab_size, eagle.draft_vocab_size
     for key, (expected, found) in wanted.items():
         if expected != found:

@@ -1,0 +1,130 @@
+"""Quantization of the head of a drafter, EAGLE-3 or MTP, in the format compressed-tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pronk.arrays import FLOAT32, Array
+from pronk.drafters.from_target.modules.eagle_config import KINDS, EagleConfig
+from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.files.atomic import convert_write_errors, new_folder, write_json
+from pronk.files.shards import ShardEntry, check_output_folder, write_weights
+from pronk.models.checkpoint import Checkpoint, read_json
+from pronk.models.families import CheckpointTensor
+from pronk.models.kernels import load_kernels
+from pronk.models.loader import parse_dtype
+from pronk.quantization.quantize.packing import pack_codes, quantization_config
+from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose_group
+
+__all__ = ["QuantizedHead", "find_head_kind", "quantize_head"]
+
+
+@dataclass(frozen=True)
+class QuantizedHead:
+    """Result of :func:`quantize_head`; sizes are those of the weights, in bytes."""
+
+    rule: RoundingRule
+    num_bytes: int
+    source_bytes: int
+    error: float  # root of the squared errors of all weights over their squares
+
+
+def find_head_kind(folder: Path) -> str | None:
+    """Return ``"eagle3"`` or ``"mtp"`` if the folder has a head alone; ``None`` for other checkpoints."""
+    if not (folder / "config.json").is_file():
+        return None
+    document = read_json(folder / "config.json", ConfigError)
+    kind = document.get("speculators_model_type")
+    if kind is None and any("eagle3" in str(name).lower() for name in document.get("architectures") or ()):
+        return "eagle3"
+    return kind if kind in KINDS else None
+
+
+def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command: str = "") -> QuantizedHead:
+    """Write a head to the folder ``out``, with all matrices but an embedding in 8 or 4 bits.
+
+    Args:
+        folder: folder of an unquantized head, in any layout that the drafter reads.
+        out: folder that does not exist or is empty.
+        bits: number of bits per weight, 8 or 4.
+        group: number of inputs per scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
+        command: command line for the card.
+
+    Raises:
+        OptionError: ``bits``, ``group`` or ``out`` is invalid.
+        CheckpointError: the head is unreadable or already quantized, or ``out`` cannot be written.
+    """
+    kind, checkpoint = find_head_kind(folder), Checkpoint(folder)
+    if kind is None:
+        msg = f"{folder}: expected the folder of an EAGLE-3 or MTP head, found another checkpoint"
+        raise OptionError(msg)
+    document = read_json(folder / "config.json", ConfigError)
+    config = EagleConfig.parse(kind, document, tuple(checkpoint))
+    if config.layers.quantization is not None:
+        msg = f"{folder}: expected plain weights, found a quantized head; give the bfloat16 head that it was made from"
+        raise CheckpointError(msg)
+    matrices = {name for name in checkpoint if _is_matrix(checkpoint, name)}
+    inputs = sorted({checkpoint.shape(name)[1] for name in matrices})
+    checked_bits, size = choose_group(inputs, bits, group)
+    rule = RoundingRule(load_kernels(), checked_bits, size, parse_dtype("auto", config.layers))
+    tensors, error = dict[str, Array](), _Error()
+    for name in checkpoint:
+        tensor = checkpoint.tensor(name)
+        tensors |= _rounded(name, tensor, rule, error) if name in matrices else {name: tensor}
+    entries = [ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype) for name, each in tensors.items()]
+    num_bytes = sum(entry.num_bytes for entry in entries)
+    result = QuantizedHead(rule, num_bytes, sum(map(checkpoint.nbytes, checkpoint)), error.relative)
+    check_output_folder(out, num_bytes)
+    with convert_write_errors(out, "the head"), new_folder(out) as partial:
+        write_weights(partial, entries, lambda tensor: tensors[tensor.name], num_bytes, lambda *_: None)
+        write_json(
+            partial / "config.json", {**document, "quantization_config": quantization_config(rule, ())}, indent=2
+        )
+        card = folder / "README.md"
+        text = card.read_text(encoding="utf-8") if card.is_file() else f"# {out.name}\n"
+        (partial / "README.md").write_text(text + _note(result, command), encoding="utf-8")
+    return result
+
+
+def _is_matrix(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a tensor is a matrix that is multiplied; of an embedding, rows are read."""
+    return len(checkpoint.shape(name)) == 2 and not name.endswith("embed_tokens.weight")
+
+
+class _Error:
+    """Squared rounding errors of all matrices so far, and squared weights."""
+
+    errors = weights = 0.0
+
+    @property
+    def relative(self) -> float:
+        """Root of the ratio of both."""
+        return math.sqrt(self.errors / self.weights) if self.weights else 0.0
+
+
+def _rounded(name: str, tensor: Array, rule: RoundingRule, error: _Error) -> dict[str, Array]:
+    """Return the tensors of a quantized matrix, by name; count its rounding error."""
+    weight = tensor.astype(FLOAT32)
+    try:
+        matrix = rule.nearest(weight)
+    except ValueError as problem:
+        msg = f"tensor {name}: {problem}"
+        raise CheckpointError(msg) from problem
+    error.errors += float(np.square(matrix.dequantize() - weight, dtype=np.float64).sum())
+    error.weights += float(np.square(weight, dtype=np.float64).sum())
+    return pack_codes(name.removesuffix("weight"), matrix, rule.dtype)
+
+
+def _note(result: QuantizedHead, command: str) -> str:
+    """Return the paragraph that the card of a quantized head has in addition."""
+    rule = result.rule
+    groups = "whole rows" if rule.group == WHOLE_ROW else f"groups of {rule.group} inputs"
+    sizes = f"{result.num_bytes / 1e6:.1f} MB instead of {result.source_bytes / 1e6:.1f}"
+    text = (
+        f"{rule.bits} bits in {groups} (compressed-tensors), {sizes}; relative error of the weights {result.error:.2%}."
+    )
+    return f"\n## Quantization\n\n{text}\n\n```\n{command}\n```\n"
