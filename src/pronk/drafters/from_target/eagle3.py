@@ -24,6 +24,7 @@ from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafters.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafters.from_target.modules.eagle_names import find_mtp_names
+from pronk.drafters.from_target.modules.packaged_heads import PACKAGED, find_packaged_head
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.side_cache import SideLane
 from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
@@ -51,7 +52,7 @@ class Eagle3(StepwiseDrafter):
 
     Attributes:
         model: folder or Hub id of a head, in the layouts of EAGLE, SpecForge, speculators or DeepSpec. ``None`` is the
-            folder ``eagle3`` in the target's folder.
+            folder ``eagle3`` in the target's folder, or the head that comes with pronk for this architecture.
         num_tokens: most draft tokens of a path, 1..64.
         num_nodes: most draft tokens of a tree, 1..127; ``None`` proposes chains.
         beam: number of nodes of each depth that get children, and of children of a node, 1..16; for trees only.
@@ -80,7 +81,9 @@ class Eagle3(StepwiseDrafter):
     def find_default(self, target: Target) -> Path | None:
         """Return the folder of the default head, or ``None`` if there is none."""
         folder = None if target.folder is None else target.folder / _FOLDER
-        return folder if folder is not None and (folder / "config.json").is_file() else None
+        if folder is not None and (folder / "config.json").is_file():
+            return folder
+        return find_packaged_head(target.decoder.config)
 
     def bind(self, target: Target) -> Eagle3Proposer:
         """Return the proposer, with the head loaded beside the target; errors are those of :func:`load_head`."""
@@ -94,7 +97,8 @@ class Eagle3(StepwiseDrafter):
 
         def load_runner() -> EagleRunner:
             head = load_head(self.name, folder, target.decoder, self.weights)
-            _check_target(self.name, folder, head, target)
+            if folder.parent != PACKAGED:
+                _check_target(self.name, folder, head, target)
             return EagleRunner(target, head)
 
         return Eagle3Proposer(self, target.load_shared(folder, self.name, self.weights, load=load_runner))

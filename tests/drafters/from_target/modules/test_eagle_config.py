@@ -12,12 +12,12 @@ from safetensors.numpy import load_file, save_file
 
 from drafters.from_target.trained_eagle import VOCAB, Form, Head, random_head, write_head
 from pronk.architecture.rope import RopeConfig
-from pronk.drafters import Eagle3, Mtp, make_drafter
+from pronk.drafters import Auto, Eagle3, Mtp, make_drafter
 from pronk.drafters.from_target.modules.eagle import load_head
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig, default_sources
 from pronk.errors import CheckpointError, ConfigError, OptionError, PronkError
 from pronk.models.checkpoint import Checkpoint, read_json
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.fingerprint import Fingerprint, describe_architecture
 from pronk.parallel.mirrored_cache import MirroredCache
 from tiny_models import make_engine, tiny_decoder
 
@@ -220,6 +220,25 @@ def test_default_heads(tmp_path: Path) -> None:
     assert Mtp().find_default(replace(target, folder=tmp_path / "none")) is None
     (tmp_path / "mtp" / "model.safetensors").write_bytes(b"damaged")
     assert Mtp().find_default(mtp) is None
+
+
+def test_packaged_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    """A head that comes with pronk is used for all targets of its architecture, and for no others."""
+    for module in ("eagle3", "modules.packaged_heads"):
+        monkeypatch.setattr(f"pronk.drafters.from_target.{module}.PACKAGED", tmp_path)
+    target = make_engine(tiny_decoder()).target
+    assert Eagle3().find_default(target) is None
+    architectures = {"a": "llama of 9 layers", "b": describe_architecture(target.decoder.config)}
+    for name, architecture in architectures.items():
+        trained_on = {"target": {"architecture": architecture, "weights": "0" * 16}}
+        write_head(random_head(EAGLE), tmp_path / name, pronk=trained_on)
+    assert Eagle3().find_default(target) == tmp_path / "b"
+    own = replace(target, folder=tmp_path)
+    write_head(random_head(EAGLE), tmp_path / "eagle3")
+    assert Eagle3().find_default(own) == tmp_path / "eagle3"
+    engine = make_engine(tiny_decoder())
+    assert [part.name for part in Auto(bundled=False).bind(engine.target).parts] == ["suffix", "recycling", "eagle3"]
+    assert not recwarn.list
 
 
 def test_a_target_on_several_processes(tmp_path: Path) -> None:
