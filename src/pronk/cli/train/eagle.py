@@ -24,7 +24,7 @@ _MICRO = 2048  # tokens of a pass: 0.3 GB of intermediate values for a head of S
 class HeadLoopSettings(LoopSettings):
     """Options of the training loop, with the defaults of heads."""
 
-    batch: Annotated[int | None, loop_option("Tokens per step.", show_default="4096, or twice --micro")] = None  # type: ignore[assignment]
+    batch: Annotated[int | None, loop_option("Tokens per step.", show_default="as --micro")] = None  # type: ignore[assignment]
     micro: Annotated[
         int | None,
         loop_option("Tokens per forward and backward pass; gradients are accumulated.", show_default=f"about {_MICRO}"),
@@ -35,7 +35,7 @@ class HeadLoopSettings(LoopSettings):
             "Tokens of a sequence; longer dialogues are cut.", show_default=f"{_MICRO}, or the target's context"
         ),
     ] = None
-    rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 0.02
+    rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 0.0015
     warmup: Annotated[int, loop_option("Warm-up steps.")] = 50
     save_every: Annotated[int, loop_option("Steps between checkpoints.")] = 50
 
@@ -134,7 +134,7 @@ def _sizes(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
     """Return the numbers of tokens of sequences, passes and steps, with their defaults."""
     length = settings["length"] or min(_MICRO, context)
     micro = settings["micro"] or max(1, _MICRO // length) * length
-    batch = settings["batch"] or 2 * micro
+    batch = settings["batch"] or micro
     return {"length": length, "final_length": length, "final_share": 0.0, "micro": micro, "batch": batch}
 
 

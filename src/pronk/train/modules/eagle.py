@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig
+from pronk.train.least_squares import LinearStart, low_rank
 from pronk.train.modules.decoder import DecoderModule, Rotations, apply_rope, empty_linear
 
 __all__ = ["ChainAttend", "EagleModule"]
@@ -20,6 +21,7 @@ __all__ = ["ChainAttend", "EagleModule"]
 _INITIAL = 0.02  # standard deviation of the layer's initial weights
 _FEATURE = 0.3  # root mean square of the initial features, whose inputs are normed
 _ACCEPTANCE = 0.5  # assumed at first
+_SELF = 1.3  # length of the directions of queries and keys: a row's score with itself is 8 to 16
 _LOGITS = 0.1  # initial weights of the final norm, relative to the target's
 
 
@@ -123,6 +125,28 @@ class EagleModule(nn.Module):
         """Return the normed output, which the LM head reads, and the feature of the next step."""
         normed = self.norm(out)
         return normed, normed if self.eagle.norm_output else out
+
+    @torch.no_grad()
+    def begin_linear(self, start: LinearStart, target: DecoderModule, generator: torch.Generator) -> None:
+        """Let the head compute a linear prediction of the target's last output, and little else."""
+        config, block = self.eagle.layers, self.layers[0]
+        assert isinstance(block, _EagleBlock)
+        size, heads, kv_heads, d = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+        group = heads // kv_heads
+        self.fc.weight.copy_(start.from_hidden)
+        self.norm.weight.copy_(start.scale * target.norm.get_parameter("weight"))
+        left, right = low_rank(start.from_embedding, start.embeddings, kv_heads * d)
+        attention = {name: block.self_attn.get_parameter(f"{name}.weight") for name in block.self_attn}
+        attention["v_proj"].zero_()
+        attention["v_proj"][: len(right), :size] = right
+        spread = left.new_zeros(size, kv_heads * d)
+        spread[:, : left.shape[1]] = left / group
+        attention["o_proj"].copy_(spread.view(size, kv_heads, 1, d).expand(-1, -1, group, -1).reshape(size, -1))
+        # Equal queries and keys of random directions: a row's product with itself is the largest.
+        keys = torch.nn.init.orthogonal_(attention["k_proj"][:, :size].clone(), _SELF, generator)
+        attention["k_proj"][:, :size] = keys
+        queries = keys.view(kv_heads, 1, d, size).expand(-1, group, -1, -1)
+        attention["q_proj"][:, :size] = queries.reshape(heads * d, size)
 
     def initialize(self, target: DecoderModule, generator: torch.Generator) -> None:
         """Begin with small random matrices and the target's LM head, whose logits are small at first.

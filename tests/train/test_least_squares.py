@@ -1,0 +1,81 @@
+"""The first weights of an EAGLE-3 head: the closed forms, and a head that computes their prediction."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from drafters.from_target.trained_eagle import HIDDEN
+from pronk.drafters.from_target.modules.eagle_config import EagleConfig
+from pronk.train.chain_attention import ChainAttention
+from pronk.train.least_squares import LinearStart, fit, low_rank
+from pronk.train.modules.eagle import EagleModule
+from tiny_models import tiny_module
+
+SOURCES = 2
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def test_the_fit_is_that_of_numpy(generator: torch.Generator) -> None:
+    x, e = (torch.randn(500, size, generator=generator) for size in (12, 6))
+    z = torch.randn(500, 6, generator=generator) + x[:, :6] + 2 * e
+    start = fit([(x[:200], e[:200], z[:200]), (x[200:], e[200:], z[200:])])
+    inputs = torch.cat((x, e), dim=1).numpy()
+    wanted = np.linalg.lstsq(inputs, z.numpy(), rcond=None)[0]
+    found = torch.cat((start.from_hidden, start.from_embedding), dim=1).T
+    np.testing.assert_allclose(found, wanted, atol=0.01)
+    assert start.scale == pytest.approx(np.sqrt(np.square(inputs @ wanted).mean()), rel=0.01)
+    torch.testing.assert_close(start.embeddings, e.T @ e / 500)
+
+
+def test_the_product_of_low_rank_is_the_best_one(generator: torch.Generator) -> None:
+    """A little change of either factor never lowers the error; at full rank there is none."""
+    matrix, inputs = torch.randn(8, 8, generator=generator), torch.randn(300, 8, generator=generator)
+    inputs *= torch.arange(1, 9)  # unequal channels
+    moments = inputs.T @ inputs / 300
+
+    def error(left: torch.Tensor, right: torch.Tensor) -> float:
+        return float((inputs @ (left @ right - matrix).T).square().mean())
+
+    left, right = low_rank(matrix, moments, 3)
+    assert left.shape == (8, 3)
+    best = error(left, right)
+    for _ in range(20):
+        change = 0.05 * torch.randn(8, 3, generator=generator)
+        assert error(left + change, right) > best
+        assert error(left, right + change.T) > best
+    u, s, v = torch.linalg.svd(matrix)
+    assert best < 0.9 * error(u[:, :3] * s[:3], v[:3])
+    assert error(*low_rank(matrix, moments, 20)) < 1e-6
+
+
+def test_a_head_begins_with_the_prediction(generator: torch.Generator) -> None:
+    """Values of full rank: the output of the head is the prediction, up to the attention to other rows."""
+    target = tiny_module(windows=(None,) * 4)
+    config = replace(
+        target.config, family="llama", num_layers=1, intermediate_size=48, num_heads=8, num_kv_heads=4, head_dim=16,
+        windows=(None,), rope=replace(target.config.rope, head_dim=16),
+    )  # fmt: skip
+    eagle = EagleConfig("eagle3", config, 100, HIDDEN, (1, 2), fc_norm=True)
+    module = EagleModule(eagle, SOURCES, torch.arange(100))
+    module.initialize(target, generator)
+    a = 0.1 * torch.randn(HIDDEN, SOURCES * HIDDEN, generator=generator)
+    b = 0.2 * torch.randn(HIDDEN, HIDDEN, generator=generator)
+    module.begin_linear(LinearStart(a, b, torch.eye(HIDDEN), 0.5), target, generator)
+    rows = 40
+    hidden, embedding = (torch.randn(rows, size, generator=generator) for size in (SOURCES * HIDDEN, HIDDEN))
+    with torch.no_grad():
+        attend = ChainAttention([rows], [torch.arange(rows)])
+        out = module(embedding, module.fuse(hidden), torch.arange(rows), attend)
+        x = F.rms_norm(hidden.unflatten(-1, (SOURCES, HIDDEN)), (HIDDEN,)).flatten(1)
+        wanted = x @ a.T + F.rms_norm(embedding, (HIDDEN,)) @ b.T
+    assert F.cosine_similarity(out, wanted).min() > 0.8
+    assert float((out - wanted).square().mean() / wanted.square().mean()) < 0.1
+    expected = 0.5 * target.norm.get_parameter("weight")
+    torch.testing.assert_close(module.norm.weight, expected)
