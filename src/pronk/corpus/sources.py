@@ -6,6 +6,7 @@ On the command line, a source is ``WHAT=WEIGHT``::
     notes/=0.1                 every .txt, .md, .rst and .py file below a folder (or one such file)
     python=0.6                 the interpreter's standard library and the installed packages
     python:extra/packages=0.6  the same, with the packages of one more folder
+    own.answers=1              for drafters, and alone: the target's own dialogues, from pronk train texts
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = ["SourceSpec", "SourceText", "json_lines_name", "parse_source", "read_
 
 _JSON_LINES = (".jsonl", ".jsonl.gz")
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+_ANSWERS = ".answers"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,10 @@ class SourceText:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One ``WHAT=WEIGHT``; ``kind`` is ``jsonl``, ``text`` or ``python``, whose path may be ``None``."""
+    """One ``WHAT=WEIGHT``.
+
+    ``kind`` is ``jsonl``, ``text``, ``answers``, or ``python``, whose path may be ``None``.
+    """
 
     name: str
     kind: str
@@ -65,8 +70,11 @@ def parse_source(text: str) -> SourceSpec:
     path = _existing(what, text)
     if path.name.endswith(_JSON_LINES):
         return SourceSpec(json_lines_name(path), "jsonl", path, value)
+    if path.suffix == _ANSWERS:
+        return SourceSpec(path.stem, "answers", path, value)
     if path.is_file() and path.suffix not in _TEXT_SUFFIXES:
-        msg = f"source {text!r}: expected a folder or a file ending in .jsonl, .jsonl.gz or {', '.join(_TEXT_SUFFIXES)}"
+        endings = ", ".join((*_JSON_LINES, *_TEXT_SUFFIXES))
+        msg = f"source {text!r}: expected a folder or a file ending in {endings} or {_ANSWERS}"
         raise OptionError(msg)
     return SourceSpec(path.stem, "text", path, value)
 
@@ -97,7 +105,14 @@ def _existing(path: str, text: str) -> Path:
 
 
 def read_source(spec: SourceSpec) -> Iterator[SourceText]:
-    """Yield all documents of a source, in a fixed order."""
+    """Yield all documents of a source, in a fixed order.
+
+    Raises:
+        OptionError: the source is a file of answers, which has tokens and no text.
+    """
+    if spec.kind == "answers":
+        msg = f"{spec.path}: expected text, found answers of a model, which only drafters learn, without other sources"
+        raise OptionError(msg)
     if spec.kind == "python":
         for text, origin, license_name in read_python(spec.path):
             yield SourceText(text, origin, license_name)

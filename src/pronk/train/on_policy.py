@@ -36,7 +36,7 @@ from pronk.train.options import OnPolicyOptions
 from pronk.train.resume import check_unchanged
 from pronk.train.teacher import Teacher
 
-__all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "write_prompts"]
+__all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "pack_texts", "write_prompts"]
 
 _MIN_PROMPT = 8  # minimum length of a prompt in tokens
 _CHARACTERS_PER_TOKEN = 16  # upper bound: to get n tokens of a long document, 16 n characters are encoded
@@ -168,7 +168,7 @@ def continue_prompts(
         texts = writer.continue_batch(teacher, batch, 1 + numbers[0])
         path = folder / "on-policy.bin"
         with convert_write_errors(path, "what the target says"), path.open("ab") as file:
-            file.write(_pack(texts, teacher.encoder).tobytes())
+            file.write(pack_texts(texts, teacher.encoder).tobytes())
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = path.stat().st_size
@@ -254,10 +254,11 @@ def _write_held_out(teacher: Teacher, folder: Path, prompts: dict[str, Any], wri
         texts += writer.continue_batch(teacher, batch, first)
     if len(texts) < len(held_out):
         write_json(folder / "prompts.json", prompts | {"held_out": held_out[: len(texts)]})
-    write_tokens(folder / "valid-on-policy.bin", _pack(texts, teacher.encoder))
+    write_tokens(folder / "valid-on-policy.bin", pack_texts(texts, teacher.encoder))
 
 
-def _pack(texts: list[Continuation], encoder: Encoder) -> np.ndarray[Any, np.dtype[Any]]:
+def pack_texts(texts: list[Continuation], encoder: Encoder) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the tokens of prompts and texts, each text with the end-of-text token at its end."""
     ids: list[int] = []
     for prompt, text in texts:
         ids += [*prompt, *text]

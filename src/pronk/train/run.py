@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from pronk.corpus.collection import Collection
+from pronk.train.answers_text import has_answers, write_answers_text
 from pronk.train.card import model_card, student_card
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.clock import EVALUATION, TEXT_BY, TOKENS_BY, TRAINED_BY, Clock
@@ -144,7 +145,13 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
     console: Console,
     clock: Clock,
 ) -> bool:
-    """Prepare the sources, then let the target write its text; return false if it was interrupted."""
+    """Prepare the sources, then let the target write its text; return false if it was interrupted.
+
+    Files of answers are the target's text already.
+    """
+    if has_answers(data.sources):
+        write_answers_text(data.sources, teacher, folder, own.held_out)
+        return True
     tokens = math.ceil((1 - options.share) * options.steps * options.batch) + 1
     say, min_tokens = partial(console.print, **PLAIN), options.longest + 1
 

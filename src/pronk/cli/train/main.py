@@ -1,6 +1,7 @@
 """``pronk train``: train language models and drafters."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
@@ -26,7 +27,7 @@ from pronk.cli.train.options import (
     text_options,
 )
 from pronk.cli.train.texts import texts
-from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths
+from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths, option_name
 
 __all__ = ["app"]
 
@@ -120,10 +121,15 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         drafter, run, settings = kind(), student(), vars(loop())
         clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
+        from pronk.train.answers_text import has_answers
         from pronk.train.run import run_student
         from pronk.train.teacher import Teacher
 
         data = text(seed=settings["seed"])
+        if has_answers(data.sources):
+            given = set(given_options(context)) & {"on_policy", "share"}
+            refuse({option_name(name): getattr(run, name) for name in given}, "with answers as the source")
+            run = replace(run, share=1.0)
         at_most = "on_policy" not in given_options(context)
         on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=at_most)
         teacher = Teacher(run.target, settings["device"], settings["threads"], needs_folder=drafter.needs_folder)

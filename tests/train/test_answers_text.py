@@ -1,0 +1,61 @@
+"""Drafters that learn from files of the target's own dialogues."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pronk.corpus.answers import read_answers
+from pronk.train.dialogues import hold_out
+from pronk.train.own_text import answers_header, write_answers
+from pronk.train.teacher import Teacher
+from train.tiny import refusal, run_command
+
+LOOP = "--steps 4 --batch 64 --micro 64 --length 32 --final-length 32 --threads 1 --num-tokens 2 --evaluate-every 9"
+
+
+@pytest.fixture(scope="module")
+def answers(teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("answers") / "own.answers"
+
+    def ask(number: int) -> list[str]:
+        return [f"Does the {('cat', 'dog', 'bird')[number % 3]} number {number} see?", "And then?"][: 1 + number % 2]
+
+    write_answers(
+        teacher.llm, ask, answers_header(teacher.llm, [], 12, 3), path, tokens=1500, batch=16, progress=lambda _: None
+    )
+    return path
+
+
+@pytest.mark.parametrize("kind", ["kangaroo --exit-layer 1", "medusa --heads 2", "glide", "draft", "heads"])
+def test_each_kind_learns_answers(kind: str, teacher: Teacher, answers: Path, tmp_path: Path) -> None:
+    """The text is that of the dialogues, in order; those held out are the prompts of the engine's measurement."""
+    output = run_command(f"{kind} --target {teacher.folder} --source {answers}=1 --out {tmp_path / 'run'} {LOOP}")
+    assert "finished: " in output
+    data = tmp_path / "run" / "data"
+    training, held_out = hold_out(read_answers(answers)[1])
+    text = np.fromfile(data / "on-policy.bin", np.uint16).tolist()
+    for each in training:
+        assert text[: len(each.ids)] == each.ids
+        del text[: len(each.ids)]
+        if text and each.ids[-1] != teacher.encoder.end_id:
+            assert text.pop(0) == teacher.encoder.end_id
+    assert text == []
+    prompts = json.loads((data / "prompts.json").read_text())["held_out"]
+    assert prompts == [each.ids[: each.answers[0][0]] for each in held_out]
+    card = (tmp_path / "run" / "export" / "README.md").read_text()
+    assert "tokens of the target's own answers" in card
+    assert "T=0.8" in card or "sampled" in card
+
+
+def test_bad_sources(teacher: Teacher, answers: Path, corpus: Path, tmp_path: Path) -> None:
+    command = f"kangaroo --exit-layer 1 --target {teacher.folder} --out {tmp_path / 'run'} {LOOP}"
+    both = f"--source {answers}=1 --source {corpus / 'stories.jsonl'}=1"
+    assert refusal(f"{command} {both}") == (
+        "source: expected files of answers alone, or none, found both; train on one or the other"
+    )
+    message = refusal(f"{command} --source {answers}=1 --on-policy 200")
+    assert message == "on-policy: expected none with answers as the source, found 200; leave it out"
+    message = refusal(f"lm --source {answers}=1 --out {tmp_path / 'lm'}")
+    assert message.startswith(f"{answers}: expected text, found answers of a model")
