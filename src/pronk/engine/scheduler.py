@@ -127,7 +127,7 @@ class Scheduler:
         self.cache.prepare(block_table, num_tokens)
 
     def load_blocks(self, block_table: BlockTable, tokens: Sequence[int], salt: bytes, digests: list[bytes]) -> int:
-        """Read blocks after the cached prefix from disk, if that is faster than computing; return their tokens."""
+        """Read the blocks after a cached prefix from disk if that is faster; return the number of tokens."""
         if self.cache.prompt_cache is None:
             return 0
         loaded = self.cache.prompt_cache.load(block_table, tokens, salt, digests, self.seconds_per_token())

@@ -104,7 +104,10 @@ def _create_tables(path: Path) -> None:
 
 
 def connect(path: Path, timeout: float = _WRITE_TIMEOUT) -> sqlite3.Connection:
-    """Open the database without Python's own transactions; the engine's lock serializes the threads that read."""
+    """Open the database without the transactions of Python's own.
+
+    Several threads may read, one at a time: the engine's lock serializes them.
+    """
     connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
     try:
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")

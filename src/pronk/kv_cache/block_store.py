@@ -88,7 +88,7 @@ class BlockStore:
             self._reader = connect(path, _READ_TIMEOUT)
         self._writer = _Writer(path, max_bytes, self.counts, self._errors)
         # The thread has no reference to this object. At the end of the program it writes what is queued.
-        self._finalizer = weakref.finalize(self, self._writer.stop)
+        self._finalizer = weakref.finalize(self, _end, self._writer, self._reader)
 
     def count_leading(self, keys: Sequence[bytes]) -> int:
         """Return the number of leading ``keys`` that are stored."""
@@ -155,7 +155,8 @@ class BlockStore:
         self._writer.wait()
 
     def close(self) -> None:
-        """Write what is queued, and end the thread; later writes are ignored."""
+        """Write what is queued, and end the thread; later writes are ignored, and later reads find nothing."""
+        self._reader = None
         self._finalizer()
 
     def _select(self, query: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
@@ -264,7 +265,7 @@ class _Writer:
             self._counts.bytes_written += len(content)
 
     def _make_room(self, connection: sqlite3.Connection, num_bytes: int, before: int) -> bool:
-        """Delete the blocks that were least recently used, all before the time ``before``; return False if too few."""
+        """Delete the least recently used blocks, if used before ``before`` (ns); return False if too few."""
         while used_bytes(connection) + num_bytes > self._max_bytes:
             oldest = connection.execute("SELECT key FROM blocks WHERE used < ? ORDER BY used LIMIT 1", (before,))
             row = oldest.fetchone()
@@ -284,7 +285,14 @@ class _Writer:
         if used_bytes(connection) > self._max_bytes:
             with transaction(connection):
                 self._make_room(connection, 0, time.time_ns())
-            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            connection.executescript("PRAGMA incremental_vacuum")  # ``execute`` would free only one page
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _end(writer: _Writer, reader: sqlite3.Connection | None) -> None:
+    writer.stop()
+    if reader is not None:
+        reader.close()
 
 
 def _checksum(key: bytes, content: bytes) -> bytes:

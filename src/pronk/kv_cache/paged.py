@@ -197,7 +197,7 @@ class PagedCache:
         return b"".join(pool[:, self._block_range(pool, block)].tobytes() for pool in pools)
 
     def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
-        """Store bytes that :meth:`read_block` of a cache with the same layout returned; ``tokens`` are the block's."""
+        """Store the result of :meth:`read_block` of a cache with this layout; ``tokens`` are the block's."""
         del tokens  # only a cache with mirrors needs them
         begin = 0
         for _, pool in self._layouts_and_pools():

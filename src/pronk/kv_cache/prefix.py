@@ -18,7 +18,7 @@ from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 
 __all__ = ["PrefixCache"]
 
-_DIGEST_BYTES = 32  # so many that nobody can prepare two texts with the same digest, even if the key is known
+_DIGEST_BYTES = 32  # no client can prepare two texts with the same digest, even if the key is known
 
 
 @dataclass(frozen=True)

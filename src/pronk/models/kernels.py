@@ -79,7 +79,7 @@ def _passed_marker(kernels: Kernels) -> Path:
 
 
 def arithmetic_digest(kernels: Kernels) -> str:
-    """Return a digest of what determines the bits of a result: library, instruction set, NumPy and processor."""
+    """Return a digest of what determines a result's bits: library, instructions, NumPy, processor."""
     digest = hashlib.sha256(kernels.path.read_bytes())
     digest.update(f"{kernels.name}\n{np.__version__}\n{_processor()}".encode())
     return digest.hexdigest()

@@ -17,7 +17,7 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["open_prompt_cache"]
 
-_READ_BYTES = 1 << 24
+_READ_BYTES = 1 << 24  # bytes of a file that are read at a time
 
 
 def open_prompt_cache(
@@ -30,11 +30,11 @@ def open_prompt_cache(
     split: bool,
     **settings: object,
 ) -> PromptCache | None:
-    """Return the prompt cache for the options ``prompt_cache`` and ``prompt_cache_size`` of :class:`pronk.LLM`.
+    """Return the prompt cache for two options of :class:`pronk.LLM`.
 
     Args:
-        folder: ``None``: no prompt cache.
-        size: maximum size of the stored blocks.
+        folder: the option ``prompt_cache``; ``None`` means no prompt cache.
+        size: the option ``prompt_cache_size``.
         model: folder of the checkpoint, or its opened GGUF file.
         config: configuration of the model.
         backend: computes the model.
@@ -84,11 +84,12 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
 
 
 def _folder_states(folder: Path) -> list[tuple[str, int, int, int]]:
-    """Return path, number, size and time of modification of the weights, and of the files that describe them."""
+    """Return the states of the files with weights and of those that describe them; see :func:`_state`."""
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
     return [_state(path.resolve()) for path in files]
 
 
 def _state(path: Path) -> tuple[str, int, int, int]:
+    """Return path, number, size and time of modification of a file, as ``GgufCheckpoint.identity`` does."""
     state = path.stat()
     return str(path), state.st_ino, state.st_size, state.st_mtime_ns

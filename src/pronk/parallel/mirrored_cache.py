@@ -104,7 +104,7 @@ class MirroredCache(PagedCache):
         self._invalidate(slice(new * size, (new + 1) * size))
 
     def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
-        """Store a block as :class:`PagedCache` does, and record its tokens; :meth:`prepare` has invalidated it."""
+        """Store a block and record its tokens; :meth:`prepare` has recorded that the workers lack it."""
         super().write_block(block, data, tokens)
         self.tokens[block * self.block_size : (block + 1) * self.block_size] = tokens
 
