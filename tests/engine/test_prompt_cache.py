@@ -8,7 +8,21 @@ import pytest
 
 from drafters.drafting import Watched
 from drafters.trees import TreeDrafter, oracle_trees
-from engine.cases import DRAFTERS, assert_same, drafter, step_until_ended, text, texts, total
+from engine.cases import (
+    CORE,
+    DRAFTERS,
+    OPTIONS,
+    ask,
+    assert_not_vacuous,
+    assert_same,
+    drafter,
+    params,
+    plain,
+    step_until_ended,
+    text,
+    texts,
+    total,
+)
 from engine.test_drafters_prefixes import AGAIN, FIRST, ONCE, conversation
 from engine.test_shared_pool import WITH_POOLS
 from parallel.dealt import partition_randomly, tree_parallel_engine
@@ -98,6 +112,7 @@ def test_continuations_from_disk_are_equal(name: str, server: Server) -> None:
     assert server.stores[-1].counts.blocks_read == (4 if name == "two windows" else 8)
     assert len(plain.output) == 40
     assert plain.stats.disk_tokens == plain.stats.cached_tokens == 0
+    server.stores[-1].flush()
     third, _ = turn(engine, prompt, AGAIN)  # from memory, and from disk where blocks before the window are missing
     assert_same([third], [plain])
     assert third.stats.cached_tokens == 160
@@ -121,6 +136,28 @@ def test_drafters_propose_as_after_a_fresh_prompt(name: str, dtype: DType, serve
     assert others == trees
     assert (got.stats.drafted > 0) == (name != "autoregressive")
     assert got.stats.disk_tokens == got.stats.cached_tokens == 128
+
+
+CASES = [
+    pytest.param(name, options, marks=() if name in ("oracle", "adversarial") and options in CORE else pytest.mark.slow)
+    for name in DRAFTERS
+    for options in OPTIONS
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_equality_matrix(name: str, options: str, server: Server) -> None:
+    """A ragged batch with every drafter and all sampling options, first computed and then read from disk."""
+    want, found = plain(BFLOAT16, options), []
+    for _ in range(2):
+        engine = server.start(tiny_decoder(BFLOAT16))
+        proposer = drafter(name, want).bind(engine.target)
+        got = [ask(request.prompt, params(options, index), proposer) for index, request in enumerate(want)]
+        run(engine, got)
+        assert_same(got, want)
+        assert_not_vacuous(name, got)
+        found.append([request.stats.disk_tokens for request in got])
+    assert found == [[0] * 6, [(len(request.prompt) - 1) // BLOCK * BLOCK for request in want]]
 
 
 def test_kept_features_belong_to_the_blocks(server: Server) -> None:
@@ -216,14 +253,14 @@ def test_batches_with_drafts_in_a_small_cache(windows: tuple[int | None, ...], s
     """Requests with common beginnings, preemptions and evictions in memory and on disk, in two processes."""
     decoder = tiny_decoder(windows=windows)
     prompts = [text(9, 70)[: 20 + 7 * index] + text(index, 15) for index in range(8)]
-    params = [SamplingParams(max_tokens=40, seed=index, temperature=0.7, logprobs=1) for index in range(8)]
-    want = [run_alone(decoder, *each) for each in zip(prompts, params, strict=True)]
+    settings = [SamplingParams(max_tokens=40, seed=index, temperature=0.7, logprobs=1) for index in range(8)]
+    want = [run_alone(decoder, *each) for each in zip(prompts, settings, strict=True)]
     made = TreeDrafter(oracle_trees(0.7), texts(want))
     found = 0
     for _ in range(3):
         engine = server.start(decoder, num_blocks=22, max_bytes=400_000)
         proposer = made.bind(engine.target)
-        got = [make_request(*each, proposer) for each in zip(prompts, params, strict=True)]
+        got = [make_request(*each, proposer) for each in zip(prompts, settings, strict=True)]
         run(engine, got)
         assert_same(got, want)
         assert total(got, "moved") > 0

@@ -91,6 +91,9 @@ def prepare_tables(path: Path) -> None:
 def _create_tables(path: Path) -> None:
     connection = connect(path)
     try:
+        # Without the lock first: another process may hold it for seconds.
+        if connection.execute("PRAGMA user_version").fetchone() == (_FORMAT,):
+            return
         with transaction(connection):
             if connection.execute("PRAGMA user_version").fetchone() == (_FORMAT,):
                 return
