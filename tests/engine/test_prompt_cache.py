@@ -307,9 +307,12 @@ def test_blocks_that_did_not_fit_into_the_queue_are_stored_later(
     decoder, prompt = tiny_decoder(), text(3, 200)
     engine = server.start(decoder)
     monkeypatch.setattr(block_store, "_MAX_QUEUE_BYTES", 3 * BLOCK * engine.cache.bytes_per_token)
-    turn(engine, prompt, ONCE)
-    assert server.stores[-1].counts.blocks_written > 0
-    turn(engine, prompt, AGAIN)  # a hit in memory
+    turn(engine, prompt, SamplingParams(max_tokens=1))
+    server.stores[-1].flush()
+    assert server.stores[-1].counts.blocks_written == 3
+    for _ in range(4):  # hits in memory
+        turn(engine, prompt, SamplingParams(max_tokens=1))
+        server.stores[-1].flush()
     got, _ = turn(server.start(decoder), prompt, AGAIN)
     assert got.stats.disk_tokens == 192
     assert_same([got], [run_alone(decoder, prompt, AGAIN)])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pronk.errors import OptionError
-from pronk.kv_cache import block_store
+from pronk.kv_cache import block_database, block_store
 from pronk.kv_cache.block_store import BlockStore
 
 SIZE = 50_000  # bytes of a block
@@ -161,7 +161,7 @@ def test_a_database_of_another_version_is_emptied(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" if kind == "file" else tmp_path / "file" / "folder"
-    with pytest.raises(OptionError, match=r"^prompt_cache: expected a writable folder, found .*; choose another$"):
+    with pytest.raises(OptionError, match=r"^prompt_cache: expected a writable .*: not a folder; choose another$"):
         BlockStore(folder, 1 << 20)
 
 
@@ -230,6 +230,26 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         store.flush()
         assert store.has_room(10 * SIZE)
         assert store.count_leading(chain(0, 10)) == 10
+
+
+def test_an_error_drops_what_is_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each queued transaction would wait for the lock of a stuck process again, also at the end of the program."""
+    monkeypatch.setattr(block_database, "_WRITE_TIMEOUT", 0.2)
+    with opened(tmp_path) as store, closing(sqlite3.connect(database(tmp_path))) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(block_store, "_TRANSACTION_BYTES", 1)
+        began = time.monotonic()
+        for index in range(100):
+            store.write(chain(index, 1), {0: content(index)})
+        store.flush()
+        assert time.monotonic() - began < 5.0
+        assert not store.has_room(1)
+        assert not any(store.is_known(each) for each in chain(0, 100))
+    assert [record.message for record in caplog.records] == [
+        f"prompt cache {tmp_path}: database is locked; requests are computed without it"
+    ]
 
 
 FULL_DISK = """

@@ -65,7 +65,8 @@ def create_database(folder: Path) -> Path:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return path  # the first use of the database logs the error
-        msg = f"prompt_cache: expected a writable folder, found {folder}: {error.strerror}; choose another"
+        problem = "not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        msg = f"prompt_cache: expected a writable folder, found {folder}: {problem}; choose another"
         raise OptionError(msg) from error
     return path
 
@@ -106,12 +107,13 @@ def _create_tables(path: Path) -> None:
         connection.close()
 
 
-def connect(path: Path, timeout: float = _WRITE_TIMEOUT) -> sqlite3.Connection:
+def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:
     """Open the database without the transactions of Python's own.
 
+    ``timeout`` is the number of seconds to wait for the lock of another process, by default those of a writer.
     Several threads may read, one at a time: the engine's lock serializes them.
     """
-    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=timeout or _WRITE_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -120,8 +122,8 @@ def connect(path: Path, timeout: float = _WRITE_TIMEOUT) -> sqlite3.Connection:
             try:
                 connection.execute("PRAGMA journal_mode = WAL").fetchall()
                 break
-            except sqlite3.OperationalError:
-                if attempt == 99:
+            except sqlite3.OperationalError as error:
+                if attempt == 99 or _code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise
                 time.sleep(0.02)
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -153,7 +155,12 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Return the primary result code of SQLite; 0 for errors of Python's module itself."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _delete(path: Path) -> None:

@@ -230,9 +230,13 @@ class _Writer:
             return jobs
 
     def _drop(self, jobs: Sequence[_Job]) -> None:
-        """Forget the blocks of a failed transaction, and pause."""
+        """Forget the blocks of a failed transaction and all that is queued, and pause."""
         self._paused_until = time.monotonic() + _PAUSE_SECONDS
-        for job in jobs:
+        with self._wake:
+            queued = [*self._jobs]
+            self._jobs.clear()
+            self._num_bytes -= sum(job.size for job in queued)
+        for job in (*jobs, *queued):
             self.known.difference_update(job.chain)
 
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
