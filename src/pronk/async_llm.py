@@ -15,6 +15,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from time import perf_counter
 from typing import NamedTuple, Self
 
@@ -39,6 +40,15 @@ class EngineLoad(NamedTuple):
     kv_used: float = 0.0  # fraction of the KV blocks in use, 0..1
     kv_idle: int = 0  # number of KV blocks that the prefix cache holds and no request uses
     resumed: int = 0  # number of times, so far, that a request was continued on another replica
+    # Counts of the prompt cache on disk so far: texts of which blocks were read; blocks and bytes read and written;
+    # blocks deleted because of the size limit, or because they were damaged.
+    disk_hits: int = 0
+    disk_blocks_read: int = 0
+    disk_bytes_read: int = 0
+    disk_blocks_written: int = 0
+    disk_bytes_written: int = 0
+    disk_blocks_evicted: int = 0
+    disk_blocks_damaged: int = 0
 
 
 class AsyncLLM:
@@ -68,7 +78,12 @@ class AsyncLLM:
         engine = self.llm.engine
         scheduler, blocks = engine.scheduler, engine.cache.allocator
         used = 1.0 - blocks.num_free / max(1, blocks.num_blocks)
-        return EngineLoad(len(scheduler.running), len(scheduler.waiting), used, len(blocks.evictable))
+        load = EngineLoad(len(scheduler.running), len(scheduler.waiting), used, len(blocks.evictable))
+        prompts = engine.cache.prompt_cache
+        if prompts is None:
+            return load
+        counts = {f"disk_{name}": count for name, count in asdict(prompts.store.counts).items()}
+        return load._replace(disk_hits=prompts.num_hits, **counts)
 
     async def stream(
         self,

@@ -17,18 +17,18 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
-from pronk.errors import OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
+from pronk.models.prompt_cache import open_prompt_cache
 from pronk.outputs import Choice, Completion, Piece
 from pronk.parallel.worker_group import is_launched, start_workers
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts
-from pronk.sampling.params import SamplingParams
+from pronk.sampling.params import SamplingParams, params_per_prompt
 from pronk.speculation.acceptance_stats import AcceptanceFile
 from pronk.tokenization.chat.messages import Messages, Tools
 from pronk.tokenization.tokenizer import Tokenizer
@@ -66,6 +66,8 @@ class LLM:
         kv_memory: str | int | None = None,
         kv_dtype: str = "auto",
         prefix_cache: bool = False,
+        prompt_cache: str | Path | None = None,
+        prompt_cache_size: str | int = "4GiB",
         max_batch: int = 16,
         prefill_chunk: int = 512,
         threads: int | None = None,
@@ -96,6 +98,9 @@ class LLM:
                 scale per head and token, which needs about half the memory or less and changes the output.
             prefix_cache: whether later prompts with the same beginning reuse the KV blocks of earlier texts, while
                 memory suffices. The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length.
+            prompt_cache: folder that keeps these blocks on disk, for later processes with the same model and options,
+                too; it includes ``prefix_cache``. The text is the same.
+            prompt_cache_size: maximum size of the blocks on disk; beyond, the least recently used are deleted.
             max_batch: maximum number of requests per forward pass, 1..1024.
             prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192.
             threads: number of CPU threads per process; ``None``: that of cores, divided by ``workers``.
@@ -139,28 +144,24 @@ class LLM:
         cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
         cache_file = WeightCache.open(weight_cache, cacheable)
         settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
+        self._prompt_cache = prompts = open_prompt_cache(
+            prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
+        )
         kv_budget = KVBudget(kv_memory, max_batch, workers, backend.memory)
         self._team = team = start_workers(workers, parallel, self.config, backend.kernels, **settings)
         with ExitStack() as on_error:
             on_error.callback(team.end)
-            decoder = load_decoder(
-                self.path,
-                self.config,
-                dtype=self.dtype,
-                backend=backend,
-                weights=weights,
-                split=team.split,
-                opened=opened,
-                cache=cache_file,
-                on_progress=progress,
-            )
+            how: dict[str, Any] = {"dtype": self.dtype, "backend": backend, "weights": weights, "split": team.split}
+            decoder = load_decoder(self.path, self.config, **how, opened=opened, cache=cache_file, on_progress=progress)
             cache = kv_budget.add(
                 team.shard_config,
                 compute_dtype(self.dtype, backend),
                 backend.make_cache if team.pool is None else partial(backend.make_cache, cache_class=team.pool),
                 INT8 if kv_dtype == "int8" else None,
-                share_prefixes=prefix_cache,
+                share_prefixes=prefix_cache or prompts is not None,
             )
+            if prompts is not None:
+                prompts.attach(cache)
             self.engine = Engine(
                 decoder,
                 cache,
@@ -177,8 +178,10 @@ class LLM:
             on_error.pop_all()  # no error: keep the workers running
 
     def close(self) -> None:
-        """Stop the worker processes; this process can still decode, except with ``parallel="tensor"``."""
+        """Stop the workers and finish the prompt cache; except by ``parallel="tensor"``, decoding goes on."""
         self._team.end()
+        if self._prompt_cache is not None:
+            self._prompt_cache.close()
 
     @property
     def exact(self) -> bool:
@@ -245,7 +248,7 @@ class LLM:
         """
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
-        options = self._options(params, len(batch))
+        options = params_per_prompt(params, len(batch))
         proposer = self.get_proposer(drafter)
         groups = [
             self.request_factory.create_samples(self.request_factory.encode_prompt(prompt), prompt_params, proposer)
@@ -263,7 +266,7 @@ class LLM:
 
         Closing the iterator aborts the request.
         """
-        (options,) = self._options(params, 1)
+        (options,) = params_per_prompt(params, 1)
         ids, proposer = self.request_factory.encode_prompt(prompt), self.get_proposer(drafter)
         return self._pieces(self.request_factory.create_samples(ids, options, proposer))
 
@@ -324,17 +327,6 @@ class LLM:
         with closing(self.engine.stream(requests)) as tokens:
             for index, token, last in tokens:
                 yield Piece.of(token, index, requests[index], last=last)
-
-    def _options(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
-        if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
-            msg = f"params: expected SamplingParams or a list of them, found {params!r}"
-            raise OptionError(msg)
-        if len(params) != count:
-            msg = f"params: expected one for all prompts or one per prompt ({count}), found {len(params)}"
-            raise OptionError(msg)
-        return list(params)
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Proposer[Any]:
         """Return the proposer for a drafter; ``None`` is the default drafter.

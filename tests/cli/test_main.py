@@ -140,6 +140,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     args = """
         --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
         --kernels portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
+        --prompt-cache prompts --prompt-cache-size 1GiB
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
         --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
         --n 2 --logprobs 4 --prompt-logprobs 5 --stop-token-ids 1 --stop-token-ids 2 --bad-words no --rule rejection
@@ -167,6 +168,8 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     expected |= {
         "weights": "int8",
         "weight_cache": "packed",
+        "prompt_cache": "prompts",
+        "prompt_cache_size": "1GiB",
         "kv_dtype": "int8",
         "kernels": "portable",
         "max_batch": 16,

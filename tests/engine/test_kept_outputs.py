@@ -28,6 +28,7 @@ class Part:
 
     layers = (0, 2)
     width = 10
+    identity = "part of the embedding and of layer 2"
 
     def project(self, outputs: Sequence[Array]) -> Array:
         embedding, output = outputs

@@ -73,7 +73,7 @@ class Fake:
 class FakeCache:
     """A KV cache of blocks without contents."""
 
-    block_size, version = BLOCK, 0
+    block_size, version, prompt_cache = BLOCK, 0, None
 
     def __init__(self, num_blocks: int) -> None:
         self.allocator = BlockAllocator(num_blocks, BLOCK)

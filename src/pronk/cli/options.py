@@ -159,6 +159,17 @@ def model_options(
     kv_dtype: Annotated[
         str, _model("Data type of the KV cache. auto: that of the model. int8: quantized, half the memory.")
     ] = "auto",
+    prompt_cache: Annotated[
+        str | None,
+        _model(
+            "Keep the KV cache of prompts in this folder, for later starts: a known prompt is not computed again.",
+            metavar="FOLDER",
+            show_default="off",
+        ),
+    ] = None,
+    prompt_cache_size: Annotated[
+        str, _model("Maximum size of the prompt cache; beyond, the least recently used prompts are deleted.")
+    ] = "4GiB",
     threads: Annotated[
         int | None, _model("Number of threads to compute with.", show_default="number of cores", min=1)
     ] = None,

@@ -78,7 +78,14 @@ class Engine:
         """
         self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
-        self.scheduler = Scheduler(cache, decoder.config.window, max_batch, prefill_chunk, max_tree)
+        self.scheduler = Scheduler(
+            cache,
+            decoder.config.window,
+            max_batch,
+            prefill_chunk,
+            max_tree,
+            lambda: self.runner.cost_model.prompt_row,
+        )
         self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
         self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()
@@ -209,7 +216,9 @@ class Engine:
                 self._remove_finished()
 
     def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Array]:
-        block_table = self.cache.match_prefix([*prompt, trees[0].tokens[0]], b"", []) or BlockTable()
+        text, digests = [*prompt, trees[0].tokens[0]], list[bytes]()
+        block_table = self.cache.match_prefix(text, b"", digests) or BlockTable()
+        self.scheduler.load_blocks(block_table, text, b"", digests)
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
             self.scheduler.reserve(block_table, block_table.length + len(tree))

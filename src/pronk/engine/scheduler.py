@@ -16,7 +16,7 @@ tenant waits at most until the requests that started earlier have ended.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
@@ -59,6 +59,7 @@ class Scheduler:
     # ``max(prefill_chunk - num_decoding, prefill_chunk // 2)``.
     prefill_chunk: int
     max_tree: int  # maximum number of rows per decoding request and forward pass
+    seconds_per_token: Callable[[], float | None] = lambda: None  # measured duration of computing a prompt's token
     waiting: list[Request] = field(default_factory=list)  # sorted by priority, then by arrival
     running: list[Request] = field(default_factory=list)  # sorted by priority, then by first start
     preempted: list[Request] = field(default_factory=list)  # requests preempted by the last ``schedule``
@@ -124,6 +125,14 @@ class Scheduler:
         All blocks of the target are allocated here. Raises ``CacheFullError`` if too few are free.
         """
         self.cache.prepare(block_table, num_tokens)
+
+    def load_blocks(self, block_table: BlockTable, tokens: Sequence[int], salt: bytes, digests: list[bytes]) -> int:
+        """Read the blocks after a cached prefix from disk if that is faster; return the number of tokens."""
+        if self.cache.prompt_cache is None:
+            return 0
+        loaded = self.cache.prompt_cache.load(block_table, tokens, salt, digests, self.seconds_per_token())
+        self.release_outside_window(block_table)
+        return loaded
 
     def release_outside_window(self, block_table: BlockTable) -> None:
         """Release the blocks whose tokens have left the attention window."""
@@ -193,8 +202,11 @@ class Scheduler:
             len(self.running) >= self.max_batch or self._num_wanted_blocks(request) > allocator.num_free
         ):
             self._preempt(lower_priority.pop())
-        request.stats.cached_tokens += request.block_table.length
         self._reserve_all_blocks(request)
+        if not request.computes_prompt_logprobs:
+            table, tokens = request.block_table, request.tokens
+            request.stats.disk_tokens += self.load_blocks(table, tokens, request.salt, request.digests)
+        request.stats.cached_tokens += request.block_table.length
         return True
 
     def _is_still_refused(self, request: Request, lower_priority: Sequence[Request]) -> bool:

@@ -14,9 +14,9 @@ __all__ = ["GainStats", "SourceStats", "Stats", "StepStats"]
 
 _NUM_BINS = 10  # number of bins in ``Stats.gain_stats``
 _JSON_KEYS = (
-    "prompt_tokens generated_tokens preemptions cached_tokens target_steps step_compression drafted accepted "
-    "compile_seconds jumped moved sources draft_error acceptance draft_seconds target_seconds total_seconds ttft "
-    "tokens_per_second"
+    "prompt_tokens generated_tokens preemptions cached_tokens disk_tokens target_steps step_compression drafted "
+    "accepted compile_seconds jumped moved sources draft_error acceptance draft_seconds target_seconds total_seconds "
+    "ttft tokens_per_second"
 ).split()
 
 
@@ -59,6 +59,7 @@ class Stats:
     generated_tokens: int = 0
     preemptions: int = 0
     cached_tokens: int = 0  # number of tokens found in the prefix cache, at the start and after each preemption
+    disk_tokens: int = 0  # number of ``cached_tokens`` that were read from the prompt cache on disk
     compile_seconds: float = 0.0  # seconds of the guide's compilation, perhaps during an earlier request
     jumped: int = 0  # number of tokens that the guide forced without a forward pass
     moved: int = 0  # number of KV rows moved because the accepted path was not the main chain of the tree

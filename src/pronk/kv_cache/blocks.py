@@ -34,6 +34,7 @@ class BlockTable:
     contiguous: bool = True  # whether the block numbers are consecutive
     # Digests of the text up to the end of the first, second, … full block (:mod:`pronk.kv_cache.prefix`).
     digests: list[bytes] = field(default_factory=list)
+    num_stored: int = 0  # number of leading blocks that the prompt cache on disk has taken over
     # ``PagedCache.version`` at the first allocation; if the cache has another one, its prefix cache takes no blocks.
     version: int = -1
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
@@ -177,7 +178,7 @@ class BlockAllocator:
     def release(self, block_table: BlockTable) -> list[int]:
         """Release all blocks of a table; return the blocks that became empty."""
         removed, block_table.blocks = block_table.blocks, []
-        block_table.length = block_table.num_released = 0
+        block_table.length = block_table.num_released = block_table.num_stored = 0
         block_table.digests = []
         block_table.update_derived()
         return self._release_blocks(removed)

@@ -33,13 +33,13 @@ def machine_memory() -> int | None:
     return None
 
 
-def parse_memory(value: str | int) -> int:
-    """Return the number of bytes given as ``"2GiB"``, ``"500MB"``, ``"64k"`` or an integer."""
+def parse_memory(value: str | int, option: str = "kv_memory") -> int:
+    """Return the bytes that ``option`` gives as ``"2GiB"``, ``"500MB"``, ``"64k"`` or an integer."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", str(value).upper())
     if match is None or float(match[1]) == 0:
-        msg = f'kv_memory: expected a positive number of bytes, or text such as "2GiB" or "500MB"; found {value!r}'
+        msg = f'{option}: expected a positive number of bytes, or text such as "2GiB" or "500MB"; found {value!r}'
         raise OptionError(msg)
     return int(float(match[1]) * _UNITS[match[2] or ""])
 

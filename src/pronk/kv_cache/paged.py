@@ -27,6 +27,7 @@ from pronk.kernels.library import TYPES, Kernels
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 from pronk.kv_cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token
 from pronk.kv_cache.prefix import PrefixCache
+from pronk.kv_cache.prompt_cache import PromptCache
 
 __all__ = ["Kept", "PagedCache", "Projection"]
 
@@ -39,6 +40,11 @@ class Projection(Protocol):
 
     layers: tuple[int, ...]  # the layers, from 1; 0 is the embedding
     width: int  # size of a value
+
+    @property
+    def identity(self) -> str:
+        """Digest of everything that the values depend on besides the model."""
+        ...
 
     def project(self, outputs: Sequence[Array]) -> Array:
         """Return values ``[rows, width]``, given the output ``[rows, hidden]`` of each of ``layers``."""
@@ -80,6 +86,7 @@ class PagedCache:
         # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
         dynamic = config.rope is not None and config.rope.kind == "dynamic"
         self.prefix_cache = PrefixCache() if share_prefixes and not dynamic else None
+        self.prompt_cache: PromptCache | None = None  # blocks of the prefix cache on disk
         self.keys: list[Array]  # one array per layer; ``values`` likewise; see ``pronk.kv_cache.layout``
         self.values: list[Array]
         self.hidden: dict[Kept, Array] = {}  # pools of what is kept besides, ``[1, slots, width]``
@@ -180,6 +187,24 @@ class PagedCache:
                 # block, and the other table filled it, cached it and was released.
                 self.prefix_cache.discard(block_table.blocks[index])
 
+    def kept_name(self, kept: Kept) -> str:
+        """Return a name that means the same in every process."""
+        return f"layer {kept}" if isinstance(kept, int) else kept.identity
+
+    def read_block(self, block: int) -> bytes:
+        """Return the stored bytes of a block, ``block_size * bytes_per_token``."""
+        pools = (pool for _, pool in self._layouts_and_pools())
+        return b"".join(pool[:, self._block_range(pool, block)].tobytes() for pool in pools)
+
+    def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
+        """Store the result of :meth:`read_block` of a cache with this layout; ``tokens`` are the block's."""
+        del tokens  # only a cache with mirrors needs them
+        begin = 0
+        for _, pool in self._layouts_and_pools():
+            part = pool[:, self._block_range(pool, block)]
+            part[...] = np.frombuffer(data, pool.dtype, part.size, begin).reshape(part.shape)
+            begin += part.nbytes
+
     def _copy(self, old: int, new: int) -> None:
         for pool in self._pools:
             pool[:, self._block_range(pool, new)] = pool[:, self._block_range(pool, old)]
@@ -271,12 +296,13 @@ class PagedCache:
     def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Array]]:
         yield from ((self._key_layout, pool) for pool in self.keys)
         yield from ((self._value_layout, pool) for pool in self.values)
-        yield from ((ROWS, self.hidden[kept]) for kept in sorted(self.hidden, key=str))
+        yield from ((ROWS, self.hidden[kept]) for kept in sorted(self.hidden, key=self.kept_name))
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
         """Drop all tokens but the first ``length``; the blocks stay allocated."""
         block_table.length = length
         del block_table.digests[length // self.block_size :]
+        block_table.num_stored = min(block_table.num_stored, len(block_table.digests))
 
     def match_prefix(
         self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
@@ -297,6 +323,8 @@ class PagedCache:
         """Add a table's full blocks to the prefix cache, unless ``version`` changed after their allocation."""
         if self.prefix_cache is not None and block_table.version == self.version:
             self.prefix_cache.insert(block_table, tokens, salt, num_committed)
+            if self.prompt_cache is not None:
+                self.prompt_cache.store_blocks(block_table)
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a new table that shares the blocks of the first ``tokens`` tokens, with copy on write."""

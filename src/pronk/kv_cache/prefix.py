@@ -1,9 +1,8 @@
 """Prefix cache: full blocks of committed tokens, found by a digest of the text up to their end.
 
 ``digest(block) = hash(digest(previous block), tokens of the block)``. The chain begins with a hash of the tenant's
-salt. The hash has a random key per process, so that clients cannot prepare two texts with the same digest; a hit also
-compares the tokens. If empty blocks run out, the allocator takes cached blocks that no table holds, least recently used
-first.
+salt. The hash has a key: random per process, or that of the prompt cache on disk. A hit also compares the tokens. If
+empty blocks run out, the allocator takes cached blocks that no table holds, least recently used first.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 
 __all__ = ["PrefixCache"]
 
-_DIGEST_BYTES = 16
+_DIGEST_BYTES = 32  # no client can prepare two texts with the same digest, even if the key is known
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class PrefixCache:
     """The cached blocks of one :class:`PagedCache`, by digest; implements :class:`CachedBlockIndex`."""
 
     def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+        self.key = secrets.token_bytes(32)  # key of the hash; changed only while no block is cached
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}  # digest of each cached block, by block number
 
@@ -82,7 +81,7 @@ class PrefixCache:
         for number in range((len(tokens) - 1) // size):
             block_tokens = list(tokens[number * size : (number + 1) * size])
             if number == len(digests):
-                digests.append(self._digest(parent, _as_bytes(block_tokens)))
+                self._append_digest(digests, tokens, salt)
             entry = self._entries.get(digests[number])
             if entry is None or (entry.parent_digest, entry.tokens) != (parent, block_tokens):
                 break
@@ -94,6 +93,12 @@ class PrefixCache:
         block_table.digests = digests[: len(blocks)]
         self._allocator.assign_cached(block_table, blocks)
         return block_table
+
+    def extend_digests(self, tokens: Sequence[int], salt: bytes, digests: list[bytes]) -> list[bytes]:
+        """Return the digests of all blocks that :meth:`match` looks up; the arguments are those of ``match``."""
+        while len(digests) < (len(tokens) - 1) // self._allocator.block_size:
+            self._append_digest(digests, tokens, salt)
+        return digests
 
     def insert(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
@@ -112,8 +117,7 @@ class PrefixCache:
         for number in range(len(block_table.digests), stop // size):
             block_tokens = list(tokens[number * size : (number + 1) * size])
             parent = block_table.digests[-1] if block_table.digests else self._digest(b"", salt)
-            digest = self._digest(parent, _as_bytes(block_tokens))
-            block_table.digests.append(digest)
+            digest = self._append_digest(block_table.digests, tokens, salt)
             index = number - block_table.num_released
             block = block_table.blocks[index] if index >= 0 else None
             if block is None or digest in self._entries or block in self._digests:
@@ -121,8 +125,15 @@ class PrefixCache:
             self._entries[digest] = _Entry(block, parent, block_tokens)
             self._digests[block] = digest
 
+    def _append_digest(self, digests: list[bytes], tokens: Sequence[int], salt: bytes) -> bytes:
+        """Append the digest of the next block to the digests of all blocks before it; return it."""
+        size, number = self._allocator.block_size, len(digests)
+        parent = digests[-1] if digests else self._digest(b"", salt)
+        digests.append(self._digest(parent, _as_bytes(tokens[number * size : (number + 1) * size])))
+        return digests[-1]
+
     def _digest(self, parent: bytes, tokens: bytes) -> bytes:
-        hasher = blake2b(parent, digest_size=_DIGEST_BYTES, key=self._key)
+        hasher = blake2b(parent, digest_size=_DIGEST_BYTES, key=self.key)
         hasher.update(b"\0" + tokens)
         return hasher.digest()
 

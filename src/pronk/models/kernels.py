@@ -35,7 +35,7 @@ from pronk.quantization.gguf.layout import TENSOR_TYPES
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["load_kernels", "self_check"]
+__all__ = ["arithmetic_digest", "load_kernels", "self_check"]
 
 _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the checked matrix products
@@ -75,9 +75,14 @@ def _has_passed(kernels: Kernels) -> bool:
 
 def _passed_marker(kernels: Kernels) -> Path:
     """Return the path of the empty file that exists if the kernels have passed on this processor."""
+    return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
+
+
+def arithmetic_digest(kernels: Kernels) -> str:
+    """Return a digest of what determines a result's bits: library, instructions, NumPy, processor."""
     digest = hashlib.sha256(kernels.path.read_bytes())
-    digest.update(f"{kernels.name}\n{_processor()}".encode())
-    return Path.home() / ".cache" / "pronk" / "self-check" / digest.hexdigest()[:32]
+    digest.update(f"{kernels.name}\n{np.__version__}\n{_processor()}".encode())
+    return digest.hexdigest()
 
 
 def _processor() -> str:

@@ -103,6 +103,11 @@ class MirroredCache(PagedCache):
         self.tokens[new * size : (new + 1) * size] = self.tokens[old * size : (old + 1) * size]
         self._invalidate(slice(new * size, (new + 1) * size))
 
+    def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
+        """Store a block and record its tokens; :meth:`prepare` has recorded that the workers lack it."""
+        super().write_block(block, data, tokens)
+        self.tokens[block * self.block_size : (block + 1) * self.block_size] = tokens
+
     def _invalidate(self, slots: slice | NDArray[np.int64]) -> None:
         for remote_pool in self.remote_pools:
             remote_pool.valid[slots] = False

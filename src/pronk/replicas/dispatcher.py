@@ -115,8 +115,8 @@ class Dispatcher:
         loads = [*self._loads.values()]
         if not self.num_requests or not loads:
             return EngineLoad(resumed=self.resumed)
-        running, waiting, used, idle, _ = (sum(values) for values in zip(*loads, strict=True))
-        return EngineLoad(running, waiting, used / len(loads), idle, self.resumed)
+        total = EngineLoad(*(sum(values) for values in zip(*loads, strict=True)))
+        return total._replace(kv_used=total.kv_used / len(loads), resumed=self.resumed)
 
     async def steps(
         self,

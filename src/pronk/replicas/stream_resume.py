@@ -137,8 +137,9 @@ class ResumableStream:
                 counts = sources.get(source, SourceStats(0, 0))
                 sources[source] = SourceStats(counts.drafted + 1, counts.accepted + 1)
         # After a resumption, the number of cached prompt tokens is unknown: the last replica's includes output tokens.
-        cached = 0 if steps else last.cached_tokens
-        return replace(last, steps=steps + later, sources=sources, cached_tokens=cached, total_seconds=total)
+        cached, loaded = (0, 0) if steps else (last.cached_tokens, last.disk_tokens)
+        merged = replace(last, steps=steps + later, sources=sources, total_seconds=total)
+        return replace(merged, cached_tokens=cached, disk_tokens=loaded)
 
 
 def _difference(found: str, expected: str | None) -> str:

@@ -32,6 +32,13 @@ _GAUGES = {
     "vllm:num_requests_waiting": ("Queued requests.", "waiting"),
     "vllm:kv_cache_usage_perc": ("Fraction of KV blocks in use, 0..1.", "kv_used"),
     "pronk:kv_cache_idle_blocks": ("KV blocks that only the prefix cache holds.", "kv_idle"),
+    "pronk:prompt_cache_hits": ("Texts of which blocks were read from the prompt cache on disk.", "disk_hits"),
+    "pronk:prompt_cache_blocks_read": ("KV blocks read from the prompt cache on disk.", "disk_blocks_read"),
+    "pronk:prompt_cache_bytes_read": ("Bytes read from the prompt cache on disk.", "disk_bytes_read"),
+    "pronk:prompt_cache_blocks_written": ("KV blocks written to the prompt cache on disk.", "disk_blocks_written"),
+    "pronk:prompt_cache_bytes_written": ("Bytes written to the prompt cache on disk.", "disk_bytes_written"),
+    "pronk:prompt_cache_blocks_evicted": ("KV blocks deleted to keep the size limit.", "disk_blocks_evicted"),
+    "pronk:prompt_cache_blocks_damaged": ("Damaged KV blocks found in the prompt cache.", "disk_blocks_damaged"),
     "pronk:requests_resumed": ("Requests resumed on another replica after theirs had ended.", "resumed"),
 }
 

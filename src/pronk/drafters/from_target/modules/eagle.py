@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +142,7 @@ class HeadFeature:
         self.width, self._dtype = eagle.layers.hidden_size, dtype
         self._norms, self._fc = list[Program](), None
         norms = [getattr(head, f"fc_norm_{index}") for index in range(len(self.layers))] if eagle.fc_norm else []
+        self._weights = (eagle, head.fc, head.fc_norm, norms)
         for norm in [target.norm] if eagle.kind == "mtp" else norms:
             program = backend.program(eagle.target_hidden_size, dtype)
             program.norm(norm)
@@ -147,6 +150,17 @@ class HeadFeature:
         if eagle.kind == "eagle3":
             self._fc = backend.program(len(self.layers) * eagle.target_hidden_size, dtype)
             self._fc.linear(head.fc, norm=head.fc_norm, to="logits")
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of the weights of the feature; MTP's feature has only weights of the target."""
+        eagle, fc, fc_norm, norms = self._weights
+        digest = sha256(f"{eagle.kind} {self.layers} {self._dtype} {fc.packed.format}".encode())
+        if eagle.kind == "eagle3":
+            for norm in (fc_norm, *norms):
+                digest.update(b"no norm" if norm is None else norm.weight.tobytes())
+            digest.update(fc.packed.unpack().tobytes())
+        return digest.hexdigest()
 
     def project(self, outputs: Sequence[Array]) -> Array:
         """Return features ``[rows, width]``, given the output ``[rows, hidden]`` of each of the layers."""

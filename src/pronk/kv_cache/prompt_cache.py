@@ -1,0 +1,157 @@
+"""Prompt cache: the second level of the prefix cache, on disk, where blocks outlive the process.
+
+A block on disk has the key of the prefix cache (:mod:`pronk.kv_cache.prefix`): a digest of the tenant's salt and of the
+text up to the end of the block. The first link of this chain is the ``identity``, a text with everything else that the
+bytes of a block depend on. A stored block therefore has the bytes that a forward pass would compute, because the
+kernels fix the order of every sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from pronk.kv_cache.block_store import BlockStore
+from pronk.kv_cache.blocks import BlockTable
+
+if TYPE_CHECKING:
+    from pronk.kv_cache.paged import PagedCache
+
+__all__ = ["PromptCache"]
+
+_READ_BYTES = 16 << 20  # bytes of blocks per read; bounds the memory for their copies
+
+
+class PromptCache:
+    """Blocks of one :class:`PagedCache` on disk; the cache must have a prefix cache.
+
+    Attributes:
+        store: the blocks on disk.
+        num_hits: number of texts of which blocks were read.
+    """
+
+    def __init__(self, store: BlockStore, identity: str) -> None:
+        self.store, self.num_hits = store, 0
+        self._identity = identity
+        self._seconds_per_block: float | None = None  # moving average of reads; ``None`` before the first
+
+    def attach(self, cache: PagedCache) -> None:
+        """Connect a new, empty cache; its prefix cache then has the same keys in every process."""
+        if cache.prefix_cache is not None:
+            layout = f"{self._identity} blocks of {cache.block_size} tokens of {cache.kv_dtype} for {cache.dtype}"
+            cache.prefix_cache.key = blake2b(layout.encode()).digest()
+            self._cache, cache.prompt_cache = cache, self
+
+    def store_blocks(self, block_table: BlockTable) -> None:
+        """Copy the full blocks of a table that are not on disk yet, and queue the copies for the writer.
+
+        Blocks for which the queue has no room are copied in a later call. The first call for a table also records that
+        the blocks of its text have been used.
+        """
+        table, digests, size = block_table, block_table.digests, self._block_bytes
+        if table.num_stored >= len(digests) or not self.store.has_room(size):
+            return
+        is_first = not table.num_stored
+        keys, new = self._keys(digests), dict[int, bytes]()
+        while table.num_stored < len(digests):
+            number = table.num_stored
+            if number >= table.num_released and not self.store.is_known(keys[number]):
+                if not self.store.has_room((len(new) + 1) * size):
+                    break
+                new[number] = self._cache.read_block(table.blocks[number - table.num_released])
+            table.num_stored += 1
+        if new or is_first:
+            self.store.write(keys[: table.num_stored], new)
+
+    def load(
+        self,
+        block_table: BlockTable,
+        tokens: Sequence[int],
+        salt: bytes,
+        digests: list[bytes],
+        seconds_per_token: float | None,
+    ) -> int:
+        """Read the blocks after a table's cached prefix from disk; return the number of tokens read.
+
+        Args:
+            block_table: table whose committed tokens, if any, are the cached prefix.
+            tokens: the text; its last token is never read, because it must be computed to get logits.
+            salt: tenant's salt.
+            digests: digests of the text's first blocks, in which computed ones are appended.
+            seconds_per_token: measured duration of computing a token of a prompt; ``None`` if unknown.
+        """
+        cache, size, length = self._cache, self._cache.block_size, block_table.length
+        if length % size or cache.prefix_cache is None:  # a fork of another sample's table, which has the whole prompt
+            return 0
+        first = length // size
+        keys = self._keys(cache.prefix_cache.extend_digests(tokens, salt, digests))
+        stop = first + self.store.count_leading(keys[first:])
+        start, window = first, cache.config.window
+        if window is not None:  # blocks that have left the attention window are not needed
+            start = max(first, (stop * size - window + 1) // size)
+        if stop == first or not self._pays(stop - start, (stop - first) * size, seconds_per_token):
+            return 0
+        if start > first:
+            cache.release(block_table)
+            block_table.num_released, block_table.length = start, start * size
+        reached = start
+        if cache.allocator.num_missing(block_table, stop * size) <= cache.allocator.num_free:
+            cache.prepare(block_table, stop * size)
+            reached = self._read(block_table, tokens, keys, start, stop)
+        if start > first and reached < stop:  # a part of the window is missing
+            cache.release(block_table)
+            return 0
+        block_table.length = reached * size
+        cache.cache_blocks(block_table, tokens, salt)
+        self.num_hits += reached > first
+        return max(0, reached - first) * size
+
+    def close(self) -> None:
+        """Write what is queued and end the writer."""
+        self.store.close()
+
+    def _read(
+        self, block_table: BlockTable, tokens: Sequence[int], keys: Sequence[bytes], start: int, stop: int
+    ) -> int:
+        """Read blocks ``start .. stop - 1`` of a text; return the number of the first one that is missing."""
+        cache, size = self._cache, self._cache.block_size
+        count, start_time = max(1, min(500, _READ_BYTES // self._block_bytes)), perf_counter()
+        number = start
+        for begin in range(start, stop, count):
+            for content in self.store.read(keys[begin : min(begin + count, stop)]):
+                if content is None or len(content) != self._block_bytes:
+                    return number
+                block = block_table.blocks[number - block_table.num_released]
+                cache.write_block(block, content, tokens[number * size : (number + 1) * size])
+                number += 1
+        seconds = (perf_counter() - start_time) / (stop - start)
+        before = seconds if self._seconds_per_block is None else self._seconds_per_block
+        self._seconds_per_block = (before + seconds) / 2
+        return number
+
+    def _pays(self, num_read: int, num_saved: int, seconds_per_token: float | None) -> bool:
+        """Return whether reading blocks is faster than computing tokens, by measured durations.
+
+        What was never measured is tried. After each refusal the estimate is lowered by a tenth, so that a disk that
+        was slow once is tried again.
+        """
+        if seconds_per_token is None or self._seconds_per_block is None:
+            return True
+        if num_read * self._seconds_per_block < num_saved * seconds_per_token:
+            return True
+        self._seconds_per_block *= 0.9
+        return False
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._cache.block_size * self._cache.bytes_per_token
+
+    def _keys(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Return the keys on disk: what the cache keeps for drafters is a part of a block's bytes."""
+        kept = "\n".join(sorted(map(self._cache.kept_name, self._cache.hidden)))
+        if not kept:
+            return list(digests)
+        key = blake2b(kept.encode()).digest()
+        return [blake2b(digest, key=key, digest_size=32).digest() for digest in digests]

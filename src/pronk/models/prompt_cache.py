@@ -1,0 +1,95 @@
+"""The prompt cache of a model: its folder, and the identity of everything that its blocks depend on."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from pronk import __version__
+from pronk.architecture.config import ModelConfig
+from pronk.errors import CheckpointError, OptionError
+from pronk.kv_cache.block_store import BlockStore
+from pronk.kv_cache.budget import parse_memory
+from pronk.kv_cache.prompt_cache import PromptCache
+from pronk.models.backend import Backend
+from pronk.models.kernels import arithmetic_digest
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint
+
+__all__ = ["open_prompt_cache"]
+
+_READ_BYTES = 1 << 24  # bytes of a file that are read at a time
+
+
+def open_prompt_cache(
+    folder: str | Path | None,
+    size: str | int,
+    model: Path | GgufCheckpoint,
+    config: ModelConfig,
+    backend: Backend,
+    *,
+    split: bool,
+    **settings: object,
+) -> PromptCache | None:
+    """Return the prompt cache for two options of :class:`pronk.LLM`.
+
+    Args:
+        folder: the option ``prompt_cache``; ``None`` means no prompt cache.
+        size: the option ``prompt_cache_size``.
+        model: folder of the checkpoint, or its opened GGUF file.
+        config: configuration of the model.
+        backend: computes the model.
+        split: whether several processes share the heads, so that no process has whole blocks.
+        settings: other options on which keys and values depend.
+
+    Raises:
+        OptionError: an option is malformed, the folder is not writable, or the model's blocks cannot be stored.
+    """
+    if folder is None:
+        return None
+    if not (isinstance(folder, str | Path) and str(folder)):
+        msg = f"prompt_cache: expected a folder, found {folder!r}"
+        raise OptionError(msg)
+    num_bytes = parse_memory(size, "prompt_cache_size")
+    if backend.kernels is None or split:
+        found = "tensor parallelism" if split else "torch, with which keys and values depend on the batch"
+        msg = f"prompt_cache: expected pronk's kernels and no tensor parallelism, found {found}; leave the option out"
+        raise OptionError(msg)
+    try:
+        store = BlockStore(Path(folder).expanduser(), num_bytes)
+    except RuntimeError as error:
+        msg = f"prompt_cache: expected a home folder for {str(folder)!r}, found none; name another folder"
+        raise OptionError(msg) from error
+    parts = {"version": __version__, "config": config.digest, "arithmetic": arithmetic_digest(backend.kernels)}
+    return PromptCache(store, repr([_content_digest(store, model), *sorted((parts | settings).items())]))
+
+
+def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
+    """Return a digest of the model's files; it is computed once for each state of the files."""
+    states = model.identity if isinstance(model, GgufCheckpoint) else _folder_states(model)
+    name = sha256(repr(states).encode()).hexdigest()
+    known = store.find_note(name)
+    if known is not None:
+        return known
+    digest = sha256()
+    for path, _, size, _ in states:
+        digest.update(f"{size} bytes: ".encode())
+        with Path(path).open("rb") as file:
+            while part := file.read(_READ_BYTES):
+                digest.update(part)
+    if states != [_state(Path(path)) for path, *_ in states]:
+        msg = f"{states[0][0]}: expected files that do not change while they are read, found others; load again"
+        raise CheckpointError(msg)
+    store.add_note(name, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def _folder_states(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Return the states of the files with weights and of those that describe them; see :func:`_state`."""
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
+    return [_state(path.resolve()) for path in files]
+
+
+def _state(path: Path) -> tuple[str, int, int, int]:
+    """Return path, number, size and time of modification of a file, as ``GgufCheckpoint.identity`` does."""
+    state = path.stat()
+    return str(path), state.st_ino, state.st_size, state.st_mtime_ns

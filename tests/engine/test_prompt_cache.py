@@ -1,0 +1,351 @@
+"""Prompt cache on disk: texts that continue from disk have the tokens, bits and draft tokens of a fresh computation."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafters.drafting import Watched
+from drafters.trees import TreeDrafter, oracle_trees
+from engine.cases import (
+    CORE,
+    DRAFTERS,
+    OPTIONS,
+    ask,
+    assert_not_vacuous,
+    assert_same,
+    drafter,
+    params,
+    plain,
+    step_until_ended,
+    text,
+    texts,
+    total,
+)
+from engine.test_drafters_prefixes import AGAIN, FIRST, ONCE, conversation
+from engine.test_shared_pool import WITH_POOLS
+from parallel.dealt import partition_randomly, tree_parallel_engine
+from pronk.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.kv_cache import block_store
+from pronk.kv_cache.block_store import BlockStore
+from pronk.kv_cache.prompt_cache import PromptCache
+from pronk.models.decoder import Decoder
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
+from tiny_models import make_engine, make_request, run, run_alone, samples, tiny_decoder
+
+BLOCK = 16
+
+
+class Server:
+    """Engines on one folder, as a server that is started several times."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stores: list[BlockStore] = []
+
+    def start(self, decoder: Decoder, identity: str = "tiny", *, max_bytes: int = 1 << 30, **options: Any) -> Engine:
+        """Return a new engine, with an empty KV cache; the engine before is closed."""
+        return self.attach(make_engine(decoder, share_prefixes=True, **options), identity, max_bytes)
+
+    def attach(self, engine: Engine, identity: str = "tiny", max_bytes: int = 1 << 30) -> Engine:
+        self.close()
+        self.stores.append(BlockStore(self.folder, max_bytes))
+        PromptCache(self.stores[-1], identity).attach(engine.cache)
+        return engine
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Engines that read whatever is on disk; with models as small as these, computing is faster."""
+    monkeypatch.setattr(PromptCache, "_pays", lambda *_: True)
+    made = Server(tmp_path)
+    yield made
+    made.close()
+
+
+def turn(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, made: Any = None, salt: bytes = b""
+) -> tuple[Request, list[Any]]:
+    """Run one request alone; return it and its proposals."""
+    proposer = None if made is None else Watched(made.bind(engine.target))
+    request = make_request(prompt, params, proposer)
+    request.salt = salt
+    run(engine, [request])
+    notes = [] if proposer is None else proposer.of(request)
+    return request, [(note.tokens, note.tree.tokens, note.tree.parents, note.path) for note in notes]
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": BFLOAT16},
+    "int8 cache": {"kv_dtype": INT8},
+    "int8 cache of bfloat16": {"dtype": BFLOAT16, "kv_dtype": INT8},
+    "int4 weights": {"weights": "int4"},
+    "gpt-2": {"classic": True},
+    "two windows": {"windows": (50, 30)},
+    "a window and none": {"windows": (50, None)},
+    "heads of 32": {"head_dim": 32, "kv_heads": 3},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_continuations_from_disk_are_equal(name: str, server: Server) -> None:
+    """The prompt of the second turn is read from disk, and its tokens and log-probabilities are those of no cache."""
+    options = dict(MODELS[name])
+    kv_dtype = options.pop("kv_dtype", None)
+    decoder = tiny_decoder(options.pop("dtype", FLOAT32), **options)
+    first, _ = turn(server.start(decoder, kv_dtype=kv_dtype), FIRST, ONCE)
+    prompt = [*first.tokens, *text(4, 23)]
+    plain, _ = turn(make_engine(decoder, kv_dtype=kv_dtype), prompt, AGAIN)
+    engine = server.start(decoder, kv_dtype=kv_dtype)
+    got, _ = turn(engine, prompt, AGAIN)
+    assert_same([got], [plain])
+    assert got.stats.disk_tokens == got.stats.cached_tokens == 128
+    assert server.stores[-1].counts.blocks_read == (4 if name == "two windows" else 8)
+    assert len(plain.output) == 40
+    assert plain.stats.disk_tokens == plain.stats.cached_tokens == 0
+    server.stores[-1].flush()
+    third, _ = turn(engine, prompt, AGAIN)  # from memory, and from disk where blocks before the window are missing
+    assert_same([third], [plain])
+    assert third.stats.cached_tokens == 160
+    assert (third.stats.disk_tokens == 0) == (name != "two windows")
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in (*WITH_POOLS, "suffix") else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS],
+)
+def test_drafters_propose_as_after_a_fresh_prompt(name: str, dtype: DType, server: Server) -> None:
+    decoder = tiny_decoder(dtype)
+    prompts = conversation(decoder)
+    known = [run_alone(decoder, prompts[0], ONCE), run_alone(decoder, prompts[1], AGAIN)]
+    made = drafter(name, known)
+    fresh, trees = turn(make_engine(decoder), prompts[1], AGAIN, made)
+    turn(server.start(decoder), prompts[0], ONCE, made)
+    got, others = turn(server.start(decoder), prompts[1], AGAIN, made)
+    assert_same([got, fresh], [known[1], known[1]])
+    assert others == trees
+    assert (got.stats.drafted > 0) == (name != "autoregressive")
+    assert got.stats.disk_tokens == got.stats.cached_tokens == 128
+
+
+CASES = [
+    pytest.param(name, options, marks=() if name in ("oracle", "adversarial") and options in CORE else pytest.mark.slow)
+    for name in DRAFTERS
+    for options in OPTIONS
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_equality_matrix(name: str, options: str, server: Server) -> None:
+    """A ragged batch with every drafter and all sampling options, first computed and then read from disk."""
+    want, found = plain(BFLOAT16, options), []
+    for _ in range(2):
+        engine = server.start(tiny_decoder(BFLOAT16))
+        proposer = drafter(name, want).bind(engine.target)
+        got = [ask(request.prompt, params(options, index), proposer) for index, request in enumerate(want)]
+        run(engine, got)
+        assert_same(got, want)
+        assert_not_vacuous(name, got)
+        found.append([request.stats.disk_tokens for request in got])
+    assert found == [[0] * 6, [(len(request.prompt) - 1) // BLOCK * BLOCK for request in want]]
+
+
+def test_kept_features_belong_to_the_blocks(server: Server) -> None:
+    """Blocks without the features that a head reads are not used, and neither are those of another head or layer."""
+    decoder = tiny_decoder()
+    prompts = conversation(decoder)
+    found = {}
+    for name in ("autoregressive", "eagle3", "mtp", "multi_token", "kangaroo"):
+        for again in (False, True):
+            engine = server.start(decoder)
+            proposer = drafter(name, ()).bind(engine.target)
+            request = make_request(prompts[1], AGAIN, proposer)
+            run(engine, [request])
+            assert_same([request], [run_alone(decoder, prompts[1], AGAIN)])
+            found[name, again] = request.stats.disk_tokens
+    assert {name for (name, again), tokens in found.items() if not again and tokens} <= {"multi_token", "kangaroo"}
+    assert all(tokens == 160 for (_, again), tokens in found.items() if again)
+
+
+def test_nothing_is_shared_across_salts_and_identities(server: Server) -> None:
+    decoder, prompt = tiny_decoder(), conversation(tiny_decoder())[1]
+    turn(server.start(decoder), prompt, ONCE, salt=b"one")
+    want = run_alone(decoder, prompt, AGAIN)
+    cases = {(b"one", "tiny"): True, (b"other", "tiny"): False, (b"", "tiny"): False, (b"one", "other model"): False}
+    for (salt, identity), hits in cases.items():
+        got, _ = turn(server.start(decoder, identity), prompt, AGAIN, salt=salt)
+        assert_same([got], [want])
+        assert got.stats.disk_tokens == (160 if hits else 0)
+
+
+@pytest.mark.parametrize("other", [{"kv_dtype": INT8}, {"block_size": 32}], ids=str)
+def test_another_form_of_the_cache_shares_nothing(other: dict[str, Any], server: Server) -> None:
+    decoder, prompt = tiny_decoder(), text(3, 100)
+    turn(server.start(decoder), prompt, ONCE)
+    got, _ = turn(server.start(decoder, **other), prompt, ONCE)
+    assert got.stats.disk_tokens == 0
+
+
+def test_other_texts_share_their_common_blocks(server: Server) -> None:
+    decoder, beginning = tiny_decoder(), text(9, 70)
+    turn(server.start(decoder), beginning + text(1, 60), ONCE)
+    for length, tokens in ((70, 64), (64, 48), (65, 64), (17, 16), (16, 0)):
+        engine, prompt = server.start(decoder), beginning[:length]
+        got, _ = turn(engine, prompt + (text(2, 60) if length == 70 else []), AGAIN)
+        assert got.stats.disk_tokens == tokens
+        assert_same([got], [run_alone(decoder, got.prompt, AGAIN)])
+
+
+def test_memory_is_continued_from_disk(server: Server) -> None:
+    """The first blocks are in memory, the next ones on disk, and the last ones are computed."""
+    decoder, whole = tiny_decoder(), text(9, 200)
+    turn(server.start(decoder), whole[:150], ONCE)
+    engine = server.start(decoder)
+    turn(engine, whole[:40], ONCE)
+    got, _ = turn(engine, whole, AGAIN)
+    assert_same([got], [run_alone(decoder, whole, AGAIN)])
+    assert (got.stats.cached_tokens, got.stats.disk_tokens) == (144, 144 - 32)
+
+
+def test_samples_of_a_prompt_share_the_blocks_that_were_read(server: Server) -> None:
+    decoder, prompt = tiny_decoder(), text(3, 100)
+    options = SamplingParams(max_tokens=20, seed=1, temperature=0.8, n=3, logprobs=2)
+    want = samples(prompt, options)
+    run(make_engine(decoder), want)
+    run(server.start(decoder), [make_request(prompt, ONCE)])
+    got = samples(prompt, options)
+    run(server.start(decoder), got)
+    assert_same(got, want)
+    assert [request.stats.disk_tokens for request in got] == [96, 0, 0]
+    assert all(request.stats.cached_tokens >= 96 for request in got)
+
+
+def test_preempted_requests_read_their_own_text(server: Server) -> None:
+    """Two requests that together do not fit: blocks that memory has dropped come back from disk."""
+    decoder = tiny_decoder()
+    low, urgent = (make_request(text(seed, 100), SamplingParams(max_tokens=90, seed=seed)) for seed in (1, 2))
+    want = [run_alone(decoder, each.prompt, each.params) for each in (low, urgent)]
+    engine = server.start(decoder, num_blocks=13, max_batch=2)
+    urgent.priority = 1
+    engine.add(low)
+    while low.num_generated < 30:
+        engine.step()
+    server.stores[-1].flush()
+    engine.add(urgent)
+    step_until_ended(engine, [low, urgent])
+    assert_same([low, urgent], want)
+    assert low.stats.preemptions == 1
+    assert low.stats.disk_tokens > 0
+
+
+@pytest.mark.parametrize("windows", [(None, None), (50, 30)], ids=str)
+def test_batches_with_drafts_in_a_small_cache(windows: tuple[int | None, ...], server: Server) -> None:
+    """Requests with common beginnings, preemptions and evictions in memory and on disk, in two processes."""
+    decoder = tiny_decoder(windows=windows)
+    prompts = [text(9, 70)[: 20 + 7 * index] + text(index, 15) for index in range(8)]
+    settings = [SamplingParams(max_tokens=40, seed=index, temperature=0.7, logprobs=1) for index in range(8)]
+    want = [run_alone(decoder, *each) for each in zip(prompts, settings, strict=True)]
+    made = TreeDrafter(oracle_trees(0.7), texts(want))
+    found = 0
+    for _ in range(3):
+        engine = server.start(decoder, num_blocks=22, max_bytes=400_000)
+        proposer = made.bind(engine.target)
+        got = [make_request(*each, proposer) for each in zip(prompts, settings, strict=True)]
+        run(engine, got)
+        assert_same(got, want)
+        assert total(got, "moved") > 0
+        found += total(got, "disk_tokens")
+        server.stores[-1].flush()
+    assert found > 100
+    assert server.stores[-1].counts.blocks_evicted > 0
+
+
+def test_workers_read_and_write(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition_randomly(monkeypatch)
+    decoder, prompts = tiny_decoder(), conversation(tiny_decoder())
+    want = [run_alone(decoder, prompt, AGAIN) for prompt in prompts]
+    made = TreeDrafter(oracle_trees(0.7), texts(want))
+    for hits in (False, True):
+        with tree_parallel_engine(decoder, 2, share_prefixes=True) as engine:
+            server.attach(engine)
+            got = [turn(engine, prompt, AGAIN, made)[0] for prompt in prompts]
+            assert_same(got, want)
+            assert (total(got, "disk_tokens") > 100) == hits
+            assert total(got, "accepted") > 0
+
+
+def test_trees_below_a_prompt(server: Server) -> None:
+    decoder, prompt, trees = tiny_decoder(), text(3, 100), [TokenTree.chain([5, 6, 7])]
+    (want,) = make_engine(decoder).tree_logits(prompt, trees)
+    server.start(decoder).tree_logits(prompt, trees)
+    (got,) = server.start(decoder).tree_logits(prompt, trees)
+    assert (got == want).all()
+    assert server.stores[-1].counts.blocks_read == 6
+
+
+def test_prompts_with_prompt_logprobs_are_computed(server: Server) -> None:
+    decoder, options = tiny_decoder(), SamplingParams(max_tokens=4, seed=0, prompt_logprobs=2)
+    one, _ = turn(server.start(decoder), FIRST, options)
+    other, _ = turn(server.start(decoder), FIRST, options)
+    assert other.stats.disk_tokens == 0
+    assert other.prompt_logprobs == one.prompt_logprobs
+
+
+def test_blocks_that_did_not_fit_into_the_queue_are_stored_later(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, prompt = tiny_decoder(), text(3, 200)
+    engine = server.start(decoder)
+    monkeypatch.setattr(block_store, "_MAX_QUEUE_BYTES", 3 * BLOCK * engine.cache.bytes_per_token)
+    turn(engine, prompt, SamplingParams(max_tokens=1))
+    server.stores[-1].flush()
+    assert server.stores[-1].counts.blocks_written == 3
+    for _ in range(4):  # hits in memory
+        turn(engine, prompt, SamplingParams(max_tokens=1))
+        server.stores[-1].flush()
+    got, _ = turn(server.start(decoder), prompt, AGAIN)
+    assert got.stats.disk_tokens == 192
+    assert_same([got], [run_alone(decoder, prompt, AGAIN)])
+
+
+def test_a_missing_block_ends_the_hit(server: Server) -> None:
+    for windows, hit in (((None, None), 64), ((50, 30), 0)):
+        decoder = tiny_decoder(windows=windows)
+        turn(server.start(decoder, str(windows)), FIRST, ONCE)
+        engine = server.start(decoder, str(windows))
+        read = server.stores[-1].read
+        wanted = iter([True] * (4 if hit else 1))
+
+        def broken(keys: Sequence[bytes]) -> list[bytes | None]:
+            return [content if next(wanted, False) else None for content in read(keys)]  # noqa: B023
+
+        server.stores[-1].read = broken  # type: ignore[method-assign]
+        got, _ = turn(engine, FIRST, AGAIN)
+        assert_same([got], [run_alone(decoder, FIRST, AGAIN)])
+        assert got.stats.disk_tokens == got.stats.cached_tokens == hit
+
+
+def test_blocks_are_read_only_if_that_is_faster(tmp_path: Path) -> None:
+    decoder, server = tiny_decoder(), Server(tmp_path)
+    turn(server.start(decoder), FIRST, ONCE)
+    found = []
+    for seconds_per_block, seconds_per_token in ((None, 1e-9), (1.0, None), (1.0, 1.0 / 15), (1.0, 1.0 / 17)):
+        engine = server.start(decoder)
+        assert engine.cache.prompt_cache is not None
+        engine.cache.prompt_cache._seconds_per_block = seconds_per_block
+        engine.scheduler.seconds_per_token = lambda seconds=seconds_per_token: seconds  # type: ignore[misc]
+        found.append(turn(engine, FIRST, AGAIN)[0].stats.disk_tokens)
+    assert found == [96, 96, 96, 0]
+    estimate = engine.cache.prompt_cache._seconds_per_block
+    assert estimate == pytest.approx(0.9)
+    server.close()
