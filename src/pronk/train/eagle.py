@@ -1,4 +1,4 @@
-"""Training of an EAGLE-3 head on the target's own dialogues, with training-time test.
+"""Training of an EAGLE-3 or MTP head on the target's own dialogues, with training-time test.
 
 The rows of a text with tokens ``t`` and the target's features ``f``: row ``i`` of step 0 has ``f[i]`` and the embedding
 of ``t[i + 1]``, and learns the target's distribution after ``t[i + 1]``. Row ``i`` of step ``s`` has the head's own
@@ -24,16 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.corpus.answers import Dialogue, read_answers
+from pronk.corpus.answers import read_answers
 from pronk.train.chain_attention import ChainAttention
 from pronk.train.clock import limit_time
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_head
 from pronk.train.head_plan import check_answers, draft_vocabulary, head_config
-from pronk.train.least_squares import fit
+from pronk.train.linear_start import begin_linear
 from pronk.train.loop import PassResult, find_device
 from pronk.train.losses import Comparison, distillation_loss
-from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.modules.load import load_module
 from pronk.train.options import EagleOptions
@@ -45,8 +44,6 @@ from pronk.train.teacher import Teacher
 __all__ = ["ANSWERS", "EagleTraining", "position_weights"]
 
 ANSWERS = "data/dialogues.answers"  # the run's copy of the file of answers
-_SAMPLES = 128  # dialogues to which the first weights are fitted
-_SMALL = 1e-4  # added to mean squares, whose mean over all channels is 1; smallest weight to divide by
 _QUESTIONS = 24  # number of held-out questions that the engine answers
 _MEMORY = 0.98  # of the running means of the acceptance, per forward pass
 
@@ -93,13 +90,11 @@ class _Step(NamedTuple):
 
 
 class EagleTraining:
-    """Training objective of an EAGLE-3 head; see :class:`~pronk.train.loop.Objective`.
+    """Training objective of a head; see :class:`~pronk.train.loop.Objective`.
 
     Raises:
         OptionError: the dialogues are of another model, or have no answers.
     """
-
-    kind = "eagle3"
 
     def __init__(self, folder: Path, options: EagleOptions, teacher: Teacher) -> None:
         self.folder, self.options, self.teacher = folder, options, teacher
@@ -118,41 +113,18 @@ class EagleTraining:
         target = load_module(teacher.folder, config, torch.bfloat16, torch.device("cpu"))
         self._embedding = target.embedding.detach().to(self.device)
         self._head = target.head.get_parameter("weight").detach()[draft_ids].to(self.device)
-        self.states = StateSource(
-            teacher.llm.target, self.sources, target.norm.float(), teacher.fingerprint.weights, options.states
-        )
-        self._begin(target, [each for each in training if each.answers and each.answers[0][0] > 1][:_SAMPLES])
-        self.module.to(self.device)
-        self.identity = self.identify(teacher)
-
-    @torch.no_grad()
-    def _begin(self, target: DecoderModule, dialogues: Sequence[Dialogue]) -> None:
-        """Set the first weights by a linear prediction, fitted to some dialogues (``least_squares.py``).
-
-        The norms of the inputs give all channels the same mean square: a few channels of the target's outputs are tens
-        of times larger than the others, and nearly constant.
-        """
-        generator = torch.Generator().manual_seed(self.options.seed)
+        norm = target.norm.float()
+        self.states = StateSource(teacher.llm.target, self.sources, norm, teacher.fingerprint.weights, options.states)
+        generator = torch.Generator().manual_seed(options.seed)
         self.module.initialize(target, generator)
-        count, size = len(self.sources), self.config.target_hidden_size
-        weight = target.norm.get_parameter("weight").float()
-        parts = []
-        for each in dialogues:
-            ids, first = torch.tensor(each.ids[: self.text.length]), each.answers[0][0] - 1
-            states = self.states(ids.tolist(), first)
-            hidden = F.rms_norm(states.hidden[first - 1 : -1].float().unflatten(-1, (count, size)), (size,))
-            embedding = F.rms_norm(target.embedding[ids[first:]].float(), (size,))
-            parts.append((hidden, embedding, states.last.float() / weight.where(weight.abs() > _SMALL, math.inf)))
-        squares = torch.cat([hidden for hidden, *_ in parts]).square().mean(0)
-        balance = squares.add(_SMALL).rsqrt()
-        for norm, values in zip(self.module.fc_norm, balance, strict=True):
-            norm.get_parameter("weight").copy_(values)
-        self.module.begin_linear(fit(((x * balance).flatten(1), e, z) for x, e, z in parts), target, generator)
+        begin_linear(self.module, target, self.states, training, options.length, generator)
+        self.module.to(self.device)
+        self.identity = {"target": teacher.fingerprints}
 
-    @classmethod
-    def identify(cls, teacher: Teacher) -> dict[str, Any]:
-        """Return what a resumed run must repeat besides the options."""
-        return {"kind": cls.kind, "target": teacher.fingerprints}
+    @property
+    def kind(self) -> str:
+        """Name of the drafter."""
+        return self.options.kind
 
     @property
     def num_parameters(self) -> int:
@@ -185,7 +157,7 @@ class EagleTraining:
         """Return the divergence of a step, mean over the active rows of the batch."""
         if not len(step.selected):
             return step.normed.sum()
-        head = self.module.lm_head.weight
+        head = self._head if self.module.lm_head is None else self.module.lm_head.weight
         logits = batch.logits
         labels = torch.zeros_like(step.selected)  # the text itself is not learned
         loss = distillation_loss(
@@ -226,7 +198,7 @@ class EagleTraining:
             states = self.states(ids.tolist(), first)
             positions = torch.arange(count)
             pieces = {
-                "hidden": states.hidden[:count].float(),
+                "hidden": self.module.inputs(states.hidden[:count].float()),
                 "ids": ids,
                 "tokens": num_ids + 1 + positions,
                 "positions": positions,

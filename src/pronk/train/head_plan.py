@@ -53,14 +53,17 @@ def head_config(
         dtype="bfloat16",
         quantization=None,
     )
+    is_mtp = options.kind == "mtp"
     sources = options.sources or default_sources(target.num_layers)
     return EagleConfig(
-        "eagle3",
+        options.kind,
         layer,
-        min(options.draft_vocab, target.vocab_size),
+        target.vocab_size if is_mtp else min(options.draft_vocab, target.vocab_size),
         target.hidden_size,
-        sources,
-        fc_norm=True,  # the outputs of some layers have single values a thousand times the others
+        None if is_mtp else sources,
+        fc_norm=not is_mtp,  # the outputs of some layers have single values a thousand times the others
+        norm_output=is_mtp,
+        num_wide=0 if is_mtp else 1,
         verifier=verifier,
         fingerprint=fingerprint,
     )

@@ -259,19 +259,20 @@ class HeadsOptions(StudentOptions):
 
 @dataclass(frozen=True)
 class EagleOptions(LoopOptions):
-    """Settings of an EAGLE-3 head for a target with ``context`` as its maximum length.
+    """Settings of a head of the ``kind`` eagle3 or mtp, for a target with this ``context``.
 
     ``depth`` is the number of draft tokens that are trained. ``weighting`` is ``decay`` (the loss of draft token s,
-    from 0, has the weight ``decay ** s``) or ``dpace`` (by the acceptance reached so far). The head proposes the
-    ``draft_vocab`` most frequent tokens. ``mlp`` is the width of its MLP; ``sources`` are the layers that it reads.
-    The drafter is measured in the engine with ``num_tokens`` draft tokens per step; 0 skips the measurement.
-    ``states`` is a folder for the target's outputs, so that they are computed once.
+    from 0, has the weight ``decay ** s``) or ``dpace`` (by the acceptance reached so far). An EAGLE-3 head proposes the
+    ``draft_vocab`` most frequent tokens and reads the layers ``sources``, an MTP head all tokens and the last layer.
+    ``mlp`` is the width of its MLP. The drafter is measured in the engine with ``num_tokens`` draft tokens per step; 0
+    skips the measurement. ``states`` is a folder for the target's outputs, so that they are computed once.
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens", "states"}
     adamw_share: ClassVar[float] = 0.15  # the LM head begins as the target's
 
     final_share: float = 0.0
+    kind: str = "eagle3"
     depth: int = 4
     weighting: str = "decay"
     decay: float = 0.8
@@ -284,6 +285,7 @@ class EagleOptions(LoopOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("kind", self.kind, ("eagle3", "mtp"))
         self._check(check_integer, ("depth",), 1, 16)
         self._check(check_integer, ("draft_vocab", *self._given("mlp")), 1)
         self._check(check_number, ("decay",), 0, 1, exclusive_min=True)

@@ -1,4 +1,4 @@
-"""A run that trains an EAGLE-3 head on a file of the target's own dialogues."""
+"""A run that trains an EAGLE-3 or MTP head on a file of the target's own dialogues."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_head(  # noqa: PLR0917 - as for run_student
     check_answers(folder / ANSWERS, read_answers(folder / ANSWERS)[0].weights, teacher.fingerprint)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.is_main
-        identity = EagleTraining.identify(teacher)
+        identity = {"target": teacher.fingerprints}
         processes.from_main(partial(begin_run, folder, options, identity, clock, console, writes_text=False))
         objective = EagleTraining(folder, options, teacher)
         trainer = Trainer(folder, options, objective, processes, clock)

@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 
 from pronk.checks import require_extra
-from pronk.cli.options import shares
+from pronk.cli.options import given_options, shares
 from pronk.cli.progress import INTERRUPTED
-from pronk.cli.train.options import LoopSettings, command_line, loop_option, model_option, text_option
+from pronk.cli.train.options import LoopSettings, command_line, loop_option, model_option, refuse, text_option
 from pronk.errors import OptionError
-from pronk.train.options import EagleOptions
+from pronk.train.options import EagleOptions, option_name
 
 __all__ = ["eagle3"]
 
@@ -59,6 +59,12 @@ def eagle3(
     name: Annotated[
         str | None, typer.Option(help="Name of the head in its card.", show_default="by target and kind")
     ] = None,
+    kind: Annotated[
+        str,
+        model_option(
+            "eagle3, or mtp: the layer reads the target's last output, and the target's own LM head reads the layer."
+        ),
+    ] = EagleOptions.kind,
     depth: Annotated[int, loop_option("Draft tokens in training-time test.")] = EagleOptions.depth,
     weighting: Annotated[
         str, loop_option("Weights of the draft tokens in the loss: decay, or dpace (by the acceptance so far).")
@@ -91,8 +97,9 @@ def eagle3(
 ) -> None:
     """Train an EAGLE-3 head for a model as it is deployed, quantized or not, on its own answers.
 
-    OUT/export has the finished head, OUT/latest the head at the last evaluation or interruption, in the layout
-    speculators, for the drafter eagle3. Ctrl-C saves and ends at once; the same command continues.
+    With --kind mtp it is an MTP head. OUT/export has the finished head, OUT/latest the head at the last evaluation or
+    interruption, in the layout speculators, for the drafter of this kind. Ctrl-C saves and ends at once; the same
+    command continues.
 
     [bold]Examples[/]
 
@@ -101,6 +108,9 @@ def eagle3(
     pronk train eagle3 --model model.gguf --data notes.answers --out run --minutes 180
     """
     require_extra("train", "train", "torch")
+    if kind == "mtp":
+        given = {*given_options(context)} & {"draft_vocab", "layers"}
+        refuse({option_name(name): context.params[name] for name in given}, "for mtp")
 
     from pronk.train.clock import Clock
 
@@ -115,6 +125,7 @@ def eagle3(
     settings["steps"] = steps_of(out, data, epochs, settings["batch"], settings["length"], settings["seed"])
     options = EagleOptions(
         **settings,
+        kind=kind,
         depth=depth,
         weighting=weighting,
         decay=decay,
@@ -125,7 +136,7 @@ def eagle3(
         num_tokens=num_tokens,
         states=states,
     )
-    title = name or f"{teacher.name.rpartition('/')[2]}-eagle3"
+    title = name or f"{teacher.name.rpartition('/')[2]}-{kind}"
     if not run_head(options, teacher, out, title, command_line(context), Console(), clock):
         raise typer.Exit(INTERRUPTED)
 
