@@ -175,6 +175,20 @@ def test_sources_of_the_template(write: WriteTokenizer) -> None:
     assert Tokenizer.load(folder).chat([USER]) == "from the file"
 
 
+@pytest.mark.parametrize("templates", [{}, {"default": "{{ bos_token }} a"}, {"default": "a", "tool_use": "b"}])
+def test_saved_tokenizers_are_equal(templates: dict[str, str], write: WriteTokenizer, tmp_path: Path) -> None:
+    named = [{"name": name, "template": text} for name, text in templates.items()]
+    tokenizer = Tokenizer.load(write(bos_token="<|endoftext|>", **({"chat_template": named} if named else {})))
+    (tmp_path / "saved").mkdir()
+    tokenizer.save(tmp_path / "saved")
+    saved = Tokenizer.load(tmp_path / "saved")
+    assert saved.digest == tokenizer.digest
+    text = "Ein Satz <|endoftext|> über 5 Bäume."
+    assert saved.encode(text) == tokenizer.encode(text) == transformers_tokenizer(tmp_path / "saved").encode(text)
+    if "default" in templates:
+        assert saved.chat([USER]) == tokenizer.chat([USER])
+
+
 def test_no_template(tokenizer: Tokenizer) -> None:
     assert not tokenizer.has_chat_template
     with pytest.raises(TokenizerError, match=r"no chat template: expected chat_template in tokenizer_config.json"):

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gguf_files import convert
+from pronk import LLM, SamplingParams
 from pronk.corpus.answers import read_answers
 from pronk.train.dialogues import hold_out
 from pronk.train.own_text import answers_header, write_answers
@@ -47,6 +49,18 @@ def test_each_kind_learns_answers(kind: str, teacher: Teacher, answers: Path, tm
     card = (tmp_path / "run" / "export" / "README.md").read_text()
     assert "tokens of the target's own answers" in card
     assert "T=0.8" in card or "sampled" in card
+
+
+def test_a_draft_model_of_a_gguf_file_has_its_tokenizer(teacher: Teacher, corpus: Path, tmp_path: Path) -> None:
+    path = convert(teacher.folder, tmp_path / "a.gguf", {"": "Q8_0", "ffn_down": "F16"})
+    target, out = LLM(path, threads=1), tmp_path / "run"
+    text = f"--source {corpus / 'stories.jsonl'}=1 --on-policy 200"
+    assert "finished: " in run_command(f"draft --target {path} {text} --out {out} {LOOP} --steps 12")
+    params, drafter = SamplingParams(max_tokens=24), f"draft_model(model={str(out / 'export')!r})"
+    completion = target.generate("The cat", params, drafter=drafter)
+    assert completion.stats.drafted
+    assert completion.token_ids == target.generate("The cat", params).token_ids
+    assert LLM(out / "export", threads=1).generate("The cat", params).token_ids
 
 
 def test_bad_sources(teacher: Teacher, answers: Path, corpus: Path, tmp_path: Path) -> None:

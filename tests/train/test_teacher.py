@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint
-from pronk.errors import OptionError
 from pronk.kernels.library import KernelsError
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear
@@ -62,9 +61,3 @@ def test_distributions_do_not_depend_on_the_engine(teacher: Teacher, monkeypatch
     ids = torch.arange(5, 45)[None]
     with torch.no_grad():
         assert torch.equal(*(dense_logits(each.decoder, ids, each.dtype) for each in (plain, teacher)))
-
-
-def test_a_draft_model_needs_the_files_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(OptionError, match=r"expected a model folder, .* found the GGUF file .*a\.gguf; train with"):
-        Teacher(tmp_path / "a.gguf", needs_folder=True)

@@ -76,6 +76,16 @@ class Tokenizer:
             tool_template=templates.get("tool_use"),
         )
 
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json`` and ``tokenizer_config.json``, which :meth:`load` and transformers read."""
+        self.backend.save(str(folder / "tokenizer.json"))
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special_tokens}
+        templates = {"default": self._chat_template, "tool_use": self._tool_template}
+        given = [{"name": name, "template": text} for name, text in templates.items() if text is not None]
+        if given:
+            config["chat_template"] = self._chat_template if len(given) == 1 and self._chat_template else given
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, special ones included."""

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from pronk.architecture.config import ModelConfig
 from pronk.files.atomic import convert_write_errors, replace_folder, write_json
 from pronk.files.companions import TOKENIZER_FILES, copy_companions
+from pronk.quantization.gguf.checkpoint import is_gguf
+from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.modules.decoder import DecoderModule
 
 __all__ = ["export_drafter", "export_head", "export_model", "hugging_face_tensors"]
@@ -32,7 +34,7 @@ _LAYER_NAMES = {
 
 def export_model(
     decoder: DecoderModule,
-    tokenizer_folder: Path,
+    tokenizer_of: Path,
     folder: Path,
     card: str,
     documents: Mapping[str, Mapping[str, Any]] | None = None,
@@ -41,7 +43,7 @@ def export_model(
 
     Args:
         decoder: decoder of the Llama architecture with unquantized weights and tied embeddings.
-        tokenizer_folder: folder with the tokenizer's files.
+        tokenizer_of: folder or GGUF file that has the tokenizer.
         folder: folder of the checkpoint.
         card: content of ``README.md``.
         documents: contents of further JSON files, by file name.
@@ -49,7 +51,7 @@ def export_model(
     config = _hugging_face_config(decoder.config)
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     files = {"config.json": config, "generation_config.json": {**special, "do_sample": False}, **(documents or {})}
-    _export(folder, hugging_face_tensors(decoder), files, card, tokenizer_folder)
+    _export(folder, hugging_face_tensors(decoder), files, card, tokenizer_of)
 
 
 def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
@@ -67,7 +69,7 @@ def _export(
     tensors: Mapping[str, Tensor],
     files: Mapping[str, Mapping[str, Any]],
     card: str,
-    tokenizer_folder: Path | None = None,
+    tokenizer_of: Path | None = None,
 ) -> None:
     stored = {
         name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
@@ -75,8 +77,10 @@ def _export(
     }
     with convert_write_errors(folder, "the model", SafetensorError), replace_folder(folder) as partial:
         save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
-        if tokenizer_folder is not None:
-            copy_companions(tokenizer_folder, partial, TOKENIZER_FILES)
+        if tokenizer_of is not None and is_gguf(tokenizer_of):
+            Tokenizer.load(tokenizer_of).save(partial)
+        elif tokenizer_of is not None:
+            copy_companions(tokenizer_of, partial, TOKENIZER_FILES)
         for name, document in files.items():
             write_json(partial / name, document, indent=2)
         (partial / "README.md").write_text(card, encoding="utf-8")

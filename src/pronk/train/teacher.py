@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pronk.corpus.encoder import Encoder
-from pronk.errors import OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.llm import LLM
 from pronk.models.clone_models import tiny_model
@@ -38,20 +37,11 @@ class Teacher:
     process's own GPU.
 
     Raises:
-        OptionError: the model is a GGUF file although ``needs_folder``; or ``model`` is ``None`` and this installation
-            is not a git clone.
+        OptionError: ``model`` is ``None`` and this installation is not a git clone.
     """
 
-    def __init__(
-        self, model: str | Path | None, device: str = "cpu", threads: int | None = None, *, needs_folder: bool = False
-    ) -> None:
+    def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
         path = tiny_model("--target") if model is None else resolve_model(model)
-        if needs_folder and is_gguf(path):
-            msg = (
-                f"target: expected a model folder, whose tokenizer files the draft model gets, found the GGUF file "
-                f"{model}; train with the folder that it was made from"
-            )
-            raise OptionError(msg)
         hub = model is not None and not Path(model).expanduser().exists()
         self.device = find_device(device)
         set_all_threads(threads)

@@ -32,7 +32,6 @@ class DrafterKind(ABC):
     """
 
     without: ClassVar[tuple[str, ...]] = ()
-    needs_folder: ClassVar[bool] = False  # whether the target has to be a folder, not a GGUF file
 
     @abstractmethod
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
@@ -56,8 +55,6 @@ class DraftKind(DrafterKind):
 
     pronk train draft --target ./checkpoint --source notes/=1 --on-policy 200000 --out run --minutes 60
     """
-
-    needs_folder = True
 
     hidden: Annotated[int, model_option("Hidden size.")] = 160
     layers: Annotated[int, model_option(_LAYERS)] = 2

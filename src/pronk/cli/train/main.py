@@ -132,7 +132,7 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
             run = replace(run, share=1.0)
         at_most = "on_policy" not in given_options(context)
         on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=at_most)
-        teacher = Teacher(run.target, settings["device"], settings["threads"], needs_folder=drafter.needs_folder)
+        teacher = Teacher(run.target, settings["device"], settings["threads"])
         name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
         config = teacher.llm.config
         student_class, options = drafter.plan(config, partial(run.settings, settings, config.context))
