@@ -16,6 +16,7 @@ from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.proposer import Proposer
+from pronk.tokenization.chat.answers import AnswerFormat
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -39,6 +40,11 @@ class RequestFactory:
         from pronk.structured.grammars import Grammars  # noqa: PLC0415 - most requests have no guide
 
         return Grammars(self.tokenizer, self.config.vocab_size, self.config.eos_ids)
+
+    @cached_property
+    def answer_format(self) -> AnswerFormat:
+        """Format of the model's thoughts and tool calls."""
+        return AnswerFormat(self.tokenizer)
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt.
@@ -158,6 +164,7 @@ class RequestFactory:
             num_prompt=len(prompt),
             stop_token_ids=sorted(stop_token_ids),
             bad_words=self._bad_words(params),
+            thinking=None if params.thinking_budget is None else self.answer_format.thinking_markers,
             kernels=self.kernels,
             processors=processors,
             guide=None if grammar is None else grammar.new_processor(output),
@@ -199,6 +206,9 @@ class RequestFactory:
         self._check_ids(params)
 
     def _check_ids(self, params: SamplingParams) -> None:
+        if params.thinking_budget is not None and self.answer_format.reasoning is None:
+            msg = "thinking_budget: expected a model that thinks, found a chat template without thoughts; leave it out"
+            raise OptionError(msg)
         vocab = self.config.vocab_size
         for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
             for token in getattr(params, name) or ():
