@@ -107,10 +107,10 @@ class ToolUse:
         duplicate = next((name for number, name in enumerate(names) if name in names[:number]), None)
         if duplicate is not None:
             raise refuse("tools", f"expected distinct names, found {duplicate!r} twice; rename one")
-        if not self.allows_text and not names:
-            raise refuse("tool_choice", "expected tools with 'required', found none; add tools")
         if self.name is not None and self.name not in names:
             raise refuse("tool_choice", f"expected the name of one of the tools, found {self.name!r}")
+        if not self.allows_text and not names:
+            raise refuse("tool_choice", "expected tools with 'required', found none; add tools")
 
     def template_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools as dicts for chat templates; ``None`` if the answer may not call tools.
