@@ -106,7 +106,7 @@ class Guard:
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
         scope["pronk.tenant"] = self._check_key(scope["path"], _key_of(headers))
         media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and not media_type and not headers.keys() & _BROWSER_HEADERS:
+        if scope["method"] == "POST" and not headers.keys() & {"content-type", *_BROWSER_HEADERS}:
             scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
         elif scope["method"] == "POST" and media_type != b"application/json":
             # Browsers let a page of another origin send text, form data or a body without a type without a preflight
