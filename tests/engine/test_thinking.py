@@ -11,7 +11,7 @@ from pronk.arrays import FLOAT32
 from pronk.engine.request import Request
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.sampling.thinking import ThinkingMarkers
+from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers
 from tiny_models import THOUGHTS, make_engine, make_request, run, tiny_decoder
 
 BEGIN, END, BUDGET = 3, [5, 50], 4
@@ -81,8 +81,12 @@ def test_masks_follow_the_context(budget: int, opened: bool) -> None:
     rng = np.random.default_rng(budget)
     prompt = [1, 3, 32] if opened else [1, 3, 2]  # 32 is a space: the begin marker may be followed by white space
     logits = rng.normal(size=64).astype(np.float32)
-    options = SamplingParams(thinking_budget=budget)
-    sampler = Sampler(options, 0, list(prompt), 64, num_prompt=3, thinking=THOUGHTS)
+
+    def sampler_after(output: Sequence[int]) -> Sampler:
+        made = ThinkingBudget(budget, THOUGHTS, prompt, output)
+        return Sampler(SamplingParams(), 0, [*prompt, *output], 64, num_prompt=3, processors=[made])
+
+    sampler = sampler_after([])
     path, forced = list[int](), 0
     for _ in range(60):
         if path and rng.random() < 0.3:
@@ -92,9 +96,8 @@ def test_masks_follow_the_context(budget: int, opened: bool) -> None:
         token = int(rng.choice([3, 5, 50, *range(6)])) if rng.random() < 0.5 else int(sampler.scores(logits).argmax())
         sampler.advance(token)
         path.append(token)
-        fresh = Sampler(options, 0, [*prompt, *path], 64, num_prompt=3, thinking=THOUGHTS)
         scores = sampler.scores(logits)
-        assert np.array_equal(scores, fresh.scores(logits))
+        assert np.array_equal(scores, sampler_after(path).scores(logits))
         forced += int(np.isfinite(scores).sum() == 1)
         thinking, count = opened, 0
         at = 0
@@ -112,7 +115,7 @@ def test_masks_follow_the_context(budget: int, opened: bool) -> None:
 def test_markers_may_be_parts_of_tokens() -> None:
     texts = ["x", "a <thi", "nk>b", "</", "think", "> c", "d", "</think>", "<think>"]
     markers = ThinkingMarkers("<think>", "</think>", (7,), texts.__getitem__)
-    sampler = Sampler(SamplingParams(thinking_budget=2), 0, [0], 9, thinking=markers)
+    sampler = Sampler(SamplingParams(), 0, [0], 9, processors=[ThinkingBudget(2, markers, [0])])
     logits = np.zeros(9, np.float32)
 
     def finite(*tokens: int) -> list[int]:

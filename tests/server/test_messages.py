@@ -54,7 +54,9 @@ def check_same(one: anthropic.types.Message, other: anthropic.types.Message) -> 
         for block in reply.content:
             if isinstance(block, ToolUseBlock):
                 assert block.id.startswith("call_")
-    contents = [[block.model_dump(exclude={"id", "parsed_output"}) for block in reply.content] for reply in (one, other)]
+    contents = [
+        [block.model_dump(exclude={"id", "parsed_output"}) for block in reply.content] for reply in (one, other)
+    ]
     assert contents[0] == contents[1]
     assert (one.stop_reason, one.stop_sequence) == (other.stop_reason, other.stop_sequence)
     assert one.usage.output_tokens == other.usage.output_tokens
@@ -66,7 +68,11 @@ def test_text_streamed_and_whole(tooled: Running, api: anthropic.Anthropic) -> N
     if family(tooled) in ("deepseek", "channels"):
         pytest.skip("the text of these models has thoughts or headers")
     system: Any = [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]
-    talk: Any = [*ASK, {"role": "assistant", "content": "Cold."}, {"role": "user", "content": [{"type": "text", "text": "And now?"}]}]
+    talk: Any = [
+        *ASK,
+        {"role": "assistant", "content": "Cold."},
+        {"role": "user", "content": [{"type": "text", "text": "And now?"}]},
+    ]
     options = {**OPTIONS, "max_tokens": 20, "system": system, "messages": talk, "metadata": {"user_id": "me"}}
     got = api.messages.create(**options)
     kinds, joined = streamed(api, **options)
@@ -85,7 +91,9 @@ def test_text_streamed_and_whole(tooled: Running, api: anthropic.Anthropic) -> N
     assert count.input_tokens == len(ids)
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "time_in"}, {"type": "auto"}, {"type": "none"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "choice", [{"type": "any"}, {"type": "tool", "name": "time_in"}, {"type": "auto"}, {"type": "none"}], ids=str
+)
 def test_every_tool_choice(tooled: Running, api: anthropic.Anthropic, choice: Any) -> None:
     options = {**OPTIONS, "messages": ASK, "tools": TOOLS, "tool_choice": {**choice, "disable_parallel_tool_use": True}}
     if family(tooled) == "deepseek":  # its prompt begins thoughts, which pronk-tiny does not end by itself
@@ -178,7 +186,11 @@ def test_the_budget_is_exact(tooled: Running, api: anthropic.Anthropic) -> None:
     (whole,) = free.content
     assert isinstance(whole, ThinkingBlock)
     for drafter in ("autoregressive", "suffix", "recycling"):
-        asked = {**options, "thinking": {"type": "enabled", "budget_tokens": 12}, "extra_body": {**body, "drafter": drafter}}
+        asked = {
+            **options,
+            "thinking": {"type": "enabled", "budget_tokens": 12},
+            "extra_body": {**body, "drafter": drafter},
+        }
         got = api.messages.create(**asked)
         assert isinstance(got.content[0], ThinkingBlock)
         assert whole.thinking.startswith(got.content[0].thinking)
@@ -203,14 +215,17 @@ def test_stop_sequences(tooled: Running, api: anthropic.Anthropic) -> None:
 IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 DOCUMENT: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "expected the type 'text', 'thinking', 'tool_use', 'tool_result', found 'image'"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]},
+     "expected the type 'text', 'thinking', 'tool_use', 'tool_result', found 'image'"),
     ({"messages": [{"role": "user", "content": [DOCUMENT]}]}, "found 'document'"),
     ({"messages": [{"role": "assistant", "content": "The answer is"}]}, "expected a last message of the role 'user'"),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]}, "no block 'tool_use'"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
+     "no block 'tool_use'"),
     ({"messages": []}, "messages: expected at least 1 items, found 0"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "expected 'custom'"),
-    ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools.0.input_schema: expected a schema of the type 'object'"),
+    ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]},
+     "tools.0.input_schema: expected a schema of the type 'object'"),
     ({"tools": [{"name": "f", "input_schema": {"not": {}}}]}, "tools: expected one that can be followed"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format: "),
     ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice: expected the name of one of the tools"),
@@ -236,9 +251,11 @@ def test_errors_have_the_format_of_anthropic(tooled: Running, asked: dict[str, A
 
 @pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
 def test_keys(tooled: Running, api: anthropic.Anthropic) -> None:
-    with anthropic.Anthropic(base_url=tooled.url, api_key="another-key", max_retries=0) as other:
-        with pytest.raises(anthropic.AuthenticationError, match="authentication_error"):
-            other.messages.create(messages=ASK, **OPTIONS)
+    with (
+        anthropic.Anthropic(base_url=tooled.url, api_key="another-key", max_retries=0) as other,
+        pytest.raises(anthropic.AuthenticationError, match="authentication_error"),
+    ):
+        other.messages.create(messages=ASK, **OPTIONS)
     with anthropic.Anthropic(base_url=tooled.url, auth_token=KEY, max_retries=0) as bearer:
         assert bearer.messages.create(messages=ASK, **{**OPTIONS, "max_tokens": 1}).usage.output_tokens == 1
     with pytest.raises(anthropic.BadRequestError, match="context"):

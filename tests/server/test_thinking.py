@@ -121,7 +121,14 @@ def test_budgets_give_the_same_answer_with_every_drafter(
 ) -> None:
     bias = None if is_open(thinking) else {**BIAS, str(END_THOUGHT): -100}
     extra: Any = {"thinking_budget": 15}
-    base: Any = {"messages": ASK, "model": "tiny", "max_tokens": 60, "seed": 4, "temperature": temperature, "logit_bias": bias}
+    base: Any = {
+        "messages": ASK,
+        "model": "tiny",
+        "max_tokens": 60,
+        "seed": 4,
+        "temperature": temperature,
+        "logit_bias": bias,
+    }
     free = whole(api.chat.completions.create(**base))[0]
     want = whole(api.chat.completions.create(**base, extra_body={**extra, "drafter": "autoregressive"}))
     got = api.chat.completions.create(**base, extra_body={**extra, "drafter": drafter})
@@ -252,8 +259,8 @@ def test_responses_have_items_of_thoughts_and_calls(
             },
             {"role": "tool", "tool_call_id": calls[-1].call_id, "content": "Noon."},
         ]  # fmt: skip
-        tools = [{"type": "function", "function": {key: tool["function"][key] for key in ("name", "description", "parameters")}}
-                 for tool in TOOLS]  # fmt: skip
+        keys = ("name", "description", "parameters")
+        tools = [{"type": "function", "function": {key: tool["function"][key] for key in keys}} for tool in TOOLS]
         assert again.usage is not None
         assert again.usage.input_tokens == len(thinking.llm.tokenizer.chat_ids(talk, tools=tools))
 
@@ -267,7 +274,11 @@ def without_ids(item: Any) -> Any:
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs", "expected names of template variables"),
-    ({"chat_template_kwargs": {"mode": "<|im_end|>"}}, "chat_template_kwargs", "mode: expected a boolean, a number or a name"),
+    (
+        {"chat_template_kwargs": {"mode": "<|im_end|>"}},
+        "chat_template_kwargs",
+        "mode: expected a boolean, a number or a name",
+    ),
     ({"chat_template_kwargs": {f"a{n}": 1 for n in range(17)}}, "chat_template_kwargs", "expected at most 16 names"),
     ({"chat_template_kwargs": {"deep": [1]}}, "chat_template_kwargs", "deep: expected a boolean"),
     ({"thinking_budget": -1}, "thinking_budget", "greater than or equal to 0"),

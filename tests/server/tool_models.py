@@ -40,7 +40,7 @@ def tool_model(folder: Path, family: str) -> LLM:
             text = text.replace(old, new)
         path.write_text(text, encoding="utf-8")
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    special = {new: stays for new, stays in RENAMED.get(family, {}).values()}
+    special = dict(RENAMED.get(family, {}).values())
     for token in tokenizer["added_tokens"]:
         token["special"] = special.get(token["content"], token["special"])
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")

@@ -15,6 +15,7 @@ from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.thinking import ThinkingBudget
 from pronk.speculation.proposer import Proposer
 from pronk.tokenization.chat.answers import AnswerFormat
 from pronk.tokenization.stream import TextStream
@@ -164,9 +165,8 @@ class RequestFactory:
             num_prompt=len(prompt),
             stop_token_ids=sorted(stop_token_ids),
             bad_words=self._bad_words(params),
-            thinking=None if params.thinking_budget is None else self.answer_format.thinking_markers,
             kernels=self.kernels,
-            processors=processors,
+            processors=[*self._thinking_budget(params, prompt, output), *processors],
             guide=None if grammar is None else grammar.new_processor(output),
         )
         detokenizer = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
@@ -175,6 +175,14 @@ class RequestFactory:
         request = Request(prompt, tokens, params, seed, proposer, request_sampler, detokenizer, stop_token_ids, parent)
         request.stats.compile_seconds = 0.0 if grammar is None else grammar.seconds
         return request
+
+    def _thinking_budget(
+        self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+    ) -> list[LogitsProcessor]:
+        markers = None if params.thinking_budget is None else self.answer_format.thinking_markers
+        if params.thinking_budget is None or markers is None:
+            return []
+        return [ThinkingBudget(params.thinking_budget, markers, prompt, output)]
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``; cached."""

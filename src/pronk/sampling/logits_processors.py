@@ -14,7 +14,6 @@ import numpy as np
 
 from pronk.arrays import Array
 from pronk.sampling.params import SamplingParams
-from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers
 from pronk.sampling.token_context import TokenContext
 
 __all__ = ["GuideProcessor", "LogitsProcessor", "make_processors"]
@@ -153,7 +152,6 @@ def make_processors(
     *,
     stop_token_ids: Sequence[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
-    thinking: ThinkingMarkers | None = None,
 ) -> list[LogitsProcessor]:
     """Return the processors for a request's options, in order of application."""
     processors: list[LogitsProcessor] = []
@@ -165,6 +163,4 @@ def make_processors(
         processors.append(BadWords(bad_words, context))
     if params.min_tokens and stop_token_ids:
         processors.append(MinTokens(params.min_tokens, stop_token_ids, context))
-    if params.thinking_budget is not None and thinking is not None:
-        processors.append(ThinkingBudget(params.thinking_budget, thinking, context))
     return processors

@@ -1,8 +1,8 @@
 """Sample one request's tokens, for the target model and for draft models.
 
 The steps from logits to token are, in this order: logits processors (:mod:`pronk.sampling.logits_processors`:
-penalties; logit bias; bad words; ``min_tokens``; thinking budget; custom processors; the guide's mask), temperature,
-top-k, top-p, min-p, Gumbel noise, argmax. This is the *coupled* rule (:mod:`pronk.sampling.noise`). The *rejection* and *block* rules
+penalties; logit bias; bad words; ``min_tokens``; custom processors; the guide's mask), temperature, top-k, top-p,
+min-p, Gumbel noise, argmax. This is the *coupled* rule (:mod:`pronk.sampling.noise`). The *rejection* and *block* rules
 replace the last two steps by random trials of the draft tokens (:mod:`pronk.sampling.verify`).
 """
 
@@ -33,7 +33,6 @@ from pronk.sampling.noise import (
 )
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
-from pronk.sampling.thinking import ThinkingMarkers
 from pronk.sampling.token_context import TokenContext
 from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
@@ -66,7 +65,6 @@ class Sampler:
         num_prompt: int | None = None,
         stop_token_ids: Sequence[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
-        thinking: ThinkingMarkers | None = None,
         kernels: Kernels | None = None,
         processors: Sequence[LogitsProcessor] = (),
         guide: GuideProcessor | None = None,
@@ -74,16 +72,14 @@ class Sampler:
         """Create a sampler for the token after ``text``, the request's own list of committed tokens.
 
         The first ``num_prompt`` tokens of ``text`` are the prompt, by default all. ``stop_token_ids`` end the text.
-        ``bad_words`` are token sequences that are never completed. ``thinking``: markers for the thinking budget. Logits processors apply in this order: those made
+        ``bad_words`` are token sequences that are never completed. Logits processors apply in this order: those made
         from ``params``, ``processors``, ``guide``. ``guide`` has already consumed ``text``. If no processor or
         truncation applies, ``kernels`` sample the tokens.
         """
         self.params = params
         self.seed = seed
         self.context = TokenContext(text, num_prompt)
-        made = make_processors(
-            params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words, thinking=thinking
-        )
+        made = make_processors(params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words)
         self.guide = guide
         self.processors: tuple[LogitsProcessor, ...] = (*made, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels

@@ -1,6 +1,6 @@
 """Thinking budget: a logits processor that ends a model's thinking after a number of tokens.
 
-A model that thinks writes its thoughts between two markers, for example ``<think>`` and ``</think>``, before its answer.
+A model that thinks writes its thoughts before its answer, between two markers such as ``<think>`` and ``</think>``.
 Once the thoughts have as many tokens as the budget allows, the processor allows only the tokens of the end marker.
 Example with a budget of 3 tokens::
 
@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pronk.arrays import Array
-from pronk.sampling.token_context import TokenContext
 
 __all__ = ["Symbols", "ThinkingBudget", "ThinkingMarkers"]
 
@@ -52,14 +51,21 @@ class _State(NamedTuple):
 class ThinkingBudget:
     """Allow only the end marker once a text has ``budget`` tokens of thoughts.
 
-    The state is a function of the tokens so far. It is stored for every generated token, so that a rollback restores it.
+    The state is a function of the tokens so far. The states of all generated tokens are kept for rollbacks.
+
+    Args:
+        budget: number of tokens.
+        markers: markers of the model's thinking.
+        prompt: token ids of the prompt.
+        output: token ids generated so far.
     """
 
-    def __init__(self, budget: int, markers: ThinkingMarkers, context: TokenContext) -> None:
+    def __init__(
+        self, budget: int, markers: ThinkingMarkers, prompt: Sequence[int], output: Sequence[int] = ()
+    ) -> None:
         self._budget, self._markers = budget, markers
-        opened = markers.opened_by(context.committed[: context.num_prompt])
-        self._states = [_State(opened, "", 0, 0)]
-        for token in context.committed[context.num_prompt :]:
+        self._states = [_State(markers.opened_by(prompt), "", 0, 0)]
+        for token in output:
             self.advance(token)
 
     def mask(self, logits: Array) -> Array:

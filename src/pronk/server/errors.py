@@ -24,7 +24,12 @@ __all__ = ["ANTHROPIC_PATHS", "ApiError", "to_api_error", "validation_to_api_err
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
 # HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.
-_ANTHROPIC_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 _MAX_MESSAGE = 300  # maximum characters of a message; longer ones, which quote a long value of the request, are cut
 

@@ -9,15 +9,14 @@ import pytest
 
 from checkpoints import byte_tokenizer
 from pronk.sampling.guide import Guide
-from pronk.structured.grammars import Grammars
 from pronk.tokenization.chat.answer_grammar import Thinking, arguments_schema
 from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader, Part
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.dialects import find_reasoning_format
 from pronk.tokenization.chat.thoughts import Thought
 from pronk.tokenization.tokenizer import Tokenizer
-from tokenization.chat.tool_templates import TEMPLATES, TOKENS, thinking_tokenizer
 from tokenization.chat.test_tools import cut, pieces_of, random_text
+from tokenization.chat.tool_templates import TEMPLATES, TOKENS, thinking_tokenizer
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 NAMES = ("get_weather", "search")
@@ -32,9 +31,11 @@ RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
     ),
     "qwen3 with calls": (
         "hermes", False,
-        '<think>\nI need the weather.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n'
-        '</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
-        ("I need the weather.", "", [("get_weather", '{"city": "Oslo"}'), ("get_weather", '{"city": "Paris"}')]),
+        (
+            '<think>\nLook.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n'
+            '</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+        ),
+        ("Look.", "", [("get_weather", '{"city": "Oslo"}'), ("get_weather", '{"city": "Paris"}')]),
     ),
     "qwen3 with a call in its thoughts": (
         "hermes", False,
@@ -59,8 +60,10 @@ RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
     ),
     "gpt-oss with a call": (
         "channels", False,
-        "<|channel|>analysis<|message|>Need weather.<|end|><|start|>assistant<|channel|>commentary to=functions."
-        'get_weather <|constrain|>json<|message|>{"city": "Oslo"}',
+        (
+            "<|channel|>analysis<|message|>Need weather.<|end|><|start|>assistant<|channel|>commentary to=functions."
+            'get_weather <|constrain|>json<|message|>{"city": "Oslo"}'
+        ),
         ("Need weather.", "", [("get_weather", '{"city": "Oslo"}')]),
     ),
     "gpt-oss, recipient before the channel": (
@@ -70,12 +73,16 @@ RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
     ),
     "gpt-oss with a preamble": (
         "channels", False,
-        "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
-        '<|start|>assistant<|channel|>commentary to=functions.search<|message|>{"q": 1}',
+        (
+            "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>commentary<|message|>I look it up."
+            '<|end|><|start|>assistant<|channel|>commentary to=functions.search<|message|>{"q": 1}'
+        ),
         ("Plan.", "I look it up.", [("search", '{"q": 1}')]),
     ),
     "gpt-oss, cut in a header": (
-        "channels", False, "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>fin", ("Plan.", "", [])
+        "channels", False,
+        "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>fin",
+        ("Plan.", "", []),
     ),
 }  # fmt: skip
 
@@ -132,8 +139,9 @@ def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
     form = AnswerFormat(thinking_tokenizer("hermes"))
     reader = form.reader((), opened=False)
     given: list[tuple[str, list[Part]]] = [
-        ("<th", []), ("ink>", []), ("\n", []), ("a\n", [Thought("a")]), ("b", [Thought("\nb")]), (" </", [Thought(" ")]),
-        ("x", [Thought("</x")]), ("\n</think>", []), ("\n", []), ("\nc\n", ["c\n"]), ("<think>", ["<think>"]),
+        ("<th", []), ("ink>", []), ("\n", []), ("a\n", [Thought("a")]), ("b", [Thought("\nb")]),
+        (" </", [Thought(" ")]), ("x", [Thought("</x")]), ("\n</think>", []), ("\n", []), ("\nc\n", ["c\n"]),
+        ("<think>", ["<think>"]),
     ]  # fmt: skip
     for text, want in given:
         assert reader.push(text) == want
@@ -211,13 +219,18 @@ def fits(name: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("thinking", ["never", "optional", "open"])
 @pytest.mark.parametrize("tools", [True, False])
-@pytest.mark.parametrize("family", ["hermes", "mistral", "mistral list", "llama", "channels"])
+@pytest.mark.parametrize(
+    ("family", "thinking"),
+    [
+        (family, thinking)
+        for family in ("hermes", "mistral", "mistral list", "llama", "channels")
+        for thinking in ("never", "optional", "open")
+        if (family, thinking) != ("channels", "open")  # prompts of gpt-oss do not open thoughts
+    ],
+)
 def test_thoughts_then_a_call_or_the_form(family: str, tools: bool, thinking: Thinking, form: str) -> None:
     """Random texts of the grammar have thoughts if they may, then exactly a call or the required form."""
-    if (family, thinking) == ("channels", "open"):
-        pytest.skip("prompts of gpt-oss do not open thoughts")
     answers = AnswerFormat(thinking_tokenizer(family))
     schemas = {"get_weather": arguments_schema(SCHEMA)} if tools else {}
     guide = answers.grammar(tools=tools).guide(schemas, form=FORMS[form], thinking=thinking)

@@ -18,7 +18,7 @@ from pronk.structured.grammars import Grammars
 from pronk.tokenization.chat.answer_grammar import AnswerGrammar, arguments_schema
 from pronk.tokenization.chat.answers import AnswerReader
 from pronk.tokenization.chat.calls import CallPart
-from pronk.tokenization.chat.dialects import TOOL_DIALECTS, ToolDialect, find_tool_dialect
+from pronk.tokenization.chat.dialects import TOOL_DIALECTS, find_tool_dialect
 from pronk.tokenization.chat.symbols import TokenSymbols
 from pronk.tokenization.chat.template import ChatTemplate
 from pronk.tokenization.stream import TextStream
@@ -290,7 +290,8 @@ def test_an_incomplete_second_call_is_dropped() -> None:
      '{"name":"add"',
      '{"names": 1}', "a <tool_call> b", "<tool_call><tool_call>", '<tool_call>\n{"name": "rm", "arguments": {}}',
      '<tool_call>\n{"name": "add!"', '<tool_call>\n{"name": "' + "a" * 300, '<tool_call>\n{"arguments": {}}',
-     '[TOOL_CALLS] [{"name": "rm"', "[TOOL_CALLS][[", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]add {}", '{"name": "rm", "parameters": {}}', '\n{"name": "add"'],
+     '[TOOL_CALLS] [{"name": "rm"', "[TOOL_CALLS][[", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]add {}",
+     '{"name": "rm", "parameters": {}}', '\n{"name": "add"'],
 )  # fmt: skip
 def test_text_that_resembles_a_call_is_text(tokenizer: Tokenizer, text: str) -> None:
     form = Form(tokenizer)

@@ -112,7 +112,9 @@ NEW_MISTRAL = """{{- bos_token }}
 # The constructs of gpt-oss.
 CHANNELS = """{%- if tools %}
     {{- '<|start|>developer<|message|># Tools\\n\\nnamespace functions {\\n' }}
-    {%- for tool in tools %}{{- 'type ' + tool.function.name + ' = (_: ' + tool.function | tojson + ')\\n' }}{%- endfor %}
+    {%- for tool in tools %}
+        {{- 'type ' + tool.function.name + ' = (_: ' + tool.function | tojson + ')\\n' }}
+    {%- endfor %}
     {{- '}<|end|>' }}
 {%- endif %}
 {%- if reasoning_effort is defined %}

@@ -145,4 +145,6 @@ def check_template_options(field: str, options: Mapping[str, Any]) -> None:
         if _OPTION_NAME.fullmatch(name) is None or name in _RESERVED:
             raise refuse(field, f"expected names of template variables such as 'enable_thinking', found {name!r:.40}")
         if not isinstance(value, (bool, int, float)) and not (isinstance(value, str) and _OPTION_TEXT.fullmatch(value)):
-            raise refuse(field, f"{name}: expected a boolean, a number or a name of up to 64 letters, found another value")
+            raise refuse(
+                field, f"{name}: expected a boolean, a number or a name of up to 64 letters, found another value"
+            )

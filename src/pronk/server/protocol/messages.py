@@ -88,7 +88,9 @@ class MessagesTurn(RequestBody):
         if self.role == "assistant":
             own = (TextBlock, ThinkingBlock, ToolUseBlock)
         if foreign := [block.type for block in self.content if not isinstance(block, own)]:
-            raise refuse("messages", f"expected no block {foreign[0]!r} in a message of the role {self.role!r}, found one")
+            raise refuse(
+                "messages", f"expected no block {foreign[0]!r} in a message of the role {self.role!r}, found one"
+            )
         texts = [block.text for block in self.content if isinstance(block, TextBlock)]
         if self.role == "user":
             results = [block for block in self.content if isinstance(block, ToolResultBlock)]
@@ -107,7 +109,11 @@ class MessagesTurn(RequestBody):
 class MessagesTool(Cacheable):
     """Tool of the client; tools of Anthropic's servers are refused."""
 
-    noop_values: ClassVar = {"defer_loading": [False], "allowed_callers": [["direct"]], "eager_input_streaming": [True, False]}
+    noop_values: ClassVar = {
+        "defer_loading": [False],
+        "allowed_callers": [["direct"]],
+        "eager_input_streaming": [True, False],
+    }
 
     type: Literal["custom"] | None = None
     name: Text = Field(pattern=NAME_PATTERN)

@@ -138,8 +138,8 @@ class ToolUse:
             try:
                 schemas[function.name] = arguments_schema(function.parameters)
             except OptionError as error:
-                message = str(error).removeprefix("guide: json: ")
-                raise refuse(f"tools.{number}.{self.schema_field}", message) from error
+                field, message = f"tools.{number}.{self.schema_field}", str(error).removeprefix("guide: json: ")
+                raise refuse(field, message) from error
         return {name: schemas[name] for name in self.allowed_names}
 
 

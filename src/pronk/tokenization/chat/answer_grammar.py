@@ -1,8 +1,8 @@
 r"""Grammar of an answer: thoughts, then tool calls, text or a required form such as JSON.
 
 The grammar is written in llguidance's dialect of Lark. It fixes every character of a call except the name of the tool
-and the arguments, which fit the tool's schema. If calls are optional, the grammar allows any text up to the beginning of
-a call, but then requires the call.
+and the arguments, which fit the tool's schema. If calls are optional, the grammar allows any text up to the beginning
+of a call, but then requires the call.
 
 Example: Qwen3, optional calls. ``<tool_call>`` is token 7, ``<think>`` 8 and ``</think>`` 9: added tokens that are not
 special. Token 5 is another added token that llguidance matches only by its id. The rules of text are::
@@ -16,8 +16,8 @@ special. Token 5 is another added token that llguidance matches only by its id. 
     text: (TEXT <[5]>)* TEXT
     TEXT: /(.|\n)*/
 
-The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other tokens. ``lazy`` makes
-a marker end at its first occurrence.
+The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other tokens. ``lazy``
+makes a marker end at its first occurrence.
 """
 
 from __future__ import annotations
@@ -184,4 +184,3 @@ def _form(guide: Guide) -> str:
     schema = json.loads(guide.source)
     style = {"whitespace_flexible": True, "lenient": False} if guide.whitespace else JSON_DUMPS_STYLE
     return f"%json {json.dumps({**({} if schema is True else schema), 'x-guidance': {**style}}, ensure_ascii=False)}"
-

@@ -6,8 +6,8 @@ An answer is a sequence of messages. A header names the channel and, for a call,
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
     <|start|>assistant<|channel|>final<|message|>text<|return|>
 
-``<|call|>`` and ``<|return|>`` end the answer, so the parser does not see these two tokens. Models also write the tool's
-name before the channel: ``<|start|>assistant to=functions.f<|channel|>commentary json<|message|>``.
+``<|call|>`` and ``<|return|>`` end the answer, so the parser does not see these two tokens. Models also write the name
+of the tool before the channel: ``<|start|>assistant to=functions.f<|channel|>commentary json<|message|>``.
 """
 
 from __future__ import annotations

@@ -16,15 +16,15 @@ from typing import Any
 
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["OTHER_TOKEN", "TokenSymbols", "plain_text", "ranges"]
+__all__ = ["OTHER_SYMBOL", "TokenSymbols", "plain_text", "ranges"]
 
 # Markers of all formats that may be special tokens. The position of a marker in this list determines its symbol.
 _MARKERS = (
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>", "[THINK]", "[/THINK]",
-    "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>",
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>",
+    "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>",
 )  # fmt: skip
 _FIRST = 0xD800  # first lone surrogate
-OTHER_TOKEN = "\udfff"  # symbol of every special token that is not in _MARKERS
+OTHER_SYMBOL = "\udfff"  # symbol of every special token that is not in _MARKERS
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -47,7 +47,7 @@ class TokenSymbols:
         """Return the symbol of a special token; ``""`` for another token."""
         if token in self._symbols:
             return self._symbols[token]
-        return OTHER_TOKEN if token in self._tokenizer.special_ids else ""
+        return OTHER_SYMBOL if token in self._tokenizer.special_ids else ""
 
     def of_text(self, text: str) -> str:
         """Return the symbols of a text with markers, such as ``[TOOL_CALLS]add[ARGS]``."""
