@@ -64,9 +64,8 @@ def check_same(one: anthropic.types.Message, other: anthropic.types.Message) -> 
     assert read[0] == read[1]
 
 
+@pytest.mark.parametrize("tooled", ["qwen3", "hermes", "mistral"], indirect=True)  # no thoughts and no headers
 def test_text_streamed_and_whole(tooled: Running, api: anthropic.Anthropic) -> None:
-    if family(tooled) in ("deepseek", "channels"):
-        pytest.skip("the text of these models has thoughts or headers")
     system: Any = [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]
     talk: Any = [
         *ASK,

@@ -183,7 +183,7 @@ def tenant_of(scope: Scope) -> str:
 
 
 def _key_of(headers: Mapping[str, bytes]) -> bytes | None:
-    """Return the API key of a request: of ``Authorization: Bearer KEY``, or of ``X-Api-Key: KEY`` (Anthropic)."""
+    """Return the API key in ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (Anthropic)."""
     scheme, _, credentials = headers.get("authorization", b"").partition(b" ")
     return credentials.strip() if scheme.lower() == b"bearer" else headers.get("x-api-key")
 

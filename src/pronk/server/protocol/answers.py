@@ -18,7 +18,7 @@ BlockKind = Literal["thought", "text", "call"]
 
 @dataclass
 class Block:
-    """Consecutive thoughts, consecutive text, or one call. Its content is the thoughts, the text or the arguments."""
+    """Consecutive thoughts, consecutive text, or one call; the content of a call is its arguments."""
 
     kind: BlockKind
     number: int  # number of the block within the answer

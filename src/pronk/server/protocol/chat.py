@@ -177,7 +177,7 @@ class ChatReply:
         self._parsers = [self.builder.new_parser() for _ in range(self.n)]
 
     def start(self) -> list[dict[str, Any]]:
-        """Return one chunk per sample with the role; the content is null if the answer may have thoughts or calls."""
+        """Return one chunk per sample with the role; the content is null if thoughts or calls may come."""
         delta = {"role": "assistant", "content": None if self.builder.has_blocks else ""}
         return [self._chunk(index, delta) for index in range(self.n)]
 

@@ -29,7 +29,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 @dataclass(frozen=True)
 class AnswerBuilder:
-    """What a reply needs besides its request."""
+    """Input of a reply besides its request."""
 
     shared_fields: Mapping[str, Any]  # fields that are equal in the reply and in every chunk
     texts: TokenTexts

@@ -195,7 +195,7 @@ class CountTokensRequest(ConversationRequest):
             raise unsupported("messages", f"{expected}; the beginning of an answer cannot be given, leave it out")
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Return the arguments of ``Guide`` for ``output_config``; see :meth:`FormattedRequest.guide_arguments`."""
+        """Return the arguments of ``Guide`` for ``output_config``; see :meth:`FormattedRequest.guide`."""
         form = None if self.output_config is None else self.output_config.format
         return {} if form is None else {"output_config.format": {"json": form.schema_}}
 
@@ -227,7 +227,7 @@ class CountTokensRequest(ConversationRequest):
         return ToolUse(functions, kind, choice.name, not choice.disable_parallel_tool_use, "input_schema")
 
     def template_options(self) -> dict[str, Any]:
-        """Return further variables for the chat template. Like Anthropic's models, a model thinks only if asked to."""
+        """Return further variables for the chat template; as in Anthropic's API, thinking is off by default."""
         effort = None if self.output_config is None else self.output_config.effort
         return thinking_options(effort, self.thinking is not None and self.thinking.type != "disabled")
 

@@ -27,7 +27,7 @@ _MAX_HEADER = 256  # characters of a header; a longer one is text
 
 
 class ChannelReader:
-    """Streaming parser that splits the symbols of one answer into thoughts, text and calls of the tools ``names``."""
+    """Streaming parser that splits the symbols of one answer into thoughts, text and calls of ``names``."""
 
     def __init__(self, symbols: TokenSymbols, names: Collection[str]) -> None:
         text = symbols.of_text

@@ -76,7 +76,7 @@ class TokenSymbols:
         return " ".join(self._part(part) for part in parts if part)
 
     def other_ids(self, *markers: str) -> frozenset[int]:
-        """Return the ids of tokens that grammars match by id only, without those of markers and of the end of text."""
+        """Return the ids of id-only tokens without those of ``markers`` and of the end of text."""
         named = {self._id_only[marker] for marker in markers if marker in self._id_only}
         return self._free_ids - named
 
