@@ -293,7 +293,7 @@ class NullText:
 
 
 # Thoughts of tests: one character per token; two tokens end them.
-THOUGHTS = ThinkingMarkers(chr(3), chr(5) + chr(50), (5, 50), chr)
+THOUGHTS = ThinkingMarkers(chr(3), chr(5) + chr(50), (5, 50), chr, repeats=True)
 
 
 def make_request(

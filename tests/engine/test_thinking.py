@@ -114,7 +114,7 @@ def test_masks_follow_the_context(budget: int, opened: bool) -> None:
 
 def test_markers_may_be_parts_of_tokens() -> None:
     texts = ["x", "a <thi", "nk>b", "</", "think", "> c", "d", "</think>", "<think>"]
-    markers = ThinkingMarkers("<think>", "</think>", (7,), texts.__getitem__)
+    markers = ThinkingMarkers("<think>", "</think>", (7,), texts.__getitem__, repeats=True)
     sampler = Sampler(SamplingParams(), 0, [0], 9, processors=[ThinkingBudget(2, markers, [0])])
     logits = np.zeros(9, np.float32)
 
@@ -129,3 +129,22 @@ def test_markers_may_be_parts_of_tokens() -> None:
     assert finite(1, 2, 0, 0, 7) == everything
     assert markers.opened_by([0, 8, 0]) is False
     assert markers.opened_by([0, 1, 8]) is True
+
+
+def test_text_with_a_marker_is_no_thought() -> None:
+    """Only an answer that begins with the marker, perhaps after white space, has thoughts."""
+    texts = ["\n", "a", "<thi", "nk>", "b", "</think>", "<think>"]
+    markers = ThinkingMarkers("<think>", "</think>", (5,), texts.__getitem__)
+    sampler = Sampler(SamplingParams(), 0, [0], 7, processors=[ThinkingBudget(1, markers, [1])])
+    logits = np.zeros(7, np.float32)
+
+    def forced(*tokens: int) -> bool:
+        with sampler.after(tokens):
+            return int(np.isfinite(sampler.scores(logits)).sum()) == 1
+
+    assert forced(6, 4)
+    assert forced(0, 0, 2, 3, 4)
+    assert not forced(6)
+    assert not forced(1, 6, 4, 4)
+    assert not forced(2, 4, 6, 4, 4)
+    assert not forced(6, 5, 6, 4, 4)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class ThinkingMarkers:
     end: Symbols
     forced: tuple[int, ...]  # tokens that end the thinking
     symbols: Callable[[int], Symbols]
+    repeats: bool = False  # whether thoughts may begin anywhere; otherwise only at the beginning of a text
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the begin marker, so that the first generated token is a thought."""
@@ -42,7 +43,7 @@ class ThinkingMarkers:
 class _State(NamedTuple):
     """State after a token of the context."""
 
-    thinking: bool
+    phase: Literal["before", "thinking", "after"]  # before thoughts; in them; or in text that has no more thoughts
     tail: Symbols  # last symbols: a proper prefix of the marker that is expected next, perhaps empty
     num_thoughts: int  # number of tokens of all thoughts so far, at most the budget
     num_forced: int  # number of tokens of these thoughts beyond the budget
@@ -64,14 +65,14 @@ class ThinkingBudget:
         self, budget: int, markers: ThinkingMarkers, prompt: Sequence[int], output: Sequence[int] = ()
     ) -> None:
         self._budget, self._markers = budget, markers
-        self._states = [_State(markers.opened_by(prompt), "", 0, 0)]
+        self._states = [_State("thinking" if markers.opened_by(prompt) else "before", "", 0, 0)]
         for token in output:
             self.advance(token)
 
     def mask(self, logits: Array) -> Array:
         """Return the logits; beyond the budget, ``-inf`` for all tokens but the next one of the end marker."""
         state = self._states[-1]
-        if not state.thinking or state.num_thoughts < self._budget:
+        if state.phase != "thinking" or state.num_thoughts < self._budget:
             return logits
         forced = self._markers.forced
         # After all forced tokens, the context has a draft token that was banned: its logits are never used.
@@ -82,16 +83,30 @@ class ThinkingBudget:
 
     def advance(self, token: int) -> None:
         """Append ``token`` to the context."""
-        thinking, tail, count, forced = self._states[-1]
-        if thinking:
-            count, forced = (count, forced + 1) if count == self._budget else (count + 1, forced)
-        marker = self._markers.end if thinking else self._markers.begin
-        seen = tail + self._markers.symbols(token)
+        phase, tail, count, forced = self._states[-1]
         # A token completes at most one marker: the symbols after the marker within the token are not searched.
-        if marker in seen:
-            self._states.append(_State(not thinking, "", count, 0))
+        seen = "" if phase == "after" else tail + self._markers.symbols(token)
+        if phase == "thinking":
+            count, forced = (count, forced + 1) if count == self._budget else (count + 1, forced)
+            if self._markers.end in seen:
+                self._states.append(_State("before" if self._markers.repeats else "after", "", count, 0))
+            else:
+                self._states.append(_State(phase, _prefix_at_end(seen, self._markers.end), count, forced))
+        elif phase == "before":
+            self._states.append(self._before(seen, count))
         else:
-            self._states.append(_State(thinking, _prefix_at_end(seen, marker), count, forced))
+            self._states.append(self._states[-1])
+
+    def _before(self, seen: Symbols, count: int) -> _State:
+        """Return the state after the symbols ``seen`` outside of thoughts."""
+        begin = self._markers.begin
+        if self._markers.repeats:
+            found, tail = begin in seen, _prefix_at_end(seen, begin)
+            return _State("thinking" if found else "before", "" if found else tail, count, 0)
+        start = seen.lstrip()
+        if start.startswith(begin):
+            return _State("thinking", "", count, 0)
+        return _State("before", start, count, 0) if begin.startswith(start) else _State("after", "", count, 0)
 
     def rollback(self, count: int) -> None:
         """Remove the last ``count`` tokens from the context."""

@@ -53,7 +53,8 @@ class AnswerFormat:
         if row is None:
             return None
         forced = symbols.ids(row.end + row.after_end)
-        return ThinkingMarkers(symbols.of_text(row.begin), symbols.of_text(row.end), forced, symbols.of_token)
+        begin, end = symbols.of_text(row.begin), symbols.of_text(row.end)
+        return ThinkingMarkers(begin, end, forced, symbols.of_token, repeats=bool(row.before_text))
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the begin marker of thoughts."""
