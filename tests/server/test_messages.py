@@ -278,3 +278,18 @@ def test_an_error_in_a_stream(tooled: Running, api: anthropic.Anthropic, monkeyp
     with pytest.raises(anthropic.APIError, match="internal server error") as caught:
         streamed(api, messages=ASK, **{**OPTIONS, "extra_body": body})
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tooled", ["qwen3"], indirect=True)
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
+def test_aborted_streams_leave_nothing(tooled: Running, api: anthropic.Anthropic, count: int) -> None:
+    """Clients disconnect within thoughts, text and calls; a later answer is as before."""
+    options: Any = {**OPTIONS, "messages": ASK, "tools": TOOLS, "thinking": BUDGET, "extra_body": THINK}
+    options |= {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    want = api.messages.create(**options)
+    for number in range(count):
+        with api.messages.stream(**options) as stream:
+            for _, _event in zip(range(number % 13), stream, strict=False):
+                pass
+    assert tooled.drained
+    check_same(api.messages.create(**options), want)

@@ -24,7 +24,7 @@ from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_sys
 from pronk.server.metrics import Metrics
 from pronk.server.protocol.chat import template_messages
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.conversation import ConversationRequest
+from pronk.server.protocol.conversation import ConversationRequest, thinking_options
 from pronk.server.protocol.guides import FormattedRequest
 from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, refuse
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
@@ -135,7 +135,10 @@ class Service:
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
             messages = self.moderation_prompt.messages
-            prompts = await self._run_in_pool(lambda: [self._chat_ids(messages(text, kind)) for text in texts])
+            options = thinking_options("none")  # the first token of the answer is a category
+            prompts = await self._run_in_pool(
+                lambda: [self._chat_ids(messages(text, kind), options=options) for text in texts]
+            )
             letter_ids = tuple(self.moderation_prompt.letter_ids().values())
             params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True)
             async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, arrived)) as steps:
