@@ -315,3 +315,15 @@ def test_budgets_in_python(thinking: Running) -> None:
     done = llm.generate(ids, params)
     assert "</think>" in done.text
     assert llm.generate(ids, params, drafter="autoregressive").token_ids == done.token_ids
+
+
+def test_all_guide_modes_give_the_same_answer(thinking: Running, api: openai.OpenAI) -> None:
+    """Forced text after the thoughts may be proposed, generated or appended without a forward pass."""
+    asked = options(thinking, 120, response_format=FORMAT, tools=TOOLS, tool_choice=named("weather"))
+    answers = []
+    for mode in ("forced", "plain", "jump"):
+        asked["extra_body"] = {"thinking_budget": 9, "guide_mode": mode}
+        answers.append(whole(api.chat.completions.create(messages=ASK, **asked))[0])
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0]["thoughts"]
+    assert len(answers[0]["calls"]) == 1
