@@ -36,6 +36,7 @@ from pronk.models.loader import compute_dtype
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers
 from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.backend import TorchBackend
@@ -291,6 +292,10 @@ class NullText:
         return "", None
 
 
+# Thoughts of tests: one character per token; two tokens end them.
+THOUGHTS = ThinkingMarkers(chr(3), chr(5) + chr(50), (5, 50), chr, repeats=True)
+
+
 def make_request(
     prompt: Sequence[int],
     params: SamplingParams,
@@ -309,7 +314,8 @@ def make_request(
     if guide is not None and drafter is not None and params.guide_mode == "forced":
         drafter = with_forced(drafter)
     banned: dict[str, Any] = {"stop_token_ids": sorted(stop_token_ids), "bad_words": bad_words}
-    sampler = Sampler(params, seed, tokens, vocab, **banned, kernels=kernels(), guide=guide)
+    budget = [] if params.thinking_budget is None else [ThinkingBudget(params.thinking_budget, THOUGHTS, prompt)]
+    sampler = Sampler(params, seed, tokens, vocab, **banned, kernels=kernels(), processors=budget, guide=guide)
     return Request(
         prompt, tokens, params, seed, drafter or Autoregressive(), sampler, NullText(), stop_token_ids, parent
     )

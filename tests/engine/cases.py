@@ -74,7 +74,7 @@ DRAFTERS: dict[str, Drafter] = {
 # One drafter per prompt, for mixed batches.
 MIXED = ("autoregressive", "prompt_lookup", "random", "oracle", "adversarial", "explore")
 
-CORE = ("greedy", "temperature", "top_p", "penalties", "bias", "all", "guided", "guided all")
+CORE = ("greedy", "temperature", "top_p", "penalties", "bias", "all", "guided", "guided all", "thinking")
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -111,6 +111,8 @@ OPTIONS |= {
     "guided": {"temperature": 0.8, "guide": TOY},
     "guided greedy": {"guide": TOY},
     "guided all": OPTIONS["all"] | {"guide": TOY},
+    "thinking": {"temperature": 0.8, "thinking_budget": 4, "logit_bias": {3: 5.0}},
+    "thinking all": OPTIONS["all"] | {"thinking_budget": 2, "logit_bias": {3: 9.0}},
     "guided unforced": OPTIONS["temperature"] | {"guide": TOY, "guide_mode": "plain"},
 }
 # Token sequences of the bad words: one token, and two likely sequences.

@@ -105,7 +105,7 @@ def assert_stats_add_up(request: Request) -> None:
     matrix(
         [*DRAFTERS],
         (*CORE, "top_k", "min_p", "min_tokens", "bad_words", "repetitive"),
-        ("greedy", "all", "repetitive"),
+        ("greedy", "all", "repetitive", "thinking"),
         FLOAT32,
     ),
     ids=str,

@@ -173,3 +173,12 @@ def test_processors_keep_their_argument() -> None:
         assert masked.dtype == np.float32
         assert not np.array_equal(masked, before)
         assert np.array_equal(logits, before)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1.0])
+def test_tiny_penalties_give_finite_logits(temperature: float) -> None:
+    params = SamplingParams(repetition_penalty=5e-324, temperature=temperature)
+    sampler = Sampler(params, 0, [1, 2], VOCAB)
+    logits = np.linspace(-3.0, 3.0, VOCAB, dtype=np.float32)
+    assert np.isfinite(sampler.scores(logits)).all()
+    assert sampler.choose(logits) in range(VOCAB)

@@ -73,10 +73,12 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "invalid_value", "top_logprobs"),
         ("/v1/chat/completions", CHAT | {"tools": [{}]}, "invalid_value", "tools.0.type"),
         ("/v1/chat/completions", CHAT | {"tools": [TOOL]}, "unsupported", "tools"),
-        ("/v1/responses", {"input": "x", "tools": [TOOL]}, "unsupported", "tools"),
+        ("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "f"}]}, "unsupported", "tools"),
+        ("/v1/responses", {"input": "x", "tools": [TOOL]}, "invalid_value", "tools.0.name"),
+        ("/v1/responses", {"input": [{"type": "image", "role": "user"}]}, "invalid_value", None),
         ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ("/v1/chat/completions", CHAT | {"parallel_tool_calls": 1}, "invalid_value", "parallel_tool_calls"),
-        ("/v1/chat/completions", CHAT | {"reasoning_effort": "high"}, "unsupported", "reasoning_effort"),
+        ("/v1/chat/completions", CHAT | {"reasoning_effort": "huge"}, "invalid_value", "reasoning_effort"),
         ("/v1/chat/completions", CHAT | {"service_tier": "priority"}, "unsupported", "service_tier"),
         ("/v1/completions", TEXT | {"prompt": [[1], ["a"]]}, "invalid_value", "prompt.1.0"),
         (
@@ -176,6 +178,32 @@ def test_media_types_other_than_json_are_refused(client: httpx.Client) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
         error(answer, 415, "unsupported_media_type")
+
+
+def test_json_without_a_media_type_is_read_unless_a_browser_sends_it(client: httpx.Client) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    assert client.post("/v1/completions", content=body).status_code == 200
+    for name in ("Origin", "Referer", "Sec-Fetch-Site"):
+        answer = client.post("/v1/completions", content=body, headers={name: "http://127.0.0.1"})
+        error(answer, 415, "unsupported_media_type")
+    error(client.post("/v1/completions", content=b"prompt=x"), 400, "invalid_value")
+
+
+@pytest.mark.parametrize("name", ["tiny", "TINY", "tiny.gguf", "Tiny.GGUF"])
+def test_model_names_match_in_any_case_and_with_the_ending_of_a_file(client: httpx.Client, name: str) -> None:
+    reply = client.post("/v1/completions", json=TEXT | {"model": name}).json()
+    assert reply["model"] == "tiny"
+    assert client.get(f"/v1/models/{name}").json()["id"] == "tiny"
+    error(client.post("/v1/completions", json=TEXT | {"model": name + "2"}), 404, "model_not_found")
+
+
+def test_keys_in_the_header_of_anthropic(served: Running) -> None:
+    for headers, status in (({"X-Api-Key": KEY}, 200), ({"X-Api-Key": "other-key"}, 401), ({}, 401)):
+        with httpx.Client(base_url=served.url, headers=headers, timeout=60) as other:
+            assert other.get("/v1/models").status_code == status
+            answer = other.post("/v1/messages", json=CHAT)
+            assert answer.status_code == status
+            assert answer.json()["type"] == ("message" if status == 200 else "error")
 
 
 def test_unknown_routes_and_methods_are_refused(client: httpx.Client) -> None:

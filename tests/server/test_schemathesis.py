@@ -12,6 +12,8 @@ ROUTES = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/moderations",
     "/tokenize",
     "/detokenize",

@@ -68,7 +68,7 @@ def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
     if kind == "completions":
         work = ask.prepare([ids], model.tokenizer, FRAME)
     else:
-        work = ask.prepare(ids, ask.requested_max_tokens, model.tokenizer, FRAME)
+        work = ask.prepare(ids, ask.requested_max_tokens, model.request_factory.answer_format, FRAME)
     return work.reply, work.params
 
 
@@ -93,7 +93,9 @@ def test_stream_equals_the_whole_reply_for_any_division(model: LLM, kind: str, o
     _, params = answer_of(model, kind, ask)
     pieces = [*model.stream(PROMPT, params, drafter="recycling")]
     done: list[Completion] = [piece.completion for piece in sorted(pieces, key=lambda p: p.index) if piece.completion]
-    whole = answer_of(model, kind, ask)[0].whole(done)
+    recorded = answer_of(model, kind, ask)[0]
+    recorded.record(pieces)
+    whole = recorded.whole(done)
     random_ = random.Random(7)
     for _ in range(12):
         answer, _ = answer_of(model, kind, ask)

@@ -10,9 +10,14 @@ import jsonschema
 import openai
 import pytest
 
+from pronk.engine.stats import Stats
+from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
+from pronk.server.protocol.answers import AnswerParser
+from pronk.tokenization.chat.answers import AnswerFormat
 from server.serving import KEY, Running, running
 from server.tool_models import tool_model
+from tokenization.chat.tool_templates import tool_tokenizer
 
 WEATHER = {
     "type": "object",
@@ -32,13 +37,13 @@ TOOLS: Any = [
 ]
 ASK: Any = [{"role": "user", "content": "How is it in Oslo?"}]
 NAMED: Any = {"type": "function", "function": {"name": "time_in"}}
-OPTIONS: Any = {"model": "tiny", "max_tokens": 90, "temperature": 0.8, "seed": 4}
+OPTIONS: Any = {"model": "tiny", "max_tokens": 90, "temperature": 0.8, "seed": 4, "reasoning_effort": "none"}
 BEGIN = 1  # the token that begins calls in the Mistral model
 
 
-@pytest.fixture(scope="module", params=["hermes", "mistral", "llama"])
+@pytest.fixture(scope="module", params=["hermes", "mistral list", "mistral", "llama", "channels"])
 def tooled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tool_model(tmp_path_factory.mktemp(request.param), request.param)) as made:
+    with running(tool_model(tmp_path_factory.mktemp(request.param.replace(" ", "_")), request.param)) as made:
         yield made
 
 
@@ -49,7 +54,7 @@ def api(tooled: Running) -> Iterator[openai.OpenAI]:
 
 
 def family(made: Running) -> str:
-    return made.llm.path.name.rstrip("0123456789")
+    return made.llm.path.name.rstrip("0123456789").replace("_", " ")
 
 
 def whole(stream: Any) -> dict[int, Any]:
@@ -111,7 +116,7 @@ def test_every_tool_choice_streamed_and_whole(tooled: Running, api: openai.OpenA
             assert calls
             assert each.finish_reason in ("tool_calls", "length")
             assert {name for name, _ in calls} <= ({"time_in"} if choice == NAMED else {*SCHEMAS})
-        if not parallel or family(tooled) == "llama":
+        if not parallel or choice == NAMED or family(tooled) in ("llama", "channels"):
             assert len(calls) <= 1
         if choice == "none":
             assert not calls
@@ -125,11 +130,11 @@ def test_every_tool_choice_streamed_and_whole(tooled: Running, api: openai.OpenA
 
 
 @pytest.mark.parametrize(
-    "tooled", ["mistral"], indirect=True
+    "tooled", ["mistral list", "mistral"], indirect=True
 )  # the other formats begin calls with text, which no bias of one token forces
 def test_model_begins_a_call_by_itself(tooled: Running, api: openai.OpenAI) -> None:
     """With tool_choice ``auto``, the arguments follow the schema too."""
-    options = {**OPTIONS, "tools": TOOLS, "logit_bias": {str(BEGIN): 100}}
+    options = {**OPTIONS, "tools": TOOLS, "logit_bias": {str(BEGIN): 100}, "parallel_tool_calls": False}
     got = api.chat.completions.create(messages=ASK, **options).choices[0]
     assert (got.finish_reason, got.message.content) == ("tool_calls", None)
     calls = [(call.function.name, call.function.arguments) for call in got.message.tool_calls or []]  # type: ignore[union-attr]
@@ -232,8 +237,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "found 'rm'"),
     ({"tool_choice": "required"}, "tool_choice", "expected tools with 'required', found none"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "expected tools with 'required', found none"),
-    ({"tools": TOOLS, "guided_regex": "a"}, "tools", "expected one form of the answer, found guided_regex and tools"),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools", "found response_format and tools"),
+    ({"tools": TOOLS, "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "expected one form of the answer"),
+    ({"tools": TOOLS, "guided_regex": "("}, "guided_regex", "expected one that can be followed"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "expected a valid boolean"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "expected a tool_call_id with the role 'tool'"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages", "with the role 'tool'"),
@@ -285,22 +290,15 @@ def test_tool_calls_do_not_change_other_requests(tooled: Running, api: openai.Op
 
 def test_finish_reason_and_content_of_stopped_calls() -> None:
     """A stop string may end a call; the start of a required call is no content."""
-    from pronk.engine.stats import Stats
-    from pronk.outputs import Completion, Piece
-    from pronk.server.protocol.tools import ToolCallParser
-    from pronk.tokenization.chat.tools import ToolCallFormat
+    tokenizer = tool_tokenizer("llama", tokens=False)
 
-    form = ToolCallFormat("llama", "parameters", marker_optional=True)
-
-    def read(text: str, *, free: bool) -> tuple[dict[str, Any], str]:
+    def read(text: str, *, free: bool) -> tuple[list[tuple[str, str]], bool]:
         done = Completion(text, [1], "stop", None, 0, [1], None, None, Stats())
-        made = ToolCallParser(form, ["add"], allows_text=free)
+        made = AnswerParser(AnswerFormat(tokenizer).reader(["add"], opened=False), allows_text=free)
         made.parse([Piece(1, text, completion=done)])
-        return made.message(), made.finish_reason(done)
+        return [(block.kind, block.content) for block in made.blocks], made.ends_with_call(done)
 
-    whole, reason = read('{"name": "add", "parameters": {"a": 1}}', free=True)
-    assert (reason, whole["tool_calls"][0]["function"]["arguments"]) == ("tool_calls", '{"a": 1}')
-    cut, reason = read('{"name": "add", "parameters": {"a": ', free=True)
-    assert (reason, cut["tool_calls"][0]["function"]["arguments"]) == ("stop", '{"a": ')
-    assert read('{"name": "ad', free=True)[0]["content"] == '{"name": "ad'
-    assert read('{"name": "ad', free=False)[0]["content"] == ""
+    assert read('{"name": "add", "parameters": {"a": 1}}', free=True) == ([("call", '{"a": 1}')], True)
+    assert read('{"name": "add", "parameters": {"a": ', free=True) == ([("call", '{"a": ')], False)
+    assert read('{"name": "ad', free=True) == ([("text", '{"name": "ad')], False)
+    assert read('{"name": "ad', free=False) == ([], False)

@@ -1,7 +1,8 @@
-"""Copies of pronk-tiny with chat templates that render tools."""
+"""Copies of pronk-tiny with chat templates that render tools and thoughts."""
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from pronk.llm import LLM
@@ -9,20 +10,41 @@ from pronk.models.clone_models import tiny_model
 from tokenization.chat.tool_templates import TEMPLATES
 
 TINY = tiny_model()
+QWEN3 = (Path(__file__).parents[1] / "tokenization/chat/templates/qwen3.jinja").read_text(encoding="utf-8")
+# A template that begins the thoughts in the prompt, like that of DeepSeek-R1.
+OPENED = QWEN3.replace("{{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}", "{%- endif %}{{- '<think>\\n' }}")
+assert OPENED != QWEN3
+SOURCES = {**TEMPLATES, "qwen3": QWEN3, "deepseek": OPENED}
+# Special tokens of pronk-tiny that become markers. True: the marker stays special, so that decoded texts lack it.
+RENAMED: Mapping[str, Mapping[str, tuple[str, bool]]] = {
+    "mistral list": {"<|user|>": ("[TOOL_CALLS]", True)},
+    "mistral": {"<|user|>": ("[TOOL_CALLS]", True), "<|assistant|>": ("[ARGS]", True)},
+    "channels": {
+        "<|user|>": ("<|channel|>", True),
+        "<|assistant|>": ("<|message|>", True),
+        "<|end|>": ("<|return|>", True),
+    },
+    "qwen3": {"<|user|>": ("<think>", False), "<|assistant|>": ("</think>", False)},
+}
+BEGIN_THOUGHT, END_THOUGHT = 1, 2  # token ids of <think> and </think> in "qwen3"
 
 
 def tool_model(folder: Path, family: str) -> LLM:
-    """Return a copy of pronk-tiny with the template of a family.
-
-    For Mistral, the special token ``<|user|>`` is renamed ``[TOOL_CALLS]``, which begins calls.
-    """
+    """Return a copy of pronk-tiny with the template of a family; "deepseek" has no tokens for its markers."""
     for path in TINY.iterdir():
         if path.is_file():
             shutil.copy(path, folder / path.name)
     for path in (folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace("<|user|>", "[TOOL_CALLS]") if family == "mistral" else text, encoding="utf-8")
+        for old, (new, _) in RENAMED.get(family, {}).items():
+            text = text.replace(old, new)
+        path.write_text(text, encoding="utf-8")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    special = dict(RENAMED.get(family, {}).values())
+    for token in tokenizer["added_tokens"]:
+        token["special"] = special.get(token["content"], token["special"])
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    config["chat_template"] = TEMPLATES[family]
+    config["chat_template"] = SOURCES[family]
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return LLM(folder, prefix_cache=True, max_batch=8, threads=1, budget="all")

@@ -53,7 +53,7 @@ def test_each_kind_learns_answers(kind: str, teacher: Teacher, answers: Path, tm
 
 def test_a_draft_model_of_a_gguf_file_has_its_tokenizer(teacher: Teacher, corpus: Path, tmp_path: Path) -> None:
     path = convert(teacher.folder, tmp_path / "a.gguf", {"": "Q8_0", "ffn_down": "F16"})
-    target, out = LLM(path, threads=1), tmp_path / "run"
+    target, out = LLM(path, threads=1, budget="all"), tmp_path / "run"
     text = f"--source {corpus / 'stories.jsonl'}=1 --on-policy 200"
     assert "finished: " in run_command(f"draft --target {path} {text} --out {out} {LOOP} --steps 12")
     params, drafter = SamplingParams(max_tokens=24), f"draft_model(model={str(out / 'export')!r})"

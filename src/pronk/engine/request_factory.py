@@ -15,7 +15,9 @@ from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.thinking import ThinkingBudget
 from pronk.speculation.proposer import Proposer
+from pronk.tokenization.chat.answers import AnswerFormat
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -39,6 +41,11 @@ class RequestFactory:
         from pronk.structured.grammars import Grammars  # noqa: PLC0415 - most requests have no guide
 
         return Grammars(self.tokenizer, self.config.vocab_size, self.config.eos_ids)
+
+    @cached_property
+    def answer_format(self) -> AnswerFormat:
+        """Format of the model's thoughts and tool calls."""
+        return AnswerFormat(self.tokenizer)
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt.
@@ -159,7 +166,7 @@ class RequestFactory:
             stop_token_ids=sorted(stop_token_ids),
             bad_words=self._bad_words(params),
             kernels=self.kernels,
-            processors=processors,
+            processors=[*self._thinking_budget(params, prompt, output), *processors],
             guide=None if grammar is None else grammar.new_processor(output),
         )
         detokenizer = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
@@ -168,6 +175,14 @@ class RequestFactory:
         request = Request(prompt, tokens, params, seed, proposer, request_sampler, detokenizer, stop_token_ids, parent)
         request.stats.compile_seconds = 0.0 if grammar is None else grammar.seconds
         return request
+
+    def _thinking_budget(
+        self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+    ) -> list[LogitsProcessor]:
+        markers = None if params.thinking_budget is None else self.answer_format.thinking_markers
+        if params.thinking_budget is None or markers is None:
+            return []
+        return [ThinkingBudget(params.thinking_budget, markers, prompt, output)]
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``; cached."""
@@ -199,6 +214,9 @@ class RequestFactory:
         self._check_ids(params)
 
     def _check_ids(self, params: SamplingParams) -> None:
+        if params.thinking_budget is not None and self.answer_format.reasoning is None:
+            msg = "thinking_budget: expected a model that thinks, found a chat template without thoughts; leave it out"
+            raise OptionError(msg)
         vocab = self.config.vocab_size
         for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
             for token in getattr(params, name) or ():

@@ -19,6 +19,10 @@ from pronk.sampling.token_context import TokenContext
 __all__ = ["GuideProcessor", "LogitsProcessor", "make_processors"]
 
 
+# Largest absolute value of a logit after penalties: divided by the lowest temperature, it does not overflow float32.
+_MAX_LOGIT = 1e8
+
+
 class LogitsProcessor(Protocol):
     """Change the logits of the next token depending on the tokens so far."""
 
@@ -77,7 +81,9 @@ class Penalties(_ContextProcessor):
         if p.repetition_penalty != 1.0:
             ids = np.flatnonzero(self.in_prompt | in_output)
             x = logits[ids]
-            logits[ids] = np.where(x > 0, x / p.repetition_penalty, x * p.repetition_penalty)
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # by a tiny penalty
+                x = np.where(x > 0, x / p.repetition_penalty, x * p.repetition_penalty)
+            logits[ids] = np.clip(x, -_MAX_LOGIT, _MAX_LOGIT)
         ids = np.flatnonzero(in_output)
         logits[ids] -= p.frequency_penalty * self.counts[ids].astype(np.float32)
         logits[ids] -= p.presence_penalty

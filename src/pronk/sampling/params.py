@@ -39,6 +39,8 @@ class SamplingParams:
             sequences with the same text are not caught.
         stop: texts that end the generation and are not part of the output; ignored before ``min_tokens`` tokens.
         stop_token_ids: token ids that end the generation; part of ``token_ids``, not of the text.
+        thinking_budget: maximum number of tokens of thoughts, before the model's end marker of thinking is forced;
+            ``None`` sets no limit.
         ignore_eos: whether to continue after end-of-text.
         seed: integer in [0, 2**63 - 1]; ``None`` draws a random one, which the result has in its ``seed``.
         rule: acceptance of draft tokens when sampling; greedy decoding is the same under all rules. ``"coupled"``: the
@@ -71,6 +73,7 @@ class SamplingParams:
     bad_words: Sequence[str] = ()
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    thinking_budget: int | None = None
     ignore_eos: bool = False
     seed: int | None = None
     rule: Rule = "coupled"
@@ -163,11 +166,12 @@ _INTEGERS: tuple[tuple[str, int, int | None], ...] = (
     ("min_tokens", 0, None),
     ("top_k", 0, None),
     ("n", 1, 1024),
+    ("thinking_budget", 0, None),
     ("seed", 0, MAX_SEED),
     ("logprobs", 0, _MAX_LOGPROBS),
     ("prompt_logprobs", 0, _MAX_LOGPROBS),
 )
-_MAY_BE_NONE = ("seed", "logprobs", "prompt_logprobs")
+_MAY_BE_NONE = ("thinking_budget", "seed", "logprobs", "prompt_logprobs")
 
 # (option, lower bound, upper bound, whether the lower bound itself is refused).
 _NUMBERS: tuple[tuple[str, float, float, bool], ...] = (

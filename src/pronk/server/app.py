@@ -21,10 +21,11 @@ from starlette.exceptions import HTTPException
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.server.errors import ApiError, to_api_error, validation_to_api_error
+from pronk.server.errors import ANTHROPIC_PATHS, ApiError, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
 from pronk.server.protocol.request import TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest
@@ -86,6 +87,7 @@ def make_app(service: Service) -> FastAPI:
         app.add_exception_handler(error_class, _error_response)
     _add_status_routes(app, service)
     _add_generation_routes(app, service)
+    _add_messages_routes(app, service)
     _add_other_routes(app, service)
     if service.settings.serve_chat_page:
         _add_page(app)
@@ -141,6 +143,19 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         return await _reply(service, request, body, with_event_names=True)
 
 
+def _add_messages_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/messages", response_model=None)
+    async def messages(request: Request, body: MessagesRequest) -> Response:
+        """Answer a conversation in the format of Anthropic's Messages API."""
+        return await _reply(service, request, body, with_event_names=True)
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
+        """Count the tokens of a conversation in the format of Anthropic's Messages API."""
+        _check_open(service)
+        return {"input_tokens": await service.count_tokens(body)}
+
+
 def _add_other_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/moderations")
     async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:
@@ -189,12 +204,12 @@ async def _reply(service: Service, request: Request, body: TextRequest, *, with_
         return await asyncio.to_thread(JSONResponse, await service.complete(body, tenant))
     chunks = service.stream(body, tenant)
     first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
-    events = _events(chunks, first, with_event_names=with_event_names)
+    events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 async def _events(
-    chunks: AsyncGenerator[list[dict[str, Any]]], first: list[dict[str, Any]], *, with_event_names: bool
+    chunks: AsyncGenerator[list[dict[str, Any]]], first: list[dict[str, Any]], path: str, *, with_event_names: bool
 ) -> AsyncGenerator[str]:
     """Encode chunks as server-sent events; if an error occurs, encode it as the last event."""
     sent = len(first)
@@ -206,9 +221,10 @@ async def _events(
                     yield _encode(chunk, with_event_names=with_event_names)
                     sent += len(chunk)
         except Exception as error:  # noqa: BLE001 - the status is already sent, so an event reports the error
-            body = _logged_error(error).body()
-            event = {**body["error"], "type": "error", "sequence_number": sent} if with_event_names else body
-            yield _encode([event], with_event_names=with_event_names)
+            body = _logged_error(error).body(path)
+            if with_event_names and path not in ANTHROPIC_PATHS:
+                body = {**body["error"], "type": "error", "sequence_number": sent}
+            yield _encode([body], with_event_names=with_event_names)
             return
         if not with_event_names:
             yield "data: [DONE]\n\n"
@@ -228,9 +244,9 @@ def _check_open(service: Service) -> None:
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "draining", headers={"Retry-After": "5"})
 
 
-async def _error_response(_: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     api_error = _logged_error(error)
-    return JSONResponse(api_error.body(), api_error.status, headers=api_error.headers)
+    return JSONResponse(api_error.body(request.url.path), api_error.status, headers=api_error.headers)
 
 
 def _logged_error(error: Exception) -> ApiError:

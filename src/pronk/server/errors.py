@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors in OpenAI's format ``{"error": {"message", "type", "param", "code"}}``, and in Anthropic's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ from pronk.errors import (
     TokenizerError,
 )
 
-__all__ = ["ApiError", "to_api_error", "validation_to_api_error"]
+__all__ = ["ANTHROPIC_PATHS", "ApiError", "to_api_error", "validation_to_api_error"]
+
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
+# HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 _MAX_MESSAGE = 300  # maximum characters of a message; longer ones, which quote a long value of the request, are cut
 
@@ -37,8 +46,12 @@ class ApiError(Exception):
         self.message = line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 1]}…"
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """Return the body of the response as JSON values."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """Return the body of the response to a request for ``path`` as JSON values."""
+        if path in ANTHROPIC_PATHS:
+            other = "api_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+            error = {"type": _ANTHROPIC_TYPES.get(self.status, other), "message": self.message}
+            return {"type": "error", "error": error}
         error_type = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
@@ -101,6 +114,8 @@ def validation_to_api_error(errors: Sequence[Any], body: object) -> ApiError:
         message = "expected a value, found no such field; add it"
     elif error_type in _LENGTH_MESSAGES:
         message = _LENGTH_MESSAGES[error_type].format(**error["ctx"])
+    elif error_type == "union_tag_invalid":
+        message = f"expected the type {error['ctx']['expected_tags']}, found {error['ctx']['tag']!r:.40}"
     elif error_type.startswith("json_"):
         param, message = None, "body: expected JSON, found something else"
     else:

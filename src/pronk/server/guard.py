@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +20,9 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Browsers send at least one of these headers with a request that a page of another origin makes.
+_BROWSER_HEADERS = frozenset({"origin", "referer", "sec-fetch-site"})
 
 # Paths of the JavaScript modules of the chat page.
 SCRIPT_PATHS = tuple(
@@ -78,11 +81,12 @@ class Guard:
                 await self._run(scope, body, receive, send_and_report)
         except ApiError as error:
             error.headers["Connection"] = "close"  # because the rest of the body is not read
-            await _send_error(send_and_report, error)
+            await _send_error(send_and_report, error, scope["path"])
         except asyncio.CancelledError:  # the server cancels requests when it shuts down
             if not responding:
                 message = "expected a running server, found one that is shutting down; use another server"
-                await _send_error(send_and_report, ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed"))
+                closed = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed")
+                await _send_error(send_and_report, closed, scope["path"])
 
     def _check_head(self, scope: Scope) -> None:
         """Check the path and the headers; store the tenant in ``scope`` for :func:`tenant_of`."""
@@ -100,21 +104,23 @@ class Guard:
         if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBE_PATHS:
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
-        scope["pronk.tenant"] = self._check_key(scope["path"], headers.get("authorization", b""))
+        scope["pronk.tenant"] = self._check_key(scope["path"], _key_of(headers))
         media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and media_type != b"application/json":
-            # Browsers let a page of another origin send text or form data without a preflight request, but not JSON.
+        if scope["method"] == "POST" and not headers.keys() & {"content-type", *_BROWSER_HEADERS}:
+            scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
+        elif scope["method"] == "POST" and media_type != b"application/json":
+            # Browsers let a page of another origin send text, form data or a body without a type without a preflight
+            # request, but not JSON. They add a header of _BROWSER_HEADERS to such requests.
             msg = "Content-Type: expected application/json, found another type or none; set the header"
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
 
-    def _check_key(self, path: str, authorization: bytes) -> str:
+    def _check_key(self, path: str, given: bytes | None) -> str:
         """Return the digest of a valid API key, or ``""`` if there is none and none is required."""
         if not self._keys:
             return ""
-        scheme, _, credentials = authorization.partition(b" ")
-        digest = _digest(credentials.strip().decode("latin-1"))
+        digest = _digest((given or b"").decode("latin-1"))
         # Compare with all keys, each in constant time, so that the duration reveals nothing about a key.
-        valid = sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and scheme.lower() == b"bearer"
+        valid = sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and given is not None
         if not valid and path not in PUBLIC_PATHS:
             msg = "Authorization: expected 'Bearer KEY' with a key of this server, found none or another; send a key"
             raise ApiError(HTTPStatus.UNAUTHORIZED, msg, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
@@ -176,6 +182,12 @@ def tenant_of(scope: Scope) -> str:
     return str(scope.get("pronk.tenant", ""))
 
 
+def _key_of(headers: Mapping[str, bytes]) -> bytes | None:
+    """Return the API key in ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (Anthropic)."""
+    scheme, _, credentials = headers.get("authorization", b"").partition(b" ")
+    return credentials.strip() if scheme.lower() == b"bearer" else headers.get("x-api-key")
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
@@ -191,8 +203,8 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, msg, "body_too_large")
 
 
-async def _send_error(send: Send, error: ApiError) -> None:
-    body = json.dumps(error.body()).encode()
+async def _send_error(send: Send, error: ApiError, path: str) -> None:
+    body = json.dumps(error.body(path)).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
     pairs = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": pairs})

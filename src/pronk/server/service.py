@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields, is_dataclass
@@ -16,22 +16,21 @@ from uuid import uuid4
 
 from pronk import __version__
 from pronk.drafters.registry import make_drafter
-from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptError, PronkError
+from pronk.errors import DeadlineError, OptionError, OverloadedError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError
 from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
-from pronk.server.protocol.chat import ChatRequest, template_messages
+from pronk.server.protocol.chat import template_messages
 from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.conversation import ConversationRequest, thinking_options
 from pronk.server.protocol.guides import FormattedRequest
-from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, refuse, unsupported
-from pronk.server.protocol.responses import ResponsesRequest
+from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, refuse
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
 from pronk.server.served_engine import ServedEngine
 from pronk.server.settings import ServerSettings
 from pronk.speculation.proposer import Drafter
-from pronk.tokenization.chat.tools import ToolCallFormat, find_tool_call_format
 
 __all__ = ["Service"]
 
@@ -75,7 +74,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise ``ApiError`` if a request names another model; ``None`` selects this model."""
-        if name not in (None, self.settings.name):
+        if name is not None and _model_key(name) != _model_key(self.settings.name):
             message = f"model: expected {self.settings.name!r}, found {name!r}"
             raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
 
@@ -136,7 +135,10 @@ class Service:
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
             messages = self.moderation_prompt.messages
-            prompts = await self._run_in_pool(lambda: [self._chat_ids(messages(text, kind)) for text in texts])
+            options = thinking_options("none")  # the first token of the answer is a category
+            prompts = await self._run_in_pool(
+                lambda: [self._chat_ids(messages(text, kind), options=options) for text in texts]
+            )
             letter_ids = tuple(self.moderation_prompt.letter_ids().values())
             params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True)
             async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, arrived)) as steps:
@@ -154,6 +156,12 @@ class Service:
             raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
         ids = await self._run_in_pool(self._tokenize, request)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
+
+    async def count_tokens(self, request: ConversationRequest) -> int:
+        """Return the number of tokens of a conversation."""
+        self.check_model(request.model)
+        request.check(self.settings.limits)
+        return len(await self._run_in_pool(self._conversation_ids, request))
 
     async def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
         """Return the text of token ids."""
@@ -200,29 +208,35 @@ class Service:
             prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]
             self._max_tokens(request.max_tokens, 0)  # only checks the limit: prepare() has another default
             return request.prepare(prompts, llm.tokenizer, shared_fields)
-        if isinstance(request, ResponsesRequest):
-            prompt = self._chat_ids(self._with_guardrails(request.messages()))
-            max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
-            return request.prepare(prompt, max_tokens, llm.tokenizer, shared_fields)
-        assert isinstance(request, ChatRequest)
-        tools = request.template_tools()
-        # Get the format before the template is rendered, so that an unsupported format raises its own error.
-        call_format = None if tools is None else self._call_format
-        prompt = self._chat_ids(self._with_guardrails(template_messages(request.messages)), tools)
+        assert isinstance(request, ConversationRequest)
+        prompt = self._conversation_ids(request)
         max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
-        return request.prepare(prompt, max_tokens, llm.tokenizer, shared_fields, call_format)
+        return request.prepare(prompt, max_tokens, llm.request_factory.answer_format, shared_fields)
+
+    def _conversation_ids(self, request: ConversationRequest) -> list[int]:
+        """Return the token ids of a request's conversation, with the server's system prompt and the tools."""
+        # Check the tools before the template is rendered, so that an unsupported format raises its own error.
+        request.check_tools(self.engine.llm.request_factory.answer_format)
+        tools = request.tool_use().template_tools()
+        messages = self._with_guardrails(request.conversation())
+        return self._chat_ids(messages, tools, request.template_options())
 
     def _with_guardrails(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return add_system_prompt(messages, self.settings.guardrails, system=self._has_system_role)
 
-    def _chat_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+    def _chat_ids(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the token ids of a conversation in the chat template; check the lengths of its texts."""
         contents = [message["content"] for message in messages]
         parts = [part["text"] for content in contents if isinstance(content, list) for part in content]
         calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
-        self._check_length(*parts, *contents, *calls)
+        self._check_length(*parts, *contents, *calls, *(message.get("reasoning_content") for message in messages))
         self._check_length(*(tool["function"].get("description") for tool in tools or ()))
-        ids = self.engine.llm.tokenizer.chat_ids(messages, trusted=False, tools=tools)
+        ids = self.engine.llm.tokenizer.chat_ids(messages, trusted=False, tools=tools, options=options)
         return self.engine.llm.request_factory.encode_prompt(ids)
 
     def _tokenize(self, request: TokenizeRequest) -> list[int]:
@@ -245,13 +259,6 @@ class Service:
     @cached_property
     def _has_system_role(self) -> bool:
         return has_system_role(self.engine.llm.tokenizer)
-
-    @cached_property
-    def _call_format(self) -> ToolCallFormat:
-        try:
-            return find_tool_call_format(self.engine.llm.tokenizer)
-        except PromptError as error:
-            raise unsupported("tools", str(error).removeprefix("tools: ")) from error
 
     @cached_property
     def _longest_token_length(self) -> int:
@@ -304,6 +311,11 @@ class Service:
             raise DeadlineError(msg) from error
         finally:
             self._num_tokenizing -= 1
+
+
+def _model_key(name: str) -> str:
+    """Return a model's name without the ending of its file and in small letters."""
+    return name.casefold().removesuffix(".gguf")
 
 
 def _completions_in(pieces: Sequence[Piece]) -> dict[int, Completion]:

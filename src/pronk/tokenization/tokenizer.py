@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from pronk.errors import PromptError, TokenizerError
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
-from pronk.tokenization.chat.messages import Messages, Tools, check_messages
+from pronk.tokenization.chat.messages import Messages, TemplateOptions, Tools, check_messages
 from pronk.tokenization.chat.template import ChatTemplate
 from pronk.tokenization.chat.untrusted import disguise, plain_ids, reveal
 
@@ -155,20 +155,33 @@ class Tokenizer:
         """Whether :meth:`chat` is available."""
         return self._chat_template is not None
 
-    def chat(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the chat template, if the model has one."""
+        return self._chat_template
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        options: TemplateOptions | None = None,
+    ) -> str:
         """Render a conversation as text, to be encoded with ``add_special_tokens=False``.
 
         Args:
             messages: see :mod:`pronk.tokenization.chat.messages`.
             add_generation_prompt: whether to append the beginning of the assistant's turn.
             tools: tools that the model may call, in OpenAI's format.
+            options: further variables of the template, such as ``{"enable_thinking": False}``.
 
         Raises:
             TokenizerError: the chat template is missing or damaged.
             PromptError: the messages are malformed, rejected by the template, or exceed a limit.
         """
         template = self._template if tools is None or self._tool_template is None else self._template_of_tools
-        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options)
 
     def chat_ids(
         self,
@@ -177,6 +190,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         trusted: bool = True,
         tools: Tools | None = None,
+        options: TemplateOptions | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation; arguments and errors as in :meth:`chat`.
 
@@ -189,7 +203,7 @@ class Tokenizer:
             checked = check_messages(messages)
             disguised, placeholders = disguise([*checked, *(tools or ())], self._special_names)
             messages, tools = disguised[: len(checked)], None if tools is None else disguised[len(checked) :]
-        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options)
         ids = [token for part, hidden in reveal(text, placeholders) for token in self._part_ids(part, hidden=hidden)]
         if not ids:
             msg = (

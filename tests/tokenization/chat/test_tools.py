@@ -4,7 +4,8 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ from checkpoints import byte_tokenizer
 from pronk.errors import OptionError, PromptError, TokenizerError
 from pronk.sampling.guide import Guide
 from pronk.structured.grammars import Grammars
-from pronk.tokenization.chat.calls import CallPart, CallReader
+from pronk.tokenization.chat.answer_grammar import AnswerGrammar, arguments_schema
+from pronk.tokenization.chat.answers import AnswerReader
+from pronk.tokenization.chat.calls import CallPart
+from pronk.tokenization.chat.dialects import TOOL_DIALECTS, find_tool_dialect
+from pronk.tokenization.chat.symbols import TokenSymbols
 from pronk.tokenization.chat.template import ChatTemplate
-from pronk.tokenization.chat.tools import ToolCallFormat, arguments_schema, find_tool_call_format
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 from tokenization.chat.tool_templates import HERMES, LLAMA, MISTRAL, TEMPLATES, TOKENS, tool_tokenizer
@@ -34,6 +38,44 @@ TOOLS = [
     {"type": "function", "function": {"name": "add_more", "description": "More."}},
 ]
 USER = {"role": "user", "content": "What is 2 + 2?"}
+
+
+class Form:
+    """Dialect of a tokenizer's chat template, with its grammars and parsers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.row, self.symbols = tokenizer, find_tool_dialect(tokenizer), TokenSymbols(tokenizer)
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self.added = {token.content: token_id for token_id, token in added.items()}
+        self.begin = self.added.get(self.row.begin)  # id of the begin marker
+
+    def reader(self) -> AnswerReader:
+        return AnswerReader(self.symbols, self.row, None, SCHEMAS)
+
+    def guide(self, schemas: Mapping[str, str], *, allow_text: bool, allow_multiple: bool) -> Guide:
+        grammar = AnswerGrammar(self.symbols, self.row, None)
+        guide = grammar.guide(schemas, allow_text=allow_text, allow_multiple=allow_multiple)
+        assert guide is not None
+        return guide
+
+    def call(self, name: str, arguments: str) -> str:
+        row = self.row
+        return f"{row.before_name}{name}{row.before_arguments}{arguments}{row.after_arguments}"
+
+    def written(self, *calls: tuple[str, str], before: str = "") -> list[tuple[str, int | None]]:
+        """Return calls as pieces."""
+        row, bodies = self.row, [self.call(*call) for call in calls]
+        groups = [row.separator.join(bodies)] if row.separator else bodies
+        sections = [f"{row.begin}{row.after_begin}{group}{row.before_end}{row.end}" for group in groups]
+        return pieces_of(self.tokenizer, before + row.between.join(sections))
+
+
+def pieces_of(tokenizer: Tokenizer, text: str) -> list[tuple[str, int | None]]:
+    """Return a text as an engine delivers it: special tokens have ids and no text."""
+    added = tokenizer.backend.get_added_tokens_decoder()
+    special = {token.content: token_id for token_id, token in added.items() if token.special}
+    parts = re.split(f"({'|'.join(map(re.escape, special))})", text)
+    return [("", special[part]) if part in special else (part, None) for part in parts if part]
 
 
 def called(*calls: tuple[str, Any]) -> dict[str, Any]:
@@ -61,7 +103,7 @@ def test_arguments_are_parsed_and_ids_have_the_length_that_the_template_checks(f
     given = called(("add", '{"a": 2, "b": "é"}'))
     assert '{"a": 2, "b": "é"}' in tokenizer.chat([USER, given, answered(0, "4")])
     assert given["tool_calls"][0]["function"]["arguments"] == '{"a": 2, "b": "é"}'
-    if family == "mistral":
+    if family == "mistral list":
         assert '"id": "f00000000"' in tokenizer.chat([USER, given])
         for ident in ("short", "-" * 20):
             given["tool_calls"][0]["id"] = ident
@@ -111,16 +153,21 @@ def test_names_of_special_tokens_stay_text(family: str) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.chat(talk, tools=tools)
 
 
-def test_formats_are_detected(tokenizer: Tokenizer) -> None:
-    form = find_tool_call_format(tokenizer)
-    assert TEMPLATES[form.name] == tokenizer._chat_template
-    own = bool(tokenizer.special_ids - {0})
-    assert form.after_begin == {"hermes": "\n", "mistral": " [", "llama": ""}[form.name]
-    if form.begin is not None:
-        assert (form.begin.token is not None) == own
-        assert form.begin.is_special == (own and form.name != "hermes")
-        assert form.begin.token not in form.id_only_tokens
-    assert (form.begin is None) == (form.name == "llama" and not own)
+def test_dialects_are_detected(tokenizer: Tokenizer) -> None:
+    row = find_tool_dialect(tokenizer)
+    assert TEMPLATES[row.name] == tokenizer.chat_template
+    assert row.after_begin == {"hermes": "\n", "mistral list": " ["}.get(row.name, "")
+    assert bool(row.begin) == (row.name != "llama" or "<|python_tag|>" in tokenizer.backend.get_vocab())
+    assert [each.name for each in TOOL_DIALECTS] == ["hermes", "mistral list", "mistral", "llama", "channels"]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "mistral-nemo"])
+def test_dialects_of_published_templates(name: str) -> None:
+    source = (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    row = find_tool_dialect(Tokenizer(byte_tokenizer(), chat_template=source, special_tokens=special))
+    assert row.name == ("mistral list" if name == "mistral-nemo" else "hermes")
+    assert row.after_begin == ("[" if name == "mistral-nemo" else "\n")
 
 
 @pytest.mark.parametrize(
@@ -131,21 +178,21 @@ def test_formats_are_detected(tokenizer: Tokenizer) -> None:
         (HERMES.replace("arguments", "args"), "tools: expected a model whose chat template has tools"),
         (
             HERMES.replace("<tool_call>", "<call>"),
-            "tools: expected calls as Hermes, Qwen, Mistral or Llama 3 write them",
+            "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or gpt-oss write them",
         ),
-        (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, Mistral or Llama 3 write"),
-        (LLAMA.replace('"name"', '"function"'), "tools: expected a model whose chat template has tools"),
+        (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or"),
+        (LLAMA.replace('"name"', '"function"'), "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or gpt-oss"),
         ("{{ raise_exception('no') }}", "tools: expected a model whose chat template has tools"),
     ],
 )
 def test_unknown_formats_are_refused(template: str, message: str) -> None:
     other = Tokenizer(byte_tokenizer(), chat_template=template, special_tokens={"bos_token": "", "eos_token": ""})
     with pytest.raises(PromptError) as caught:
-        find_tool_call_format(other)
+        find_tool_dialect(other)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     with pytest.raises(TokenizerError, match="no chat template"):
-        find_tool_call_format(Tokenizer(byte_tokenizer()))
+        find_tool_dialect(Tokenizer(byte_tokenizer()))
 
 
 @pytest.mark.parametrize(
@@ -184,28 +231,11 @@ def joined(parts: Parts) -> tuple[str, list[tuple[str, str]]]:
     return text, calls
 
 
-def read(form: ToolCallFormat, pieces: Sequence[tuple[str, int | None]], names: Sequence[str] = tuple(SCHEMAS)) -> Any:
-    reader = CallReader(form, names)
+def read(form: Form, pieces: Sequence[tuple[str, int | None]], names: Sequence[str] = tuple(SCHEMAS)) -> Any:
+    reader = AnswerReader(form.symbols, form.row, None, names)
     parts = [part for text, token in pieces for part in reader.push(text, token)]
     parts += reader.flush()
-    text, calls = joined(parts)
-    assert reader.has_calls == bool(calls)
-    return text, calls
-
-
-def written(form: ToolCallFormat, *calls: tuple[str, str], before: str = "") -> list[tuple[str, int | None]]:
-    """Return calls in the given format, as pieces of text and special tokens, which have no text."""
-
-    def mark(marker: Any) -> tuple[str, int | None]:
-        return (marker.decoded, marker.token) if marker else ("", None)
-
-    bodies = [f"{form.before_name}{name}{form.before_arguments}{arguments}}}" for name, arguments in calls]
-    groups = [form.separator.join(bodies)] if form.separator else bodies
-    pieces: list[tuple[str, int | None]] = [(before, None)] if before else []
-    for number, group in enumerate(groups):
-        section = [mark(form.begin), (f"{form.after_begin}{group}{form.before_end}", None), mark(form.end)]
-        pieces += [("\n", None), *section] if number else section
-    return [piece for piece in pieces if piece != ("", None)]
+    return joined(parts)  # type: ignore[arg-type]
 
 
 def cut(pieces: Sequence[tuple[str, int | None]], size: int) -> Iterator[tuple[str, int | None]]:
@@ -217,33 +247,38 @@ def cut(pieces: Sequence[tuple[str, int | None]], size: int) -> Iterator[tuple[s
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10**6])
 def test_calls_are_parsed_from_pieces_of_any_size(tokenizer: Tokenizer, size: int) -> None:
-    form = find_tool_call_format(tokenizer)
+    form = Form(tokenizer)
     one = ("add", '{"a": 1, "b": "x}", "c": {"\\"": ["}", {"é": "\\\\"}]}}')
-    cases = [[one], [("add_more", "{}")]] + ([[one, ("add_more", "{}"), one]] if form.name != "llama" else [])
+    several = form.row.name not in ("llama", "channels")
+    cases = [[one], [("add_more", "{}")]] + ([[one, ("add_more", "{}"), one]] if several else [])
     for calls in cases:
-        assert read(form, [*cut(written(form, *calls), size)]) == ("", calls)
-    if form.begin is not None:
-        assert read(form, [*cut(written(form, one, before=" Well,\nthen. "), size)]) == (" Well,\nthen. ", [one])
-        assert read(form, [*cut(written(form, one, before="\n"), size)]) == ("", [one])
+        assert read(form, [*cut(form.written(*calls), size)]) == ("", calls)
+    if form.row.begin and form.row.name != "channels":
+        assert read(form, [*cut(form.written(one, before=" Well,\nthen. "), size)]) == (" Well,\nthen. ", [one])
+        assert read(form, [*cut(form.written(one, before="\n"), size)]) == ("", [one])
 
 
 def test_an_answer_that_ends_within_a_call(tokenizer: Tokenizer) -> None:
     """The part of the call that is there is emitted; before the name of its tool it is text."""
-    form = find_tool_call_format(tokenizer)
-    whole = "".join(text for text, _ in written(form, ("add", '{"a": [1]}')))
-    silent = form.begin is not None and form.begin.is_special and not form.marker_optional
-    named = whole.index('add"') + 4
-    begin = whole.index('{"a"')
-    for stop in range(len(whole) + 1):
-        pieces: list[tuple[str, int | None]] = [("", form.begin.token)] if silent and form.begin else []
-        text, calls = read(form, [*pieces, *cut([(whole[:stop], None)], 1)])
-        arguments = whole[begin : min(stop, whole.index("]}") + 2)] if stop > begin else ""
-        assert (text, calls) == ((whole[:stop], []) if stop < named else ("", [("add", arguments)]))
+    form = Form(tokenizer)
+    pieces = [*cut(form.written(("add", '{"a": [1]}')), 1)]
+    named = next(i for i in range(len(pieces) + 1) if read(form, pieces[:i])[1])
+    for stop in range(len(pieces) + 1):
+        text, calls = read(form, pieces[:stop])
+        if stop < named:
+            shown = "".join(text for text, _ in pieces[:stop])
+            assert calls == []
+            assert text == shown or (form.row.name == "channels" and not text)  # headers are no text
+        else:
+            ((name, arguments),) = calls
+            assert (text, name) == ("", "add")
+            assert '{"a": [1]}'.startswith(arguments)
+    assert arguments == '{"a": [1]}'
 
 
 def test_an_incomplete_second_call_is_dropped() -> None:
-    form = find_tool_call_format(tool_tokenizer("hermes"))
-    one = written(form, ("add_more", "{}"))
+    form = Form(tool_tokenizer("hermes"))
+    one = form.written(("add_more", "{}"))
     for rest in ("\n", "\n<tool", "\n<tool_call>", '\n<tool_call>\n{"name": "ad'):
         assert read(form, [*one, (rest, None)]) == ("", [("add_more", "{}")])
     assert read(form, [*one, ("\nDone <", None)]) == ("\nDone <", [("add_more", "{}")])
@@ -255,16 +290,17 @@ def test_an_incomplete_second_call_is_dropped() -> None:
      '{"name":"add"',
      '{"names": 1}', "a <tool_call> b", "<tool_call><tool_call>", '<tool_call>\n{"name": "rm", "arguments": {}}',
      '<tool_call>\n{"name": "add!"', '<tool_call>\n{"name": "' + "a" * 300, '<tool_call>\n{"arguments": {}}',
-     '[TOOL_CALLS] [{"name": "rm"', "[TOOL_CALLS][[", '{"name": "rm", "parameters": {}}', '\n{"name": "add"'],
+     '[TOOL_CALLS] [{"name": "rm"', "[TOOL_CALLS][[", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]add {}",
+     '{"name": "rm", "parameters": {}}', '\n{"name": "add"'],
 )  # fmt: skip
 def test_text_that_resembles_a_call_is_text(tokenizer: Tokenizer, text: str) -> None:
-    form = find_tool_call_format(tokenizer)
+    form = Form(tokenizer)
     for size in (1, 5, 10**6):
         assert read(form, [*cut([(text, None)], size)]) == (text, [])
 
 
 def test_text_is_held_back_only_while_it_may_begin_a_call() -> None:
-    hermes = CallReader(find_tool_call_format(tool_tokenizer("hermes")), SCHEMAS)
+    hermes = Form(tool_tokenizer("hermes")).reader()
     given = [
         (" Hi", " Hi"),
         (" <", " "),
@@ -276,7 +312,7 @@ def test_text_is_held_back_only_while_it_may_begin_a_call() -> None:
     ]
     for text, out in given:
         assert "".join(map(str, hermes.push(text))) == out
-    llama = CallReader(find_tool_call_format(tool_tokenizer("llama")), SCHEMAS)
+    llama = Form(tool_tokenizer("llama")).reader()
     assert llama.push('{"name": "a') == []
     assert llama.push("x") == []
     assert llama.push('"') == ['{"name": "ax"']
@@ -286,11 +322,11 @@ def test_text_is_held_back_only_while_it_may_begin_a_call() -> None:
 def test_a_special_token_within_the_beginning_of_a_call_makes_it_text() -> None:
     """For the grammar, the text before and after the token is free text, so the parser returns it as text."""
     for family, begun, rest in (("hermes", "<tool", '_call>\n{"name": "add"'), ("llama", '{"name', '": "add"')):
-        form = find_tool_call_format(tool_tokenizer(family))
-        other = next(iter(form.id_only_tokens))
+        form = Form(tool_tokenizer(family))
+        other = form.added["<|im_start|>" if family == "hermes" else "<|spare|>"]
         assert read(form, [(begun, None), ("", other), (rest, None)]) == (begun + rest, [])
-    llama = find_tool_call_format(tool_tokenizer("llama"))
-    assert read(llama, [("", next(iter(llama.id_only_tokens))), ('{"name": "add", "parameters": {', None)])[1] == []
+    llama = Form(tool_tokenizer("llama"))
+    assert read(llama, [("", llama.added["<|spare|>"]), ('{"name": "add", "parameters": {', None)])[1] == []
 
 
 @pytest.mark.parametrize(
@@ -307,22 +343,25 @@ def test_a_special_token_within_the_beginning_of_a_call_makes_it_text() -> None:
     ],
 )
 def test_hostile_texts_are_parsed_in_linear_time(text: str) -> None:
-    form = find_tool_call_format(tool_tokenizer("hermes"))
+    form = Form(tool_tokenizer("hermes"))
     began = time.perf_counter()
     results = [read(form, [*cut([(text, None)], size)]) for size in (1, 10**7)]
     assert time.perf_counter() - began < 20
     assert results[0] == results[1]
 
 
-def random_text(tokenizer: Tokenizer, guide: Guide, seed: int, trigger: int | None, length: int = 400) -> list[int]:
-    """Draw random tokens that the guide allows, up to an end token; with probability 0.05 the begin marker."""
+def random_text(
+    tokenizer: Tokenizer, guide: Guide, seed: int, wanted: Mapping[int, float], length: int = 400
+) -> list[int]:
+    """Draw random tokens that the guide allows, up to an end token; ``wanted``: token ids with a probability each."""
     rng = random.Random(seed)
     follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
     tokens = list[int]()
     while len(tokens) < length:
         mask = follower.mask(np.zeros(tokenizer.vocab_size, np.float32))
         allowed = np.flatnonzero(np.isfinite(mask)).tolist()
-        token = trigger if trigger in allowed and rng.random() < 0.05 else rng.choice(allowed)
+        likely = [each for each, chance in wanted.items() if each in allowed and rng.random() < chance]
+        token = likely[0] if likely else rng.choice(allowed)
         if token == 0:
             break
         tokens.append(token)
@@ -334,11 +373,11 @@ def random_text(tokenizer: Tokenizer, guide: Guide, seed: int, trigger: int | No
 @pytest.mark.parametrize("several", [False, True])
 def test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools(tokenizer: Tokenizer, free: bool, several: bool) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    form = find_tool_call_format(tokenizer)
+    form = Form(tokenizer)
     guide = form.guide(SCHEMAS, allow_text=free, allow_multiple=several)
     counts = list[int]()
     for seed in range(6):
-        tokens = random_text(tokenizer, guide, seed, form.begin.token if form.begin else None)
+        tokens = random_text(tokenizer, guide, seed, {} if form.begin is None else {form.begin: 0.05})
         stream = TextStream(tokenizer, [5], ())
         pieces = [(stream.push(token)[0], token) for token in tokens]
         text, calls = read(form, [*pieces, (stream.flush()[0], None)])
@@ -347,10 +386,10 @@ def test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools(tokenizer: Tokeni
         for name, arguments in whole:
             jsonschema.validate(json.loads(arguments), json.loads(SCHEMAS[name]))
             assert json.dumps(json.loads(arguments), ensure_ascii=False) == arguments or "\\u" in arguments
-        assert free or (text.strip() == "" and len(calls) >= 1)
-    most = 1 if form.name == "llama" or not several else 100
+        assert free or (text.strip() == "" and len(calls) >= 1), tokenizer.decode(tokens, skip_special_tokens=False)
+    most = 1 if form.row.name in ("llama", "channels") or not several else 100
     assert max(counts) <= most
-    if form.begin is not None and form.begin.token is not None:
+    if form.begin is not None:
         assert max(counts) >= 1
 
 
@@ -359,10 +398,10 @@ def test_the_grammar_guides_calls_whose_markers_are_ordinary_text(free: bool) ->
     """Within a call, only the name of the tool and values of the schema are open."""
     for family, begin in (("hermes", '<tool_call>\n{"name": "'), ("llama", '{"name": "')):
         tokenizer = tool_tokenizer(family, tokens=False)
-        form = find_tool_call_format(tokenizer)
+        form = Form(tokenizer)
         grammars = Grammars(tokenizer, tokenizer.vocab_size, [0])
         follower = grammars.compile(form.guide(SCHEMAS, allow_text=free, allow_multiple=True)).new_processor()
-        good = f'{begin}add{form.before_arguments}{{"a": 7, "b": "x}}"}}}}'
+        good = f'{begin}add{form.row.before_arguments}{{"a": 7, "b": "x}}"}}}}'
         for at, letter in enumerate(good):
             (token,) = tokenizer.encode(letter)[:1]
             # The mask may allow only a longer token that begins with the letter; the test still advances by letters.
@@ -377,7 +416,7 @@ def test_schemas_cannot_change_how_json_is_written() -> None:
     loose = {**ADD, "x-guidance": {"whitespace_flexible": True, "lenient": True, "item_separator": "nonsense"}}
     assert arguments_schema(loose) == SCHEMAS["add"]
     tokenizer = tool_tokenizer("llama")
-    form = find_tool_call_format(tokenizer)
+    form = Form(tokenizer)
     compile_guide = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile
     follower = compile_guide(
         form.guide({"add": arguments_schema(loose)}, allow_text=False, allow_multiple=False)
@@ -394,7 +433,7 @@ def test_schemas_cannot_change_how_json_is_written() -> None:
 
 
 def test_schemas_that_are_too_large_are_refused() -> None:
-    form = find_tool_call_format(tool_tokenizer("hermes"))
+    form = Form(tool_tokenizer("hermes"))
     large = arguments_schema({"type": "object", "description": "x" * 200_000})
     with pytest.raises(OptionError, match="guide: grammar: expected at most 262144 characters"):
         form.guide({"f": large, "g": large}, allow_text=True, allow_multiple=True)

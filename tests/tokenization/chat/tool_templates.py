@@ -1,4 +1,7 @@
-"""Chat templates with tools in the formats of Hermes, Mistral and Llama 3, and tokenizers for them."""
+"""Chat templates with tools, one of each dialect, and tokenizers for them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from tokenizers import AddedToken
 
@@ -90,27 +93,98 @@ LLAMA = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
 
-TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
+# The constructs of Mistral Small 3.2 and Devstral: the name is plain text between two special tokens.
+NEW_MISTRAL = """{{- bos_token }}
+{%- if tools is not none %}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '[INST]' + message.content + '[/INST]' }}
+    {%- elif message.role == 'system' %}{{- '[SYSTEM_PROMPT]' + message.content + '[/SYSTEM_PROMPT]' }}
+    {%- elif message.role == 'tool' %}{{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+
+# The constructs of gpt-oss.
+CHANNELS = """{%- if tools %}
+    {{- '<|start|>developer<|message|># Tools\\n\\nnamespace functions {\\n' }}
+    {%- for tool in tools %}
+        {{- 'type ' + tool.function.name + ' = (_: ' + tool.function | tojson + ')\\n' }}
+    {%- endfor %}
+    {{- '}<|end|>' }}
+{%- endif %}
+{%- if reasoning_effort is defined %}
+    {{- '<|start|>system<|message|>Reasoning: ' + reasoning_effort + '<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {%- if message.thinking %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson + '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions to=assistant<|channel|>commentary<|message|>' + message.content | tojson + '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
+TEMPLATES = {
+    "hermes": HERMES,
+    "mistral list": MISTRAL,
+    "mistral": NEW_MISTRAL,
+    "llama": LLAMA,
+    "channels": CHANNELS,
+}
 # Added tokens of each family; True: a special token, which has no text when decoded.
 TOKENS: dict[str, dict[str, bool]] = {
     "hermes": {
         "<|im_start|>": True, "<|im_end|>": True, "<tool_call>": False, "</tool_call>": False, "<think>": False,
     },
-    "mistral": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True},
+    "mistral list": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True},
+    "mistral": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True, "[ARGS]": True},
     "llama": {
         "<|start_header_id|>": True, "<|end_header_id|>": True, "<|eot_id|>": True, "<|python_tag|>": True,
         "<|spare|>": True,
     },
+    "channels": {
+        "<|start|>": True, "<|end|>": True, "<|message|>": True, "<|channel|>": True, "<|constrain|>": True,
+        "<|call|>": True, "<|return|>": True,
+    },
 }  # fmt: skip
 
 
-def tool_tokenizer(family: str, *, tokens: bool = True) -> Tokenizer:
+# Added tokens of thoughts. The markers of Qwen3 have text when decoded, those of Mistral have none.
+THOUGHT_TOKENS = {"mistral": {"[THINK]": True, "[/THINK]": True}, "channels": {}}
+# Text that makes a template one of a model that thinks.
+THOUGHT_TEXTS = {"mistral": "{# [THINK] [/THINK] #}", "channels": "{# <|channel|>analysis #}"}
+
+
+def thinking_tokenizer(family: str, *, tokens: bool = True) -> Tokenizer:
+    """Return the tokenizer of a family whose models think; Mistral's list and Llama have the markers of Qwen3."""
+    made = tool_tokenizer(family, tokens=tokens, more=THOUGHT_TOKENS.get(family, {"<think>": False, "</think>": False}))
+    template = TEMPLATES[family] + THOUGHT_TEXTS.get(family, "{# <think> </think> #}")
+    return Tokenizer(made.backend, special_tokens=SPECIAL, chat_template=template)
+
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
+
+
+def tool_tokenizer(family: str, *, tokens: bool = True, more: Mapping[str, bool] = MappingProxyType({})) -> Tokenizer:
     """Return a byte-level tokenizer of about 300 tokens, with or without the added tokens of the family."""
     backend = byte_tokenizer(300)
     if tokens:
-        for name, silent in TOKENS[family].items():
+        for name, silent in {**TOKENS[family], **more}.items():
             backend.add_tokens([AddedToken(name, special=silent, normalized=False)])
             if silent:
                 backend.add_special_tokens([AddedToken(name, special=True, normalized=False)])
-    special = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
-    return Tokenizer(backend, special_tokens=special, chat_template=TEMPLATES[family])
+    return Tokenizer(backend, special_tokens=SPECIAL, chat_template=TEMPLATES[family])

@@ -11,12 +11,18 @@ from uuid import uuid4
 from pydantic import Field, model_validator
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.request import PreparedRequest, RequestBody, Text, by_sample, check_max, leaps, refuse, usage
-from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
-from pronk.server.protocol.tools import ToolCall, ToolCallParser, ToolRequest
+from pronk.server.protocol.answers import AnswerParser, Delta
+from pronk.server.protocol.conversation import (
+    AnswerBuilder,
+    ConversationRequest,
+    check_template_options,
+    thinking_options,
+)
+from pronk.server.protocol.guides import GuidedRequest
+from pronk.server.protocol.request import RequestBody, Text, by_sample, check_max, leaps, refuse, usage
+from pronk.server.protocol.tokens import chat_logprobs
+from pronk.server.protocol.tools import MAX_TOOLS, FunctionChoice, FunctionTool, ToolCall, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.tools import ToolCallFormat
-from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "template_messages"]
 
@@ -55,6 +61,7 @@ class ChatMessage(ChatTurn):
     refusal: None = None
     audio: None = None
     function_call: None = None
+    reasoning_content: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_CALLS)
     tool_call_id: Text | None = Field(None, max_length=64)
     annotations: list[Any] | None = Field(None, max_length=0)
@@ -73,21 +80,22 @@ class ChatMessage(ChatTurn):
         return {**value, "content": ""} if calls and value.get("content") is None else value
 
     def to_template(self) -> dict[str, Any]:
-        """Return the message as a dict for chat templates, tool calls included."""
+        """Return the message as a dict for chat templates, tool calls and thoughts included."""
         calls = [call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls or ()]
         more = {"name": self.name, "tool_calls": calls or None, "tool_call_id": self.tool_call_id}
+        # Templates read earlier thoughts under one of two names; most drop them before the last user message.
+        more |= {"reasoning_content": self.reasoning_content, "thinking": self.reasoning_content}
         return {**super().to_template(), **{name: value for name, value in more.items() if value is not None}}
 
 
-class ChatRequest(ToolRequest):
+class ChatRequest(GuidedRequest, ConversationRequest):
     """Body of ``/v1/chat/completions``."""
 
     noop_values: ClassVar = {
-        **ToolRequest.noop_values,
+        **GuidedRequest.noop_values,
         "functions": [[]],
         "function_call": ["none", "auto"],
         "modalities": [["text"]],
-        "reasoning_effort": ["none"],
         "verbosity": ["medium"],
     }
 
@@ -96,10 +104,18 @@ class ChatRequest(ToolRequest):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = Field(None, ge=0, le=2**31)
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
 
     def check(self, limits: RequestLimits) -> None:
         """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
+        check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
         if self.top_logprobs is not None and not self.logprobs:
             raise refuse("top_logprobs", "expected logprobs: true, found none; add it, or leave top_logprobs out")
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
@@ -111,22 +127,32 @@ class ChatRequest(ToolRequest):
         """Maximum number of tokens to generate, if the request sets one."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
-    def prepare(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        tokenizer: Tokenizer,
-        shared_fields: dict[str, Any],
-        call_format: ToolCallFormat | None = None,
-    ) -> PreparedRequest:
-        """Return the engine's input and the builder of the reply for ``prompt``, the tokenized conversation.
+    def conversation(self) -> list[dict[str, Any]]:
+        """Return the messages for the chat template."""
+        return template_messages(self.messages)
 
-        ``shared_fields`` are equal in the reply and in every chunk. ``call_format`` is None if no calls are allowed.
-        """
-        logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        guide = self.guide() if call_format is None else self.call_guide(call_format)
-        params = self.params(max_tokens, logprobs, guide=guide)
-        return PreparedRequest([prompt], params, ChatReply(self, shared_fields, TokenTexts(tokenizer), call_format))
+    def tool_use(self) -> ToolUse:
+        """Return the tools of the request."""
+        functions, parallel = [tool.function for tool in self.tools or ()], self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, FunctionChoice):
+            return ToolUse(functions, "required", self.tool_choice.function.name, parallel)
+        return ToolUse(functions, self.tool_choice or "auto", None, parallel)
+
+    def template_options(self) -> dict[str, Any]:
+        """Return further variables for the chat template."""
+        return thinking_options(self.reasoning_effort, self.enable_thinking) | (self.chat_template_kwargs or {})
+
+    def max_thought_tokens(self) -> int | None:
+        """Return the thinking budget, if the request sets one."""
+        return self.thinking_budget
+
+    def num_logprobs(self) -> int | None:
+        """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def reply(self, builder: AnswerBuilder) -> ChatReply:
+        """Return the builder of the reply."""
+        return ChatReply(self, builder)
 
 
 def template_messages(messages: Sequence[ChatTurn]) -> list[dict[str, Any]]:
@@ -139,25 +165,20 @@ class ChatReply:
     """Builder of the replies of ``/v1/chat/completions``."""
 
     request: ChatRequest
-    shared_fields: dict[str, Any]  # fields that are equal in the reply and in every chunk
-    texts: TokenTexts
-    call_format: ToolCallFormat | None = None  # format of tool calls; None if the request allows no calls
+    builder: AnswerBuilder
 
     def __post_init__(self) -> None:
         self.n = self.request.n or 1
-        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), **self.shared_fields}
+        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), **self.builder.shared_fields}
         self._reply_head = {**head, "object": "chat.completion"}
         self._chunk_head = {**head, "object": "chat.completion.chunk"}
         if self.request.include_usage:
             self._chunk_head["usage"] = None
-        self._parsers: list[ToolCallParser] = []  # one per sample; empty if the request allows no calls
-        if self.call_format is not None:
-            names, allows_text = self.request.allowed_names, self.request.allows_text
-            self._parsers = [ToolCallParser(self.call_format, names, allows_text=allows_text) for _ in range(self.n)]
+        self._parsers = [self.builder.new_parser() for _ in range(self.n)]
 
     def start(self) -> list[dict[str, Any]]:
-        """Return one chunk per sample with the role; the content is null if the request allows calls."""
-        delta = {"role": "assistant", "content": None if self._parsers else ""}
+        """Return one chunk per sample with the role; the content is null if thoughts or calls may come."""
+        delta = {"role": "assistant", "content": None if self.builder.has_blocks else ""}
         return [self._chunk(index, delta) for index in range(self.n)]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
@@ -172,11 +193,11 @@ class ChatReply:
         return chunks
 
     def _chunks(self, index: int, sample_pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return one chunk per text or tool-call delta; the first has all logprobs of ``sample_pieces``."""
-        text: list[dict[str, Any]] = [{"content": "".join(piece.text for piece in sample_pieces)}]
-        deltas = self._parsers[index].parse(sample_pieces) if self._parsers else text
-        if not deltas and (self.request.logprobs or self.request.leaps):
-            deltas = [{}]  # tokens without text also need a chunk for their log-probabilities
+        """Return one chunk per delta; the first has all logprobs of ``sample_pieces``."""
+        deltas = [_delta(delta) for delta in self._parsers[index].parse(sample_pieces)]
+        if not deltas and (self.request.logprobs or self.request.leaps or not self.builder.has_blocks):
+            # Tokens without text also need a chunk for their log-probabilities.
+            deltas = [{}] if self.builder.has_blocks else [{"content": ""}]
         chunks = [self._chunk(index, delta) for delta in deltas]
         if chunks:
             chunks[0]["choices"][0]["logprobs"] = self._logprobs([piece.logprobs or {} for piece in sample_pieces])
@@ -185,40 +206,62 @@ class ChatReply:
         return chunks
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Parse tool calls from tokens: ``Completion.text`` lacks the special tokens that begin calls."""
-        for index, sample_pieces in by_sample(pieces) if self._parsers else []:
+        """Parse the tokens: ``Completion.text`` lacks the special tokens that begin calls."""
+        for index, sample_pieces in by_sample(pieces):
             self._parsers[index].parse(sample_pieces)
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return a chunk with the token counts, if requested."""
-        return [{**self._chunk_head, "choices": [], "usage": usage(done, self.n)}] if self.request.include_usage else []
+        return [{**self._chunk_head, "choices": [], "usage": self._usage(done)}] if self.request.include_usage else []
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         """Return the whole reply."""
         choices = [
             {
                 "index": index,
-                "message": self._message(index, completion),
+                "message": _message(parser),
                 "logprobs": self._logprobs(completion.logprobs or []),
                 "finish_reason": self._reason(index, completion),
                 "stop_reason": completion.stop_reason,
                 "seed": completion.seed,
             }
-            for index, completion in enumerate(done)
+            for index, (completion, parser) in enumerate(zip(done, self._parsers, strict=True))
         ]
-        return {**self._reply_head, "choices": choices, "usage": usage(done, self.n)}
+        return {**self._reply_head, "choices": choices, "usage": self._usage(done)}
 
-    def _message(self, index: int, done: Completion) -> dict[str, Any]:
-        if self._parsers:
-            return self._parsers[index].message()
-        return {"role": "assistant", "content": done.text, "refusal": None}
+    def _usage(self, done: Sequence[Completion]) -> dict[str, Any]:
+        return usage(done, self.n, sum(parser.num_thought_tokens for parser in self._parsers))
 
     def _reason(self, index: int, done: Completion) -> str:
-        return self._parsers[index].finish_reason(done) if self._parsers else done.finish_reason
+        return "tool_calls" if self._parsers[index].ends_with_call(done) else done.finish_reason
 
     def _logprobs(self, reports: Sequence[dict[int, float]]) -> dict[str, Any] | None:
-        return chat_logprobs(self.texts, reports, self.request.top_logprobs or 0) if self.request.logprobs else None
+        if not self.request.logprobs:
+            return None
+        return chat_logprobs(self.builder.texts, reports, self.request.top_logprobs or 0)
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return {**self._chunk_head, "choices": [choice]}
+
+
+def _message(parser: AnswerParser) -> dict[str, Any]:
+    """Return the message of a whole answer."""
+    content, thoughts, calls = parser.content("text"), parser.content("thought"), []
+    for block in parser.calls:
+        assert block.call is not None
+        calls.append(tool_call(block.call.ident, block.call.name, block.content))
+    message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    more = {"reasoning_content": thoughts, "tool_calls": calls}
+    return message | {name: value for name, value in more.items() if value}
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    """Return the ``delta`` of a chunk."""
+    block, content = delta.block, delta.content
+    if block.kind != "call":
+        return {"content" if block.kind == "text" else "reasoning_content": content}
+    assert block.call is not None
+    if delta.is_first:
+        return {"tool_calls": [{"index": block.call.index, **tool_call(block.call.ident, block.call.name, content)}]}
+    return {"tool_calls": [{"index": block.call.index, "function": {"arguments": content}}]}

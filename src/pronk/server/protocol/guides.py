@@ -12,7 +12,7 @@ from pronk.sampling.guide import Guide, GuideKind
 from pronk.server.errors import ApiError
 from pronk.server.protocol.request import RequestBody, Text, TextRequest, Texts, refuse
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.tools import TOOL_NAME
+from pronk.tokenization.chat.dialects import TOOL_NAME
 
 __all__ = ["NAME_PATTERN", "GuidedRequest", "ResponseFormat", "SchemaFormat", "TextFormat"]
 

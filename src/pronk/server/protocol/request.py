@@ -174,6 +174,7 @@ class TextRequest(RequestBody):
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         guide: Guide | None = None,
+        thinking_budget: int | None = None,
     ) -> SamplingParams:
         """Return the sampling parameters. The default temperature is 1, as in the OpenAI API.
 
@@ -192,6 +193,7 @@ class TextRequest(RequestBody):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             guide=guide,
+            thinking_budget=thinking_budget,
             **given,
         )
 
@@ -270,7 +272,7 @@ class RunningUsage:
                 }
 
 
-def usage(done: Sequence[Completion], n: int) -> dict[str, Any]:
+def usage(done: Sequence[Completion], n: int, num_thought_tokens: int = 0) -> dict[str, Any]:
     """Return the token counts of all samples; the tokens of a prompt count once for its ``n`` samples."""
     stats = [completion.stats for completion in done]
     prompt = sum(each.prompt_tokens for each in stats[::n])
@@ -280,6 +282,7 @@ def usage(done: Sequence[Completion], n: int) -> dict[str, Any]:
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(min(s.cached_tokens, s.prompt_tokens) for s in stats[::n])},
+        "completion_tokens_details": {"reasoning_tokens": num_thought_tokens},
         "steps": sum(each.target_steps for each in stats),
         "drafted": sum(each.drafted for each in stats),
         "accepted": sum(each.accepted for each in stats),

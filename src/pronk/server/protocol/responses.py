@@ -1,28 +1,27 @@
-"""Bodies of ``/v1/responses`` for text.
+"""Requests of ``/v1/responses``.
 
-The server stores no responses, so ``previous_response_id`` is not supported.
+The server stores no responses, so ``previous_response_id`` is not supported: a client sends the whole conversation,
+with the items of earlier responses copied unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
-from time import time
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
-from uuid import uuid4
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from pronk.outputs import Completion, Piece
-from pronk.server.protocol.chat import ChatTurn, template_messages
-from pronk.server.protocol.guides import FormattedRequest, TextFormat
-from pronk.server.protocol.request import PreparedRequest, RequestBody, Text, TextRequest, check_max, unsupported, usage
-from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
+from pronk.server.protocol.chat import ChatTurn, TextPart
+from pronk.server.protocol.conversation import AnswerBuilder, ConversationRequest, thinking_options
+from pronk.server.protocol.guides import NAME_PATTERN, TextFormat
+from pronk.server.protocol.request import RequestBody, Text, TextRequest, check_max, unsupported
+from pronk.server.protocol.responses_reply import ResponsesReply
+from pronk.server.protocol.tools import MAX_TOOLS, Function, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["InputItem", "ResponsesReply", "ResponsesRequest"]
+__all__ = ["InputItem", "ResponsesRequest"]
+
+Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputItem(ChatTurn):
@@ -35,6 +34,61 @@ class InputItem(ChatTurn):
     name: None = None
 
 
+class CallItem(RequestBody):
+    """Tool call of an earlier response."""
+
+    type: Literal["function_call"]
+    id: Text | None = None
+    call_id: Text = Field(max_length=64)
+    name: Text = Field(pattern=NAME_PATTERN)
+    arguments: Text
+    status: Status | None = None
+
+
+class CallOutputItem(RequestBody):
+    """Result of a tool call."""
+
+    type: Literal["function_call_output"]
+    id: Text | None = None
+    call_id: Text = Field(max_length=64)
+    output: Text | Annotated[list[TextPart], Field(fail_fast=True)]
+    status: Status | None = None
+
+
+class ThoughtText(RequestBody):
+    """Text of thoughts."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+class ThoughtItem(RequestBody):
+    """Thoughts of an earlier response."""
+
+    noop_values: ClassVar = {"encrypted_content": [""]}
+
+    type: Literal["reasoning"]
+    id: Text | None = None
+    summary: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
+    content: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
+    status: Status | None = None
+
+
+def _item_type(item: Any) -> str:
+    """Return the type of an item; a message may leave it out."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return str(kind or "message")
+
+
+Item = Annotated[
+    Annotated[InputItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ThoughtItem, Tag("reasoning")],
+    Discriminator(_item_type),
+]
+
+
 class TextOptions(RequestBody):
     """Options of the answer's text."""
 
@@ -43,26 +97,47 @@ class TextOptions(RequestBody):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(FormattedRequest):
+class ReasoningOptions(RequestBody):
+    """Options of thoughts. Thoughts are returned as they are, so a ``summary`` is not made."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesTool(Function):
+    """Tool; functions are the only type."""
+
+    type: Literal["function"]
+
+
+class ResponsesToolChoice(RequestBody):
+    """Function that the answer must call."""
+
+    type: Literal["function"]
+    name: Text
+
+
+class ResponsesRequest(ConversationRequest):
     """Body of ``/v1/responses``."""
 
     noop_values: ClassVar = {
         **TextRequest.noop_values,
-        "tools": [[]],
-        "tool_choice": ["none", "auto"],
-        "parallel_tool_calls": [True, False],
         "background": [False],
         "previous_response_id": [],
-        "reasoning": [{}, {"effort": "none"}],
         "truncation": ["disabled"],
     }
 
-    input: Text | Annotated[list[InputItem], Field(fail_fast=True)] = Field(min_length=1)
+    input: Text | Annotated[list[Item], Field(fail_fast=True)] = Field(min_length=1)
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31)
     top_logprobs: int | None = Field(None, ge=0)
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_budget: int | None = Field(None, ge=0, le=2**31)
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def check(self, limits: RequestLimits) -> None:
         """Check the options; see :meth:`TextRequest.check`."""
@@ -84,135 +159,84 @@ class ResponsesRequest(FormattedRequest):
     @property
     def wants_logprobs(self) -> bool:
         """Whether log-probabilities are requested."""
-        return self.top_logprobs is not None or bool(self.include)
+        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
 
-    def messages(self) -> list[dict[str, Any]]:
+    def num_logprobs(self) -> int | None:
+        """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
+        return (self.top_logprobs or 0) if self.wants_logprobs else None
+
+    def conversation(self) -> list[dict[str, Any]]:
         """Return instructions and input as messages for the chat template."""
-        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
-            return [*system, {"role": "user", "content": self.input}]
-        return system + template_messages(self.input)
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            if isinstance(item, CallOutputItem):
+                content = item.output if isinstance(item.output, str) else "\n".join(part.text for part in item.output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            elif isinstance(item, InputItem) and item.role != "assistant":
+                messages.append(item.to_template())
+            else:
+                _add_to_answer(messages, item)
+        return messages
 
-    def prepare(
-        self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, shared_fields: dict[str, Any]
-    ) -> PreparedRequest:
-        """Return the engine's input and the builder of the reply, see :meth:`ChatRequest.prepare`."""
-        logprobs = (self.top_logprobs or 0) if self.wants_logprobs else None
-        params = self.params(max_tokens, logprobs, guide=self.guide())
-        return PreparedRequest([prompt], params, ResponsesReply(self, shared_fields, TokenTexts(tokenizer)))
+    def tool_use(self) -> ToolUse:
+        """Return the tools of the request."""
+        choice, parallel = self.tool_choice, self.parallel_tool_calls is not False
+        if isinstance(choice, ResponsesToolChoice):
+            return ToolUse(self.tools or (), "required", choice.name, parallel, "parameters")
+        return ToolUse(self.tools or (), choice or "auto", None, parallel, "parameters")
 
+    def template_options(self) -> dict[str, Any]:
+        """Return further variables for the chat template."""
+        return thinking_options(None if self.reasoning is None else self.reasoning.effort)
 
-@dataclass
-class ResponsesReply:
-    """Builder of the replies of ``/v1/responses``, whose streams consist of numbered events."""
+    def max_thought_tokens(self) -> int | None:
+        """Return the thinking budget, if the request sets one."""
+        return self.thinking_budget
 
-    request: ResponsesRequest
-    shared_fields: dict[str, Any]  # fields that are equal in every event with the response
-    texts: TokenTexts
+    def reply(self, builder: AnswerBuilder) -> ResponsesReply:
+        """Return the builder of the reply."""
+        return ResponsesReply(self._described(), self.num_logprobs(), builder)
 
-    def __post_init__(self) -> None:
-        self._head = {
-            "id": f"resp_{uuid4().hex}",
-            "object": "response",
-            "created_at": int(time()),
-            **self.shared_fields,
-        }
-        self._message_id = f"msg_{uuid4().hex}"
-        self._numbers = count()
-
-    def start(self) -> list[dict[str, Any]]:
-        """Return the events that open the response, its message and its text."""
-        response = self._response("in_progress", [])
-        return [
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-            self._event("response.output_item.added", output_index=0, item=self._message("in_progress", [])),
-            self._text_event("response.content_part.added", part=self._part("", [])),
-        ]
-
-    def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return one event with the text of a step."""
-        logprobs = self._logprobs([piece.logprobs or {} for piece in pieces])
-        text = "".join(piece.text for piece in pieces)
-        return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
-
-    def record(self, pieces: Sequence[Piece]) -> None:
-        """Do nothing: for :meth:`whole`, its argument ``done`` is enough."""
-
-    def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return the events that close the text, the content part, the message and the response."""
-        (completion,) = done
-        whole = self.whole(done)
-        item = whole["output"][0]
-        part = item["content"][0]
-        return [
-            self._text_event("response.output_text.done", text=completion.text, logprobs=part["logprobs"]),
-            self._text_event("response.content_part.done", part=part),
-            self._event("response.output_item.done", output_index=0, item=item),
-            self._event(f"response.{whole['status']}", response=whole),
-        ]
-
-    def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Return the whole response."""
-        (completion,) = done
-        status = "incomplete" if completion.finish_reason == "length" else "completed"
-        part = self._part(completion.text, self._logprobs(completion.logprobs or []))
-        counts = usage(done, 1)
-        whole = self._response(status, [self._message(status, [part])])
-        whole["usage"] = {
-            "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": counts["prompt_tokens_details"],
-            "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": counts["total_tokens"],
-            **{name: counts[name] for name in ("steps", "drafted", "accepted")},
-        }
-        return whole
-
-    def _response(self, status: str, output: list[Any]) -> dict[str, Any]:
-        request = self.request
+    def _described(self) -> dict[str, Any]:
+        """Return the options of the request as the response repeats them."""
+        form = None if self.text is None else self.text.format
+        described: dict[str, Any] = {"type": "text" if form is None else form.type}
+        if form is not None and form.type == "json_schema":
+            schema = {"name": form.name, "description": form.description, "schema": form.schema_}
+            described |= {**schema, "strict": form.strict}
+        choice = self.tool_choice
         return {
-            **self._head,
-            "status": status,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "metadata": request.metadata or {},
-            "output": output,
-            "parallel_tool_calls": False,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": {"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
             "store": False,
-            "temperature": 1.0 if request.temperature is None else request.temperature,
-            "text": {"format": self._format()},
-            "tool_choice": "none",
-            "tools": [],
-            "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "text": {"format": described},
+            "tool_choice": choice.model_dump() if isinstance(choice, ResponsesToolChoice) else choice or "auto",
+            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",
-            "usage": None,
         }
 
-    def _format(self) -> dict[str, Any]:
-        form = None if self.request.text is None else self.request.text.format
-        if form is None or form.type != "json_schema":
-            return {"type": "text" if form is None else form.type}
-        schema = {"name": form.name, "description": form.description, "schema": form.schema_}
-        return {"type": form.type, **schema, "strict": form.strict}
 
-    def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
-        return {"id": self._message_id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-    def _part(self, text: str, logprobs: list[Any]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-    def _logprobs(self, reports: Sequence[dict[int, float]]) -> list[Any]:
-        if not self.request.wants_logprobs:
-            return []
-        return list(chat_logprobs(self.texts, reports, self.request.top_logprobs or 0)["content"])
-
-    def _text_event(self, kind: str, **values: Any) -> dict[str, Any]:
-        return self._event(kind, item_id=self._message_id, output_index=0, content_index=0, **values)
-
-    def _event(self, kind: str, **values: Any) -> dict[str, Any]:
-        return {"type": kind, "sequence_number": next(self._numbers), **values}
+def _add_to_answer(messages: list[dict[str, Any]], item: InputItem | CallItem | ThoughtItem) -> None:
+    """Add an item of an earlier response to its message, the last one; thoughts begin a message."""
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if isinstance(item, ThoughtItem):
+        thoughts = "".join(part.text for part in item.content or item.summary or ())
+        messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts, "thinking": thoughts})
+    elif isinstance(item, CallItem):
+        if last is None:
+            last = {"role": "assistant", "content": ""}
+            messages.append(last)
+        last.setdefault("tool_calls", []).append(tool_call(item.call_id, item.name, item.arguments))
+    elif last is not None and not last["content"] and "tool_calls" not in last:
+        last["content"] = item.to_template()["content"]
+    else:
+        messages.append(item.to_template())

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from secrets import token_hex
 
-from pronk.tokenization.chat.tools import TOOL_NAME, ToolCallFormat
+from pronk.tokenization.chat.dialects import TOOL_NAME, ToolDialect
+from pronk.tokenization.chat.symbols import TokenSymbols, plain_text
 
-__all__ = ["CallPart", "CallReader"]
+__all__ = ["CallPart", "CallReader", "JsonEnd", "new_call_id"]
 
 _MAX_CALL_START = 200  # maximum characters from a call's beginning to the end of its tool's name, which has up to 64
 _OUTSIDE_STRING = re.compile(r'["{}\[\]]')  # characters of JSON that begin a string or change the nesting
@@ -32,87 +32,111 @@ class CallPart:
     name: str | None = None  # name of the tool; ``None`` except in the call's first part
 
 
+def new_call_id() -> str:
+    """Return a random id of a call."""
+    return f"call_{token_hex(12)}"
+
+
+class JsonEnd:
+    """Incremental search for the end of a JSON object or list."""
+
+    def __init__(self) -> None:
+        # Number of open brackets; whether in a string; whether right after a backslash.
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    @property
+    def found(self) -> bool:
+        """Whether all brackets are closed."""
+        return self._depth == 0
+
+    def read(self, text: str, at: int) -> int:
+        """Read from an offset up to the last bracket or the end of ``text``; return the next offset."""
+        stop = at
+        while stop < len(text):
+            if self._escaped:
+                self._escaped, stop = False, stop + 1
+                continue
+            match = (_INSIDE_STRING if self._quoted else _OUTSIDE_STRING).search(text, stop)
+            if match is None:
+                return len(text)
+            self._update(match[0])
+            stop = match.end()
+            if self.found:
+                break
+        return stop
+
+    def _update(self, mark: str) -> None:
+        if mark == "\\":
+            self._escaped = True
+        elif mark == '"':
+            self._quoted = not self._quoted
+        else:
+            self._depth += 1 if mark in "{[" else -1
+
+
 class CallReader:
-    """Streaming parser that splits one answer into text and tool calls.
+    """Streaming parser that splits the symbols of one answer into text and tool calls.
 
     White space at the beginning or after a call is dropped unless other text follows; an answer of white space is text.
 
     Args:
-        call_format: format of the model's calls.
+        dialect: format of the model's calls.
+        symbols: symbols of the model's tokens.
         names: names of the tools that the model may call.
     """
 
-    def __init__(self, call_format: ToolCallFormat, names: Collection[str]) -> None:
-        self._format, self._names = call_format, frozenset(names)
-        self._trigger = call_format.begin.decoded if call_format.begin else ""  # text of the begin marker, if any
+    def __init__(self, dialect: ToolDialect, symbols: TokenSymbols, names: Collection[str]) -> None:
+        self._dialect, self._names = dialect, frozenset(names)
+        text = symbols.of_text
+        self._trigger = text(dialect.begin)  # symbols of the begin marker, if any
+        after_begin = text(dialect.after_begin)
+        # Some tokenizers drop a space at the beginning of a text, so a leading space may be missing.
+        self._before_name = {f"{each}{text(dialect.before_name)}" for each in (after_begin, after_begin.lstrip(" "))}
+        self._before_arguments = text(dialect.before_arguments)
+        self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
+        next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
+        self._next_call = next_call if dialect.separator else ""
         self._output: list[str | CallPart] = []
         self._num_calls = 0  # number of calls so far
         self._held_space: list[str] = []  # white space that is not emitted yet
         self._only_space = True  # whether the answer, or the text after its last call, is only white space so far
-        self._expected: Mapping[str, Callable[[], None]] = {}  # texts that may come next; method to call after each
+        self._expected: Mapping[str, Callable[[], None]] = {}  # symbols that may come next; method to call after each
         self._seen = ""  # the part of an expected text that was read so far, and the name of the tool after it
         self._before = ""  # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
+        self._name = ""  # the name of the tool as far as it was read
         self._in_call = False  # whether the name of a tool has been read, but not the end of its call
-        # Within the arguments: number of open brackets; whether in a string; whether right after a backslash.
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._arguments = JsonEnd()
         # State of the parser: the method that reads the text from an offset on and returns the next offset.
         self._read: Callable[[str, int], int] = self._read_text
-        if call_format.marker_optional:
+        if dialect.marker_optional:
             self._expect_call("")
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether the answer has contained a call so far."""
-        return self._num_calls > 0
 
     @property
     def in_call(self) -> bool:
         """Whether the text read last is within a call, after the name of the tool."""
         return self._in_call
 
-    def push(self, text: str, token: int | None = None) -> list[str | CallPart]:
-        """Parse the next token of the answer; return texts and call parts that later tokens cannot change.
-
-        Args:
-            text: text of the token; empty for a special token and for one that completes no character.
-            token: id of the token.
-        """
-        self._feed(text)
-        begin = self._format.begin
-        if begin is not None and begin.is_special and token == begin.token:
-            self._release_all()
-            if self._read == self._read_text:
-                self._expect_call("")
-        elif token in self._format.id_only_tokens and not self._in_call:
-            self._release_all()  # such a token cannot be part of a call's beginning
+    def push(self, symbols: str) -> list[str | CallPart]:
+        """Parse the next symbols of the answer; return texts and call parts that later symbols cannot change."""
+        at = 0
+        while at < len(symbols):
+            at = self._read(symbols, at)
         return self._take_output()
 
     def flush(self) -> list[str | CallPart]:
         """End the answer; return the text held back, but drop the beginning of another call after a call."""
         if not self._in_call and not (self._num_calls and self._only_space):
-            self._release_all()
+            while self._read in (self._read_expected, self._read_name):
+                self._release()
         if self._held_space and not self._num_calls:
             self._output.append("".join(self._held_space))
         self._held_space = []
         return self._take_output()
 
     def _take_output(self) -> list[str | CallPart]:
-        """Return and clear the output; join successive texts, and successive parts of one call."""
+        """Return and clear the output without empty texts."""
         parts, self._output = self._output, []
-        joined = list[str | CallPart]()
-        for _, group in groupby(parts, lambda part: None if isinstance(part, str) else (part.index, part.name)):
-            first, *rest = group
-            if isinstance(first, CallPart):
-                arguments = "".join(part.arguments for part in (first, *rest) if isinstance(part, CallPart))
-                joined.append(replace(first, arguments=arguments))
-            elif text := "".join(part for part in (first, *rest) if isinstance(part, str)):
-                joined.append(text)
-        return joined
-
-    def _feed(self, text: str) -> None:
-        at = 0
-        while at < len(text):
-            at = self._read(text, at)
+        return [part for part in parts if part != ""]
 
     def _read_text(self, text: str, at: int) -> int:
         """Read text that is no call, up to the next character that may begin a begin marker (``<``)."""
@@ -123,19 +147,22 @@ class CallReader:
             self._expect({self._trigger: lambda: self._expect_call(self._trigger)})
         return stop
 
-    def _emit_text(self, text: str) -> None:
+    def _emit_text(self, symbols: str) -> None:
+        symbols = plain_text(symbols)
         if self._only_space:
-            stripped = text.lstrip()
-            self._held_space.append(text[: len(text) - len(stripped)])
+            stripped = symbols.lstrip()
+            self._held_space.append(symbols[: len(symbols) - len(stripped)])
             if stripped:
                 self._output += [*self._held_space, stripped]
                 self._held_space, self._only_space = [], False
-        elif text:
-            self._output.append(text)
+        elif symbols:
+            self._output.append(symbols)
 
     def _expect(self, expected: Mapping[str, Callable[[], None]], before: str = "") -> None:
         self._expected, self._seen, self._before = expected, "", before
         self._read = self._read_expected
+        if "" in expected:  # nothing has to come
+            expected[""]()
 
     def _read_expected(self, text: str, at: int) -> int:
         seen = self._seen + text[at]
@@ -150,82 +177,42 @@ class CallReader:
         return at + 1
 
     def _expect_call(self, before: str) -> None:
-        """Begin to read the text between the begin marker, whose text is ``before``, and the tool's name.
-
-        Some tokenizers drop a space at the beginning of a text, so a leading space of ``after_begin`` may be missing.
-        """
-        after_begin = self._format.after_begin
-        texts = {f"{text}{self._format.before_name}" for text in (after_begin, after_begin.lstrip(" "))}
-        self._expect(dict.fromkeys(texts, self._begin_name), before)
+        """Begin to read the text between the begin marker, whose symbols are ``before``, and the tool's name."""
+        self._expect(dict.fromkeys(self._before_name, self._begin_name), before)
 
     def _begin_name(self) -> None:
-        self._read = self._read_name
+        self._read, self._name = self._read_name, ""
 
     def _read_name(self, text: str, at: int) -> int:
         character = text[at]
-        if character != '"':
-            if TOOL_NAME.fullmatch(character) is None or len(self._seen) > _MAX_CALL_START:
-                self._release()
-                return at
+        if TOOL_NAME.fullmatch(character) is not None and len(self._seen) <= _MAX_CALL_START:
             self._seen += character
+            self._name += character
             return at + 1
-        name = self._seen.rpartition('"')[2]
-        if name not in self._names:
+        if character != self._before_arguments[0] or self._name not in self._names:
             self._release()
             return at
-        self._output.append(CallPart(self._num_calls, "", f"call_{token_hex(12)}", name))
+        self._output.append(CallPart(self._num_calls, "", new_call_id(), self._name))
         self._num_calls += 1
         self._held_space, self._only_space, self._in_call = [], True, True
-        self._expect({self._format.before_arguments + "{": self._begin_arguments})
-        return at  # the quotation mark at this offset is the first character of ``before_arguments``
+        self._expect({self._before_arguments + "{": self._begin_arguments})
+        return at  # the character at this offset is the first one of ``before_arguments``
 
     def _begin_arguments(self) -> None:
-        self._output.append(CallPart(self._num_calls - 1, "{"))
-        self._depth, self._quoted, self._escaped = 1, False, False
-        self._read = self._read_arguments
+        self._arguments, self._read = JsonEnd(), self._read_arguments
+        self._read_arguments("{", 0)
 
     def _read_arguments(self, text: str, at: int) -> int:
-        """Read the arguments, up to their last brace or the end of ``text``; return the next offset."""
-        stop = at
-        while stop < len(text) and self._depth:
-            if self._escaped:
-                self._escaped, stop = False, stop + 1
-                continue
-            match = (_INSIDE_STRING if self._quoted else _OUTSIDE_STRING).search(text, stop)
-            if match is None:
-                stop = len(text)
-                break
-            self._update_nesting(match[0])
-            stop = match.end()
+        stop = self._arguments.read(text, at)
         if stop > at:
-            self._output.append(CallPart(self._num_calls - 1, text[at:stop]))
-        if not self._depth:
-            self._expect(self._after_arguments)
+            self._output.append(CallPart(self._num_calls - 1, plain_text(text[at:stop])))
+        if self._arguments.found:
+            next_call = {self._next_call: self._begin_name} if self._next_call else {}
+            self._expect({self._end_of_call: self._end, **next_call})
         return stop
-
-    def _update_nesting(self, mark: str) -> None:
-        if mark == "\\":
-            self._escaped = True
-        elif mark == '"':
-            self._quoted = not self._quoted
-        else:
-            self._depth += 1 if mark in "{[" else -1
-
-    @property
-    def _after_arguments(self) -> Mapping[str, Callable[[], None]]:
-        """Texts that may follow the arguments, each with the method to call when it has been read."""
-        call_format = self._format
-        end = "}" + call_format.before_end + (call_format.end.decoded if call_format.end else "")
-        next_call = f"}}{call_format.separator}{call_format.before_name}"
-        return {end: self._end, **({next_call: self._begin_name} if call_format.separator else {})}
 
     def _end(self) -> None:
         self._read, self._in_call = self._read_text, False
-
-    def _release_all(self) -> None:
-        """Emit all text held back, because it is not the beginning of a call."""
-        while self._read in (self._read_expected, self._read_name):
-            self._release()
 
     def _release(self) -> None:
         """Emit the text held back, but parse ``_seen`` once more if a call may begin within it."""
@@ -237,4 +224,6 @@ class CallReader:
             self._emit_text(before + seen)
         else:
             self._emit_text(before)
-            self._feed(seen)
+            at = 0
+            while at < len(seen):
+                at = self._read(seen, at)

@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 from pronk.errors import PromptError
 
-__all__ = ["Messages", "Tools", "check_messages", "join_parts", "shorten_ids"]
+__all__ = ["Messages", "TemplateOptions", "Tools", "check_messages", "join_parts", "shorten_ids"]
 
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
+TemplateOptions = Mapping[str, object]  # further variables of a chat template by name; JSON values
 
 _ID_LENGTH = 9  # number of letters and digits in a call's id, as Mistral's templates require
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pronk.errors import PromptError, TokenizerError
-from pronk.tokenization.chat.messages import Messages, Tools, check_messages, join_parts, shorten_ids
+from pronk.tokenization.chat.messages import Messages, TemplateOptions, Tools, check_messages, join_parts, shorten_ids
 from pronk.tokenization.chat.renderer import Renderer, default_renderer
 
 __all__ = ["ChatTemplate"]
@@ -43,7 +43,14 @@ class ChatTemplate:
             raise TokenizerError(msg)
         self._loops_over_content = reply["loops_over_content"]
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        options: TemplateOptions | None = None,
+    ) -> str:
         """Return the prompt of a conversation; arguments and errors as in :meth:`Tokenizer.chat`."""
         checked = check_messages(messages)
         # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
@@ -53,6 +60,7 @@ class ChatTemplate:
         if "[TOOL_CALLS]" in self._source:
             prepared = [shorten_ids(message) for message in prepared]
         values = {
+            **(options or {}),
             "messages": prepared,
             "add_generation_prompt": add_generation_prompt,
             "tools": None if tools is None else [*tools],

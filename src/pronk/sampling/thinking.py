@@ -1,0 +1,118 @@
+"""Thinking budget: a logits processor that ends a model's thinking after a number of tokens.
+
+A model that thinks writes its thoughts before its answer, between two markers such as ``<think>`` and ``</think>``.
+Once the thoughts have as many tokens as the budget allows, the processor allows only the tokens of the end marker.
+Example with a budget of 3 tokens::
+
+    <think> a b c </think> The answer
+            1 2 3 forced
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pronk.arrays import Array
+
+__all__ = ["Symbols", "ThinkingBudget", "ThinkingMarkers"]
+
+Symbols = str  # text of tokens in which one character, which no decoded text contains, stands for each special token
+_PROMPT_TAIL = 16  # tokens at the end of a prompt in which an open begin marker is searched
+
+
+@dataclass(frozen=True)
+class ThinkingMarkers:
+    """Markers of a model's thinking; ``symbols`` returns the symbols of a token."""
+
+    begin: Symbols
+    end: Symbols
+    forced: tuple[int, ...]  # tokens that end the thinking
+    symbols: Callable[[int], Symbols]
+    repeats: bool = False  # whether thoughts may begin anywhere; otherwise only at the beginning of a text
+
+    def opened_by(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with the begin marker, so that the first generated token is a thought."""
+        return "".join(map(self.symbols, prompt[-_PROMPT_TAIL:])).rstrip().endswith(self.begin)
+
+
+class _State(NamedTuple):
+    """State after a token of the context."""
+
+    phase: Literal["before", "thinking", "after"]  # before thoughts; in them; or in text that has no more thoughts
+    tail: Symbols  # last symbols: a proper prefix of the marker that is expected next, perhaps empty
+    num_thoughts: int  # number of tokens of all thoughts so far, at most the budget
+    num_forced: int  # number of tokens of these thoughts beyond the budget
+
+
+class ThinkingBudget:
+    """Allow only the end marker once a text has ``budget`` tokens of thoughts.
+
+    The state is a function of the tokens so far. The states of all generated tokens are kept for rollbacks.
+
+    Args:
+        budget: number of tokens.
+        markers: markers of the model's thinking.
+        prompt: token ids of the prompt.
+        output: token ids generated so far.
+    """
+
+    def __init__(
+        self, budget: int, markers: ThinkingMarkers, prompt: Sequence[int], output: Sequence[int] = ()
+    ) -> None:
+        self._budget, self._markers = budget, markers
+        self._states = [_State("thinking" if markers.opened_by(prompt) else "before", "", 0, 0)]
+        for token in output:
+            self.advance(token)
+
+    def mask(self, logits: Array) -> Array:
+        """Return the logits; beyond the budget, ``-inf`` for all tokens but the next one of the end marker."""
+        state = self._states[-1]
+        if state.phase != "thinking" or state.num_thoughts < self._budget:
+            return logits
+        forced = self._markers.forced
+        # After all forced tokens, the context has a draft token that was banned: its logits are never used.
+        token = forced[min(state.num_forced, len(forced) - 1)]
+        masked = np.full_like(logits, -math.inf)
+        masked[token] = logits[token]
+        return masked
+
+    def advance(self, token: int) -> None:
+        """Append ``token`` to the context."""
+        phase, tail, count, forced = self._states[-1]
+        # A token completes at most one marker: the symbols after the marker within the token are not searched.
+        seen = "" if phase == "after" else tail + self._markers.symbols(token)
+        if phase == "thinking":
+            count, forced = (count, forced + 1) if count == self._budget else (count + 1, forced)
+            if self._markers.end in seen:
+                self._states.append(_State("before" if self._markers.repeats else "after", "", count, 0))
+            else:
+                self._states.append(_State(phase, _prefix_at_end(seen, self._markers.end), count, forced))
+        elif phase == "before":
+            self._states.append(self._before(seen, count))
+        else:
+            self._states.append(self._states[-1])
+
+    def _before(self, seen: Symbols, count: int) -> _State:
+        """Return the state after the symbols ``seen`` outside of thoughts."""
+        begin = self._markers.begin
+        if self._markers.repeats:
+            found, tail = begin in seen, _prefix_at_end(seen, begin)
+            return _State("thinking" if found else "before", "" if found else tail, count, 0)
+        start = seen.lstrip()
+        if start.startswith(begin):
+            return _State("thinking", "", count, 0)
+        return _State("before", start, count, 0) if begin.startswith(start) else _State("after", "", count, 0)
+
+    def rollback(self, count: int) -> None:
+        """Remove the last ``count`` tokens from the context."""
+        del self._states[len(self._states) - count :]
+
+
+def _prefix_at_end(text: Symbols, marker: Symbols) -> Symbols:
+    """Return the longest proper prefix of ``marker`` at the end of ``text``."""
+    return next((marker[:size] for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), "")

@@ -1,0 +1,116 @@
+"""Parser of one sample's answer into blocks: thoughts, texts and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from pronk.outputs import Completion, Piece
+from pronk.tokenization.chat.answers import AnswerReader
+from pronk.tokenization.chat.calls import CallPart
+from pronk.tokenization.chat.thoughts import Thought
+
+__all__ = ["AnswerParser", "Block", "BlockKind", "Delta"]
+
+BlockKind = Literal["thought", "text", "call"]
+
+
+@dataclass
+class Block:
+    """Consecutive thoughts, consecutive text, or one call; the content of a call is its arguments."""
+
+    kind: BlockKind
+    number: int  # number of the block within the answer
+    call: CallPart | None = None  # first part of the call: its number, id and name
+    parts: list[str] = field(default_factory=list)
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # of the tokens of a text, if requested
+
+    @property
+    def content(self) -> str:
+        """Whole content."""
+        return "".join(self.parts)
+
+
+class Delta(NamedTuple):
+    """New content of a block."""
+
+    block: Block
+    content: str
+    is_first: bool  # whether the block is new; the first delta of a call has no content
+
+
+class AnswerParser:
+    """Streaming parser of one sample's answer.
+
+    Args:
+        reader: parser of the answer's text.
+        allows_text: if False, the answer must be a call. Any text is then part of an incomplete call, and is dropped.
+        text_only: whether the answer is one text, so that its block exists from the beginning.
+    """
+
+    def __init__(self, reader: AnswerReader, *, allows_text: bool = True, text_only: bool = False) -> None:
+        self._reader, self._allows_text = reader, allows_text
+        self.blocks: list[Block] = [Block("text", 0)] if text_only else []
+        self.num_thought_tokens = 0
+
+    def parse(self, pieces: Sequence[Piece]) -> list[Delta]:
+        """Parse the next tokens of the answer; return the new content of its blocks."""
+        deltas: list[Delta] = []
+        for piece in pieces:
+            was_in_thought = self._reader.in_thought
+            parts = self._reader.push(piece.text, piece.token_id)
+            if piece.completion is not None:
+                parts += self._reader.flush()
+            self.num_thought_tokens += was_in_thought or self._reader.in_thought
+            deltas += [delta for part in parts if (delta := self._add(part)) is not None]
+            if piece.logprobs and self.blocks and self.blocks[-1].kind == "text" and not self._reader.in_call:
+                self.blocks[-1].logprobs.append(piece.logprobs)
+        return _joined(deltas)
+
+    def content(self, kind: BlockKind) -> str:
+        """Return the content of all blocks of a kind."""
+        return "".join(block.content for block in self.blocks if block.kind == kind)
+
+    @property
+    def calls(self) -> list[Block]:
+        """All calls."""
+        return [block for block in self.blocks if block.kind == "call"]
+
+    def ends_with_call(self, done: Completion) -> bool:
+        """Return whether the answer ended with complete calls."""
+        return bool(self.calls) and done.finish_reason == "stop" and not self._reader.in_call
+
+    def _add(self, part: str | Thought | CallPart) -> Delta | None:
+        """Add a part to the last block, or to a new one; return ``None`` for text that is not allowed."""
+        if isinstance(part, CallPart):
+            if part.name is not None:
+                return self._new(Block("call", len(self.blocks), part), part.arguments)
+            return self._append(part.arguments)
+        kind: BlockKind = "thought" if isinstance(part, Thought) else "text"
+        content = part.text if isinstance(part, Thought) else part
+        if kind == "text" and not self._allows_text:
+            return None
+        if not self.blocks or self.blocks[-1].kind != kind:
+            return self._new(Block(kind, len(self.blocks)), content)
+        return self._append(content)
+
+    def _new(self, block: Block, content: str) -> Delta:
+        self.blocks.append(block)
+        return self._append(content)._replace(is_first=True)
+
+    def _append(self, content: str) -> Delta:
+        self.blocks[-1].parts.append(content)
+        return Delta(self.blocks[-1], content, is_first=False)
+
+
+def _joined(deltas: Sequence[Delta]) -> list[Delta]:
+    """Join successive deltas of one block, except the first delta of a call."""
+    joined: list[Delta] = []
+    for delta in deltas:
+        last = joined[-1] if joined else None
+        if last is not None and last.block is delta.block and not (last.is_first and delta.block.kind == "call"):
+            joined[-1] = last._replace(content=last.content + delta.content)
+        else:
+            joined.append(delta)
+    return joined

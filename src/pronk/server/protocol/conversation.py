@@ -1,0 +1,150 @@
+"""Requests whose prompt is a conversation, and whose answer may think and call tools."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pronk.errors import GuideError, OptionError, PromptError, PronkError
+from pronk.server.errors import ApiError
+from pronk.server.protocol.answers import AnswerParser
+from pronk.server.protocol.guides import FormattedRequest
+from pronk.server.protocol.request import PreparedRequest, Reply, refuse, unsupported
+from pronk.server.protocol.tokens import TokenTexts
+from pronk.server.protocol.tools import ToolUse
+from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.answers import AnswerFormat
+
+__all__ = ["AnswerBuilder", "ConversationRequest", "check_template_options", "thinking_options"]
+
+# Variables of chat templates that a request may set. Texts are short names, so that they cannot imitate another role.
+_MAX_OPTIONS = 16
+_OPTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_OPTION_TEXT = re.compile(r"[a-zA-Z0-9_.-]{0,64}")
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+
+
+@dataclass(frozen=True)
+class AnswerBuilder:
+    """Input of a reply besides its request."""
+
+    shared_fields: Mapping[str, Any]  # fields that are equal in the reply and in every chunk
+    texts: TokenTexts
+    num_prompt: int  # number of tokens of the prompt
+    has_blocks: bool  # whether the answer may have thoughts or calls besides text
+    new_parser: Callable[[], AnswerParser]  # parser of one sample
+
+
+class ConversationRequest(FormattedRequest):
+    """Base of requests with a conversation."""
+
+    @abstractmethod
+    def conversation(self) -> list[dict[str, Any]]:
+        """Return the messages for the chat template."""
+
+    @abstractmethod
+    def tool_use(self) -> ToolUse:
+        """Return the tools of the request."""
+
+    @abstractmethod
+    def template_options(self) -> dict[str, Any]:
+        """Return further variables for the chat template."""
+
+    @abstractmethod
+    def max_thought_tokens(self) -> int | None:
+        """Return the thinking budget, if the request sets one."""
+
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
+
+    @property
+    @abstractmethod
+    def requested_max_tokens(self) -> int | None:
+        """Maximum number of tokens to generate, if the request sets one."""
+
+    @abstractmethod
+    def reply(self, builder: AnswerBuilder) -> Reply:
+        """Return the builder of the reply."""
+
+    def check(self, limits: RequestLimits) -> None:
+        """Check the options; see :meth:`TextRequest.check`."""
+        super().check(limits)
+        self.tool_use().check()
+
+    def prepare(
+        self, prompt: list[int], max_tokens: int, answers: AnswerFormat, shared_fields: Mapping[str, Any]
+    ) -> PreparedRequest:
+        """Return the engine's input and the builder of the reply for ``prompt``, the tokenized conversation.
+
+        Raises:
+            ApiError: a schema is invalid, or the schemas are too large.
+        """
+        use, opened = self.tool_use(), answers.opened_by(prompt)
+        names = use.allowed_names
+        try:
+            guide = answers.grammar(tools=bool(names)).guide(
+                use.schemas(),
+                form=self.guide(),
+                allow_text=use.allows_text,
+                allow_multiple=use.allows_multiple,
+                thinking="open" if opened else "never" if self.thinks is False else "optional",
+            )
+        except OptionError as error:
+            raise self.field_error(error) or error from error
+        budget = None if answers.reasoning is None else self.max_thought_tokens()
+        has_blocks = bool(names) or answers.reasoning is not None
+
+        def new_parser() -> AnswerParser:
+            reader = answers.reader(names, opened=opened)
+            return AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
+
+        builder = AnswerBuilder(shared_fields, TokenTexts(answers.tokenizer), len(prompt), has_blocks, new_parser)
+        params = self.params(max_tokens, self.num_logprobs(), guide=guide, thinking_budget=budget)
+        return PreparedRequest([prompt], params, self.reply(builder))
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the request switches thinking on or off; ``None`` leaves it to the chat template."""
+        value = self.template_options().get("enable_thinking")
+        return value if isinstance(value, bool) else None
+
+    def field_error(self, error: PronkError) -> ApiError | None:
+        """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``."""
+        named = super().field_error(error)
+        if named is None and isinstance(error, GuideError) and self.tool_use().allowed_names:
+            return refuse("tools", str(error).removeprefix("guide: ").removeprefix("grammar: "))
+        return named
+
+    def check_tools(self, answers: AnswerFormat) -> None:
+        """Raise ``ApiError`` if the request has tools and the model no known format of calls."""
+        if self.tool_use().allowed_names and isinstance(answers.dialect, PromptError):
+            raise unsupported("tools", str(answers.dialect).removeprefix("tools: "))
+
+
+def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[str, Any]:
+    """Return variables of chat templates that switch thinking on or off and set its effort.
+
+    Templates read ``enable_thinking`` (Qwen3, SmolLM3), ``thinking`` (DeepSeek, Granite) or ``reasoning_effort``
+    (gpt-oss).
+    """
+    if enabled is None and effort is not None:
+        enabled = effort != "none"
+    switch = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
+    return switch | ({} if effort in (None, "none") else {"reasoning_effort": effort})
+
+
+def check_template_options(field: str, options: Mapping[str, Any]) -> None:
+    """Raise ``ApiError`` if a request sets variables of the chat template that it must not set."""
+    if len(options) > _MAX_OPTIONS:
+        raise refuse(field, f"expected at most {_MAX_OPTIONS} names, found {len(options)}")
+    for name, value in options.items():
+        if _OPTION_NAME.fullmatch(name) is None or name in _RESERVED:
+            raise refuse(field, f"expected names of template variables such as 'enable_thinking', found {name!r:.40}")
+        if not isinstance(value, (bool, int, float)) and not (isinstance(value, str) and _OPTION_TEXT.fullmatch(value)):
+            raise refuse(
+                field, f"{name}: expected a boolean, a number or a name of up to 64 letters, found another value"
+            )

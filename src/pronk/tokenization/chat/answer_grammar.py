@@ -1,0 +1,186 @@
+r"""Grammar of an answer: thoughts, then tool calls, text or a required form such as JSON.
+
+The grammar is written in llguidance's dialect of Lark. It fixes every character of a call except the name of the tool
+and the arguments, which fit the tool's schema. If calls are optional, the grammar allows any text up to the beginning
+of a call, but then requires the call.
+
+Example: Qwen3, optional calls. ``<tool_call>`` is token 7, ``<think>`` 8 and ``</think>`` 9: added tokens that are not
+special. Token 5 is another added token that llguidance matches only by its id. The rules of text are::
+
+    start: (<[8]> thoughts GAP)? answer
+    thoughts: text <[9]> | (TEXT <[5]>)* thoughts_marker
+    thoughts_marker[lazy]: TEXT "</think>"
+    answer: (call_start body)* text
+    call_start: text <[7]> | (TEXT <[5]>)* call_start_marker
+    call_start_marker[lazy]: TEXT "<tool_call>"
+    text: (TEXT <[5]>)* TEXT
+    TEXT: /(.|\n)*/
+
+The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other tokens. ``lazy``
+makes a marker end at its first occurrence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pronk.errors import OptionError
+from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
+from pronk.tokenization.chat.dialects import ReasoningFormat, ToolDialect
+from pronk.tokenization.chat.symbols import TokenSymbols, ranges
+
+__all__ = ["AnswerGrammar", "Thinking", "arguments_schema"]
+
+# Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins with thoughts.
+Thinking = Literal["never", "optional", "open"]
+
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an escaped character, or a slash, which Lark needs escaped
+
+
+@dataclass(frozen=True)
+class AnswerGrammar:
+    """Builder of the grammars for one model's answers."""
+
+    symbols: TokenSymbols
+    dialect: ToolDialect | None  # ``None`` if the answer calls no tools
+    reasoning: ReasoningFormat | None
+
+    def guide(
+        self,
+        schemas: Mapping[str, str],
+        *,
+        form: Guide | None = None,
+        allow_text: bool = True,
+        allow_multiple: bool = True,
+        thinking: Thinking = "never",
+    ) -> Guide | None:
+        """Return the guide of an answer; ``None`` if it may be any text.
+
+        Args:
+            schemas: schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the tool's name.
+            form: required form of the text.
+            allow_text: allow text, in the required form, instead of calls.
+            allow_multiple: allow more than one call.
+            thinking: place of thoughts.
+
+        Raises:
+            OptionError: the schemas are too large.
+        """
+        if not schemas and (form is None or not self._has_headers(thinking)):
+            return form
+        rules = [self._start(thinking), *self._thoughts(thinking), *self._text()]
+        rules += self._answer(schemas, form, allow_text=allow_text, allow_multiple=allow_multiple)
+        return Guide(grammar="\n".join(rules))
+
+    def _has_headers(self, thinking: Thinking) -> bool:
+        """Return whether an answer without calls may have anything but its text."""
+        return self.reasoning is not None and (thinking != "never" or bool(self.reasoning.before_text))
+
+    @property
+    def _markers(self) -> list[str]:
+        """Markers that free text does not contain."""
+        reasoning, dialect = self.reasoning, self.dialect
+        return [*([dialect.begin] if dialect else []), *([reasoning.begin, reasoning.end] if reasoning else [])]
+
+    @property
+    def _others(self) -> str:
+        """Text with tokens that grammars match by id only: ``(TEXT <[5]>)*``, or nothing."""
+        ids = ranges(self.symbols.other_ids(*self._markers))
+        return f"(TEXT {ids})*" if ids else ""
+
+    def _text(self) -> list[str]:
+        return ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
+
+    def _start(self, thinking: Thinking) -> str:
+        reasoning = self.reasoning
+        if thinking == "never" or reasoning is None:
+            return "start: answer"
+        gap = self.symbols.grammar(reasoning.after_end) or '("\\n\\n" | "\\n")?'
+        begin = "" if thinking == "open" else f"{self.symbols.grammar(reasoning.begin)} "
+        return f"start: ({begin}thoughts {gap}){'' if thinking == 'open' else '?'} answer"
+
+    def _thoughts(self, thinking: Thinking) -> list[str]:
+        return [] if thinking == "never" or self.reasoning is None else self._until("thoughts", self.reasoning.end)
+
+    def _until(self, rule: str, marker: str) -> list[str]:
+        """Return the rules for free text up to a marker and for the marker itself."""
+        alternatives, rules = [], []
+        if self.symbols.is_id_only(marker):
+            alternatives.append(f"text {self.symbols.grammar(marker)}")
+        if not self.symbols.is_special(marker):
+            alternatives.append(f"{self._others} {rule}_marker")
+            rules.append(f"{rule}_marker[lazy]: TEXT {json.dumps(marker)}")
+        return [f"{rule}: {' | '.join(alternatives)}", *rules]
+
+    def _answer(
+        self, schemas: Mapping[str, str], form: Guide | None, *, allow_text: bool, allow_multiple: bool
+    ) -> list[str]:
+        rules, dialect = [], self.dialect
+        if form is not None:
+            rules.append(f"form: {_form(form)}")
+        header = self.dialect.before_text if self.dialect else self.reasoning.before_text if self.reasoning else ""
+        content = f"{self.symbols.grammar(header)} {'text' if form is None else 'form'}"
+        if not schemas or dialect is None:
+            return [f"answer: {content}", *rules]
+        rules += self._calls(dialect, schemas, allow_multiple=allow_multiple)
+        if allow_text and form is None and not header:
+            return [*self._text_and_calls(dialect, allow_multiple=allow_multiple), *rules]
+        call = "body" if dialect.marker_optional else f"{self.symbols.grammar(dialect.begin)} body"
+        if allow_multiple and dialect.repeats_markers:
+            call += f" ({self.symbols.grammar(dialect.between)} {call})*"
+        return [f"answer: {call} | {content}" if allow_text else f"answer: {call}", *rules]
+
+    def _calls(self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool) -> list[str]:
+        """Return the rules for the text after the begin marker."""
+        text = self.symbols.grammar
+        more = f" ({text(dialect.separator)} call)*" if dialect.separator and allow_multiple else ""
+        end = f"{text(dialect.before_end)} {text(dialect.end)}"
+        rules = [f"body: {text(dialect.after_begin)} call{more} {end}"]
+        rules.append(f"call: {text(dialect.before_name)} tool {text(dialect.after_arguments)}")
+        rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(schemas))))
+        for number, (name, schema) in enumerate(schemas.items()):
+            rules.append(f"tool_{number}: {text(name + dialect.before_arguments)} %json {schema}")
+        return rules
+
+    def _text_and_calls(self, dialect: ToolDialect, *, allow_multiple: bool) -> list[str]:
+        """Return the rules for free text with calls in it."""
+        if dialect.marker_optional:
+            begin = f" ({self.symbols.grammar(dialect.begin)} body)?" if dialect.begin else ""
+            # No call without a marker: PLAIN does not begin like a call.
+            plain = f"PLAIN: TEXT & ~/{re.escape(dialect.before_name)}(?s:.*)/"
+            others = self._others
+            text = f"PLAIN? | PLAIN? {others.removeprefix('(TEXT ').removesuffix(')*')} {others} TEXT"
+            return [f"answer: body | first{begin}", plain, f"first: {text if others else 'PLAIN?'}"]
+        several = allow_multiple and dialect.repeats_markers
+        answer = "(call_start body)* text" if several else "call_start body | text"
+        return [f"answer: {answer}", *self._until("call_start", dialect.begin)]
+
+
+def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
+    """Return the JSON schema of a tool's arguments, an object; ``None``: the tool has no arguments."""
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    kind = parameters.get("type", "object")
+    if kind != "object":
+        msg = f"guide: json: expected a schema of the type 'object', found the type {kind!r:.60}"
+        raise OptionError(msg)
+    # llguidance reads its own options, here the white space of json.dumps, from the key "x-guidance" of a schema.
+    return Guide(json={**parameters, "type": "object", "x-guidance": JSON_DUMPS_STYLE}).source
+
+
+def _form(guide: Guide) -> str:
+    """Return the right side of a Lark rule that matches the texts of a guide."""
+    if guide.choice is not None:
+        return " | ".join(json.dumps(text, ensure_ascii=False) for text in guide.choice)
+    if guide.regex is not None:
+        escaped = _SLASH.sub(lambda match: match[1] or "\\/", guide.regex)
+        return f"/{escaped}/".replace("\n", "\\n")
+    if guide.grammar is not None:
+        return f"%lark {{\n{guide.grammar}\n}}"
+    schema = json.loads(guide.source)
+    style = {"whitespace_flexible": True, "lenient": False} if guide.whitespace else JSON_DUMPS_STYLE
+    return f"%json {json.dumps({**({} if schema is True else schema), 'x-guidance': {**style}}, ensure_ascii=False)}"

@@ -1,0 +1,167 @@
+"""Format of a model's answers: thoughts, text and tool calls; how answers are parsed and forced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+from pronk.errors import PromptError
+from pronk.sampling.thinking import ThinkingMarkers
+from pronk.tokenization.chat.answer_grammar import AnswerGrammar
+from pronk.tokenization.chat.calls import CallPart, CallReader
+from pronk.tokenization.chat.channels import ChannelReader
+from pronk.tokenization.chat.dialects import ReasoningFormat, ToolDialect, find_reasoning_format, find_tool_dialect
+from pronk.tokenization.chat.symbols import TokenSymbols, plain_text
+from pronk.tokenization.chat.thoughts import Thought, ThoughtReader
+from pronk.tokenization.tokenizer import Tokenizer
+
+__all__ = ["AnswerFormat", "AnswerReader", "Part"]
+
+Part = str | Thought | CallPart  # text, thoughts, or a part of a call
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """Format of one model's answers."""
+
+    tokenizer: Tokenizer
+
+    @cached_property
+    def symbols(self) -> TokenSymbols:
+        """Symbols of the model's tokens."""
+        return TokenSymbols(self.tokenizer)
+
+    @cached_property
+    def reasoning(self) -> ReasoningFormat | None:
+        """Format of thoughts; ``None`` if the model does not think."""
+        return find_reasoning_format(self.tokenizer)
+
+    @cached_property
+    def dialect(self) -> ToolDialect | PromptError:
+        """Format of tool calls, or the error that says why the model has none."""
+        try:
+            return find_tool_dialect(self.tokenizer)
+        except PromptError as error:
+            return error
+
+    @cached_property
+    def thinking_markers(self) -> ThinkingMarkers | None:
+        """Markers for the thinking budget; ``None`` if the model does not think."""
+        row, symbols = self.reasoning, self.symbols
+        if row is None:
+            return None
+        forced = symbols.ids(row.end + row.after_end)
+        begin, end = symbols.of_text(row.begin), symbols.of_text(row.end)
+        return ThinkingMarkers(begin, end, forced, symbols.of_token, repeats=bool(row.before_text))
+
+    def opened_by(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with the begin marker of thoughts."""
+        return self.thinking_markers is not None and self.thinking_markers.opened_by(prompt)
+
+    def grammar(self, *, tools: bool) -> AnswerGrammar:
+        """Return the builder of the grammars of answers.
+
+        Raises:
+            PromptError: with ``tools``, the model has no known format of calls.
+        """
+        return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
+
+    def reader(self, names: Collection[str], *, opened: bool) -> AnswerReader:
+        """Return a parser of one answer that may call the tools ``names``; ``opened`` as in :meth:`opened_by`."""
+        dialect = self._dialect() if names else None
+        return AnswerReader(self.symbols, dialect, self.reasoning, names, opened=opened)
+
+    def _dialect(self) -> ToolDialect:
+        if isinstance(self.dialect, PromptError):
+            raise self.dialect
+        return self.dialect
+
+
+class AnswerReader:
+    """Streaming parser that splits one answer into thoughts, text and tool calls.
+
+    Args:
+        symbols: symbols of the model's tokens.
+        dialect: format of the model's calls; ``None`` if the answer calls no tools.
+        reasoning: format of the model's thoughts, if it has one.
+        names: names of the tools that the model may call.
+        opened: whether the prompt ends with the begin marker of thoughts.
+    """
+
+    def __init__(
+        self,
+        symbols: TokenSymbols,
+        dialect: ToolDialect | None,
+        reasoning: ReasoningFormat | None,
+        names: Collection[str] = (),
+        *,
+        opened: bool = False,
+    ) -> None:
+        self._symbols = symbols
+        in_channels = any(row is not None and row.before_text for row in (dialect, reasoning))
+        self._channels = ChannelReader(symbols, names) if in_channels else None
+        self._thoughts = ThoughtReader(reasoning, symbols, opened=opened)
+        self._calls = None if dialect is None else CallReader(dialect, symbols, names)
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text read last is within a call, after the name of the tool."""
+        reader = self._channels or self._calls
+        return reader is not None and reader.in_call
+
+    @property
+    def in_thought(self) -> bool:
+        """Whether the text read last is within thoughts."""
+        return (self._channels or self._thoughts).in_thought
+
+    def push(self, text: str, token: int | None = None) -> list[Part]:
+        """Parse the next token of the answer; return parts that later tokens cannot change.
+
+        Args:
+            text: text of the token; empty for a special token and for one that completes no character.
+            token: id of the token.
+        """
+        symbols = text + self._symbols.of_special(token)
+        if self._channels is not None:
+            return _join(self._channels.push(symbols))
+        return self._read_calls(self._thoughts.push(symbols))
+
+    def flush(self) -> list[Part]:
+        """End the answer; return the text held back, but drop the beginning of another call after a call."""
+        if self._channels is not None:
+            return _join(self._channels.flush())
+        parts = self._read_calls(self._thoughts.flush())
+        return parts if self._calls is None else _join([*parts, *self._calls.flush()])
+
+    def _read_calls(self, parts: Sequence[Thought | str]) -> list[Part]:
+        """Parse the symbols after the thoughts."""
+        read: list[Part] = []
+        for part in parts:
+            if isinstance(part, Thought):
+                read.append(part)
+            elif self._calls is not None:
+                read += self._calls.push(part)
+            else:
+                read.append(plain_text(part))
+        return _join(read)
+
+
+def _join(parts: Sequence[Part]) -> list[Part]:
+    """Join successive texts, thoughts, and parts of one call; drop empty texts."""
+    joined: list[Part] = []
+    for _, group in groupby(parts, lambda part: (type(part), *_call_key(part))):
+        first, *rest = group
+        if isinstance(first, CallPart):
+            more = "".join(part.arguments for part in rest if isinstance(part, CallPart))
+            joined.append(replace(first, arguments=first.arguments + more))
+        elif isinstance(first, Thought):
+            joined.append(Thought("".join(part.text for part in (first, *rest) if isinstance(part, Thought))))
+        elif text := "".join(part for part in (first, *rest) if isinstance(part, str)):
+            joined.append(text)
+    return joined
+
+
+def _call_key(part: Part) -> tuple[int, str | None] | tuple[()]:
+    return (part.index, part.name) if isinstance(part, CallPart) else ()

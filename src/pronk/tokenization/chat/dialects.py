@@ -1,0 +1,192 @@
+r"""Table of the formats in which models call tools and think.
+
+A model writes calls as its chat template writes the calls of earlier messages. Therefore the template is applied to a
+conversation with one call, and the text around that call selects the row.
+
+============  ================================================================================
+Hermes        ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, also Qwen
+Mistral list  ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``
+Mistral       ``[TOOL_CALLS]f[ARGS]{…}``, since 2025
+Llama 3       ``{"name": "f", "parameters": {…}}``, at the beginning of an answer or after
+              ``<|python_tag|>``
+channels      ``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>``
+              of gpt-oss
+============  ================================================================================
+
+A new family adds a row to :data:`TOOL_DIALECTS` or :data:`REASONING_FORMATS`. The rows are read by
+:mod:`pronk.tokenization.chat.answer_grammar`, which forces calls, and by the parsers in
+:mod:`pronk.tokenization.chat.answers`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pronk.errors import PromptError
+from pronk.tokenization.chat.symbols import TokenSymbols
+from pronk.tokenization.tokenizer import Tokenizer
+
+__all__ = ["TOOL_NAME", "ReasoningFormat", "ToolDialect", "find_reasoning_format", "find_tool_dialect"]
+
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # names of tools that OpenAI's API allows
+
+_PROBE = "zanzibar_9"  # name of a tool for a trial rendering; no template contains this name
+
+
+@dataclass(frozen=True)
+class ToolDialect:
+    r"""Format of a model's calls.
+
+    Names of the texts in a call, for example of Hermes::
+
+        <tool_call>  \n           {"name": "   f  ", "arguments":    {…}  }                \n          </tool_call>
+        begin        after_begin  before_name     before_arguments      after_arguments   before_end  end
+    """
+
+    name: str
+    template: str  # regular expression for the call of the trial rendering; its groups replace fields of the row
+    begin: str = ""  # marker before calls, if the format has one
+    after_begin: str = ""
+    before_name: str = ""
+    before_arguments: str = ""
+    after_arguments: str = ""
+    before_end: str = ""
+    end: str = ""
+    separator: str = ""  # text between calls within one pair of markers; empty if each call has its own pair
+    marker_optional: bool = False  # whether the begin marker may be missing before a call at the beginning of an answer
+    repeats_markers: bool = False  # whether each of several calls has its own markers
+    between: str = ""  # text between calls that have their own markers
+    before_text: str = ""  # header of text; not empty in channels only
+
+
+_JSON_NAME, _CALL_START = '{"name": "', rf'\{{"name": "{_PROBE}", '
+_ARGUMENTS = r'"arguments": \{"x": 1\}'
+
+TOOL_DIALECTS = (
+    ToolDialect(
+        "hermes",
+        rf"<tool_call>(?P<after_begin>[ \n]*){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>[ \n]*)</tool_call>",
+        begin="<tool_call>",
+        before_name=_JSON_NAME,
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        end="</tool_call>",
+        repeats_markers=True,
+        between="\n",
+    ),
+    ToolDialect(
+        "mistral list",
+        rf"\[TOOL_CALLS\](?P<after_begin> ?\[){_CALL_START}{_ARGUMENTS}",  # then an id may precede the last brace
+        begin="[TOOL_CALLS]",
+        before_name=_JSON_NAME,
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        before_end="]",
+        separator=", ",
+    ),
+    ToolDialect(
+        "mistral",
+        rf'\[TOOL_CALLS\]{_PROBE}(\[CALL_ID\]\w*)?\[ARGS\]\{{"x": 1\}}',
+        begin="[TOOL_CALLS]",
+        before_arguments="[ARGS]",
+        repeats_markers=True,
+    ),
+    ToolDialect(
+        "llama",
+        rf'{_CALL_START}"parameters": \{{"x": 1\}}\}}',
+        begin="<|python_tag|>",
+        before_name=_JSON_NAME,
+        before_arguments='", "parameters": ',
+        after_arguments="}",
+        marker_optional=True,
+    ),
+    ToolDialect(
+        "channels",
+        rf"to=functions\.{_PROBE}<\|channel\|>commentary",
+        begin="<|channel|>commentary to=functions.",
+        before_arguments=" <|constrain|>json<|message|>",
+        before_text="<|channel|>final<|message|>",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """Format of a model's thoughts before its answer."""
+
+    name: str
+    template: str  # text that the chat templates of such models contain
+    begin: str  # marker before the thoughts
+    end: str  # marker after the thoughts
+    after_end: str = ""  # text between the end marker and the answer, besides line breaks
+    before_text: str = ""  # header of text; not empty in channels only
+
+
+REASONING_FORMATS = (
+    ReasoningFormat(
+        "channels",
+        "<|channel|>analysis",
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "<|channel|>final<|message|>",
+    ),
+    ReasoningFormat("think", "</think>", "<think>", "</think>"),  # Qwen3, DeepSeek-R1, SmolLM3
+    ReasoningFormat("mistral", "[/THINK]", "[THINK]", "[/THINK]"),  # Magistral
+)
+
+
+def find_reasoning_format(tokenizer: Tokenizer) -> ReasoningFormat | None:
+    """Return the format of a model's thoughts; ``None`` if its chat template has no thoughts."""
+    source = tokenizer.chat_template or ""
+    return next((row for row in REASONING_FORMATS if row.template in source), None)
+
+
+def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
+    """Find the format of a model's tool calls by rendering its chat template.
+
+    Raises:
+        PromptError: the chat template does not render tools, or writes calls in an unknown format.
+        TokenizerError: the model has no chat template.
+    """
+    names = "Hermes, Qwen, Mistral, Llama 3 or gpt-oss"
+    try:
+        without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
+        with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)
+    except PromptError:
+        without_call = with_call = ""  # makes the next condition true, so that a PromptError is raised
+    if not 0 < without_call.count(_PROBE) < with_call.count(_PROBE):
+        msg = f"tools: expected a model whose chat template has tools and calls of {names}, found another template"
+        raise PromptError(msg)
+    for row in TOOL_DIALECTS:
+        *_, match = None, *re.finditer(row.template, with_call)  # the last match: templates may show examples
+        if match is not None:
+            changes: dict[str, Any] = match.groupdict()
+            if row.marker_optional and not TokenSymbols(tokenizer).is_id_only(row.begin):
+                changes["begin"] = ""
+            return replace(row, **changes)
+    shown = with_call[: with_call.rindex(_PROBE) + len(_PROBE)][-40:]
+    msg = f"tools: expected calls as {names} write them, found {shown!r}"
+    raise PromptError(msg)
+
+
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": _PROBE,
+            "description": "Nothing.",
+            "parameters": {"type": "object", "properties": {"x": {"type": "integer", "description": "A number."}}},
+        },
+    }
+]
+_PROBE_CONVERSATION: list[dict[str, Any]] = [
+    {"role": "user", "content": "?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "abcdef123", "type": "function", "function": {"name": _PROBE, "arguments": {"x": 1}}}],
+    },
+]
