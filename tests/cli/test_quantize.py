@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
 
 from cli.conftest import Command as Run
 from cli.conftest import assert_mistake
@@ -72,7 +74,17 @@ def test_heads(run: Run, model: Path, tmp_path: Path) -> None:
     assert code == 0
     assert "small: 8 bits in groups of 16; " in err
     assert "\npronk quantize head small --bits 8\n" in (out / "README.md").read_text()
+    plain = tmp_path / "plain"
+    assert run(out, plain, "--bits", 16)[0] == 0
+    before, after = load_torch(head / "model.safetensors"), load_torch(plain / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert tensor.shape == after[name].shape
+        error = (tensor.float() - after[name].float()).square().mean() / tensor.float().square().mean().clamp_min(1e-9)
+        assert error < 2e-4
+    assert after["fc.weight"].dtype == torch.bfloat16
     for args, message in (
+        ((head, tmp_path / "x", "--bits", 16), "expected a quantized head, found plain weights"),
         ((out, tmp_path / "x"), "expected plain weights, found a quantized head"),
         ((head, out), "expected a new or empty folder"),
         ((head, tmp_path / "x", "--group", 12), "group: expected a multiple of 8 that divides"),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["quantize"]
 
+PLAIN_BITS = 16
+
 
 def quantize(
     model: Annotated[
@@ -22,7 +24,7 @@ def quantize(
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.", show_default=False)],
     *,
-    bits: Annotated[int, typer.Option(help="Bits per weight: 4 or 8.")] = 4,
+    bits: Annotated[int, typer.Option(help="Bits per weight: 4 or 8; 16 exports a quantized head.")] = 4,
     group: Annotated[
         int | None,
         typer.Option(
@@ -57,13 +59,15 @@ def quantize(
     pronk quantize ./checkpoint small --calibrate src/ --tokens 65536
 
     pronk quantize run/export head-4bit --bits 4
+
+    pronk quantize head-4bit head-bfloat16 --bits 16
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     with interruptible("interrupted; no partial checkpoint was kept"), status_bar(screen) as status:
         from pronk.hub.resolve import resolve_model
         from pronk.kernels.threads import set_threads
         from pronk.quantization.quantize.checkpoint import quantize as write_checkpoint
-        from pronk.quantization.quantize.heads import find_head_kind, quantize_head
+        from pronk.quantization.quantize.heads import dequantize_head, find_head_kind, quantize_head
         from pronk.quantization.quantize.texts import read_texts
 
         set_threads(threads, workers=1)
@@ -74,6 +78,9 @@ def quantize(
                 msg = "calibrate: expected no text for a head, which is rounded to the nearest; leave the option out"
                 raise OptionError(msg)
             command = command_line("quantize", name, out.name, bits=bits, group=group)
+            if bits == PLAIN_BITS:
+                screen.print(f"{out}: bfloat16, {dequantize_head(folder, out, command) / 1e6:,.1f} MB", markup=False)
+                return
             screen.print(f"{out}: {_head_summary(quantize_head(folder, out, bits, group, command))}", markup=False)
             return
         calibration, text = {}, "the text that comes with pronk"

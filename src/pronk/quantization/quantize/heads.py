@@ -1,26 +1,31 @@
-"""Quantization of the head of a drafter, EAGLE-3 or MTP, in the format compressed-tensors."""
+"""Quantization of the head of a drafter, in the format compressed-tensors, and the way back."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pronk.arrays import FLOAT32, Array
-from pronk.drafters.from_target.modules.eagle_config import KINDS, EagleConfig
+from pronk.arrays import BFLOAT16, FLOAT32, UINT8, Array
+from pronk.drafters.from_target.modules.eagle import plan_head
+from pronk.drafters.from_target.modules.eagle_config import KINDS, EagleConfig, default_sources
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.families import CheckpointTensor
+from pronk.models.inventory import Inventory
 from pronk.models.kernels import load_kernels
 from pronk.models.loader import parse_dtype
+from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.packing import pack_codes, quantization_config
 from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose_group
 
-__all__ = ["QuantizedHead", "find_head_kind", "quantize_head"]
+__all__ = ["QuantizedHead", "dequantize_head", "find_head_kind", "quantize_head"]
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,7 @@ def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command
         OptionError: ``bits``, ``group`` or ``out`` is invalid.
         CheckpointError: the head is unreadable or already quantized, or ``out`` cannot be written.
     """
-    kind, checkpoint = find_head_kind(folder), Checkpoint(folder)
-    if kind is None:
-        msg = f"{folder}: expected the folder of an EAGLE-3 or MTP head, found another checkpoint"
-        raise OptionError(msg)
-    document = read_json(folder / "config.json", ConfigError)
-    config = EagleConfig.parse(kind, document, tuple(checkpoint))
+    checkpoint, document, config = _open(folder)
     if config.layers.quantization is not None:
         msg = f"{folder}: expected plain weights, found a quantized head; give the bfloat16 head that it was made from"
         raise CheckpointError(msg)
@@ -75,19 +75,67 @@ def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command
     for name in checkpoint:
         tensor = checkpoint.tensor(name)
         tensors |= _rounded(name, tensor, rule, error) if name in matrices else {name: tensor}
+    num_bytes = sum(each.nbytes for each in tensors.values())
+    result = QuantizedHead(rule, num_bytes, sum(map(checkpoint.nbytes, checkpoint)), error.relative)
+    document = {**document, "quantization_config": quantization_config(rule, ())}
+    _write(folder, out, tensors, document, _note(result, command))
+    return result
+
+
+def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
+    """Write a quantized head with bfloat16 weights, for other engines; return the size in bytes.
+
+    Raises:
+        OptionError: ``out`` is in use, or the disk is full.
+        CheckpointError: the head is unreadable or not quantized, or ``out`` cannot be written.
+    """
+    checkpoint, document, config = _open(folder)
+    if config.layers.quantization is None:
+        msg = f"{folder}: expected a quantized head, found plain weights, which need no export; copy the folder"
+        raise CheckpointError(msg)
+    stored = {config.names.canonical(name): name for name in checkpoint}
+    parts = [*plan_head(config, len(config.sources or default_sources(1)), stored)]
+    inventory, tensors = Inventory(checkpoint, config.layers, parts, config.names), dict[str, Array]()
+    for source in (tensor for part in parts for tensor in part.tensors):
+        if not inventory.is_quantized(source):
+            tensors[source.name] = inventory.tensor(source)
+            continue
+        weight = inventory.weight(source, np.empty(source.shape, UINT8))
+        plain = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
+        tensors[source.name] = plain.astype(BFLOAT16)
+    own = {_stored_name(stored, name): each for name, each in tensors.items()}
+    own |= {name: checkpoint.tensor(name) for name in checkpoint if name in {"d2t", "t2d"}}
+    document = {key: value for key, value in document.items() if key != "quantization_config"}
+    _write(folder, out, own, document, f"\n## Export\n\nWeights in bfloat16.\n\n```\n{command}\n```\n")
+    return sum(each.nbytes for each in own.values())
+
+
+def _stored_name(stored: Mapping[str, str], name: str) -> str:
+    """Return the name of an unquantized tensor in the layout of the file."""
+    return stored.get(name, stored.get(f"{name}_packed", name)).removesuffix("_packed")
+
+
+def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
+    """Return the tensors, ``config.json`` and configuration of a head."""
+    kind = find_head_kind(folder)
+    if kind is None:
+        msg = f"{folder}: expected the folder of an EAGLE-3 or MTP head, found another checkpoint"
+        raise OptionError(msg)
+    checkpoint, document = Checkpoint(folder), read_json(folder / "config.json", ConfigError)
+    return checkpoint, document, EagleConfig.parse(kind, document, tuple(checkpoint))
+
+
+def _write(folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapping[str, Any], note: str) -> None:
+    """Write a head made from that in ``folder``; ``note`` follows its card."""
     entries = [ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype) for name, each in tensors.items()]
     num_bytes = sum(entry.num_bytes for entry in entries)
-    result = QuantizedHead(rule, num_bytes, sum(map(checkpoint.nbytes, checkpoint)), error.relative)
     check_output_folder(out, num_bytes)
     with convert_write_errors(out, "the head"), new_folder(out) as partial:
         write_weights(partial, entries, lambda tensor: tensors[tensor.name], num_bytes, lambda *_: None)
-        write_json(
-            partial / "config.json", {**document, "quantization_config": quantization_config(rule, ())}, indent=2
-        )
+        write_json(partial / "config.json", document, indent=2)
         card = folder / "README.md"
         text = card.read_text(encoding="utf-8") if card.is_file() else f"# {out.name}\n"
-        (partial / "README.md").write_text(text + _note(result, command), encoding="utf-8")
-    return result
+        (partial / "README.md").write_text(text + note, encoding="utf-8")
 
 
 def _is_matrix(checkpoint: Checkpoint, name: str) -> bool:

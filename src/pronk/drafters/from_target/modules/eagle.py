@@ -35,7 +35,7 @@ from pronk.models.loader import parse_dtype
 from pronk.models.placer import WeightPlacer
 from pronk.models.program import Program, ProgramRows
 
-__all__ = ["EagleHead", "EagleLayer", "HeadFeature", "load_head"]
+__all__ = ["EagleHead", "EagleLayer", "HeadFeature", "load_head", "plan_head"]
 
 
 class EagleLayer(Layer):
@@ -194,7 +194,7 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
         raise ConfigError(msg) from error
     stored = {eagle.names.canonical(name): name for name in checkpoint}
     _check_target(folder, eagle, target, stored)
-    parts = list(_plan(eagle, len(sources), stored))
+    parts = list(plan_head(eagle, len(sources), stored))
     head = EagleHead(eagle, target.backend)
     inventory = Inventory(checkpoint, eagle.layers, parts, eagle.names)
     linear = choose_linear(target.backend, weights, checkpoint.release)
@@ -214,7 +214,7 @@ def _has(stored: Collection[str], module: str) -> bool:
     return any(name.startswith(f"{module}.") for name in stored)
 
 
-def _plan(eagle: EagleConfig, num_sources: int, stored: dict[str, str]) -> Iterator[DecoderPart]:
+def plan_head(eagle: EagleConfig, num_sources: int, stored: dict[str, str]) -> Iterator[DecoderPart]:
     """Yield the parts of a head, by the names of the layout speculators."""
     config, size, names = eagle.layers, eagle.layers.hidden_size, eagle.names
     if _has(stored, "embed_tokens"):
