@@ -32,12 +32,14 @@ def answer(length: int, **options: Any) -> list[int]:
 
 
 def stateless(
-    state: Any, tokens: list[int], options: dict[str, Any], policy: RequestPolicy | None = None
+    state: Any, tokens: list[int], options: dict[str, Any], policy: RequestPolicy | None = None, num_prompt: int = 0
 ) -> DraftContext[Any]:
     """Return a context whose sampler draws draft tokens by the kernels."""
     params = SamplingParams(max_tokens=10_000, **options)
     made = context(state, tokens, params=params, vocab=VOCAB, policy=policy or RequestPolicy())
-    made.sampler = Sampler(params, params.seed or 0, made.tokens, VOCAB, kernels=kernels())  # type: ignore[arg-type]
+    made.sampler = Sampler(  # type: ignore[arg-type]
+        params, params.seed or 0, made.tokens, VOCAB, num_prompt=num_prompt, kernels=kernels()
+    )
     assert made.sampler.drafts_statelessly
     return made
 
@@ -54,12 +56,14 @@ def choices(tokens: list[int], first: int, options: dict[str, Any]) -> Counter[t
 
 
 @pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "T = 0.9"])
-@pytest.mark.parametrize(("length", "first"), [(40, 1), (120, 75)], ids=["all tokens", "the last 64"])
-def test_counts_equal_those_of_a_slow_loop(options: dict[str, Any], length: int, first: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "num_prompt"), [(40, 0), (120, 0), (120, 110)], ids=["all tokens", "the last 64", "after a prompt"]
+)
+def test_counts_equal_those_of_a_slow_loop(options: dict[str, Any], length: int, num_prompt: int) -> None:
     tokens = answer(length, **options)
-    first = first if first == 1 else len(tokens) - 64
+    first = max(1, len(tokens) - 64, num_prompt)
     proposer = bound(SPEC, make_engine(tiny_decoder()))
-    asked = stateless(proposer.start(tokens), tokens, options)
+    asked = stateless(proposer.start(tokens), tokens, options, num_prompt=num_prompt)
     assert proposer.shadow(asked)
     rates, want = asked.policy.acceptance.source(proposer.source), choices(tokens, first, options)
     assert {kind: count for kind, count in rates.offered.items() if kind >= 0} == {

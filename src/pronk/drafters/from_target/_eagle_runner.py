@@ -121,6 +121,21 @@ class EagleRunner(SideLanes):
             depth += 1
         return drafts
 
+    def read(self, context: DraftContext[Any], lane: SideLane, most: int) -> tuple[Array, int] | None:
+        """Run the rows of a text that its lane lacks, but for the last row.
+
+        Returns:
+            The logits of the last ``most`` of these rows, and the index in the text of the token that the first of them
+            predicts; ``None`` if the request cannot draft in this step.
+        """
+        if not self._reserve(context, lane, 1):
+            return None
+        draft, stop = HeadDraft(context, lane), context.block_table.length - 1
+        while (count := min(CHUNK, stop - most - len(lane.tokens))) > 0:
+            self._read_rows(draft, count)
+        first = len(lane.tokens) + 2
+        return self._read_rows(draft, stop - len(lane.tokens), logits=True), first
+
     def extend(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the new nodes of all drafts; each must have one."""
         segments, tokens, features, counts = list[_Segment](), list[int](), list[Array](), list[int]()
@@ -161,9 +176,7 @@ class EagleRunner(SideLanes):
         """Run the rows of the texts that the lanes lack; the last row of each becomes its draft's root."""
         for draft in drafts:
             while draft.context.block_table.length - len(draft.lane.tokens) > CHUNK:
-                tokens, features = self._next_rows(draft, CHUNK)
-                self._run([(draft.lane.block_table, TokenTree.chain(tokens), 0)], tokens, features, ())
-                self._append(draft.lane, tokens)
+                self._read_rows(draft, CHUNK)
         new = [self._next_rows(draft, CHUNK) for draft in drafts]
         counts = [len(tokens) for tokens, _ in new]
         segments = [
@@ -177,6 +190,14 @@ class EagleRunner(SideLanes):
             draft.add(-1, tokens[-1])
             draft.outputs.append(outputs[last[number]])
             draft.logits.append(logits[number])
+
+    def _read_rows(self, draft: HeadDraft, count: int, *, logits: bool = False) -> Array:
+        """Run the next ``count`` rows of a text and keep them; return their logits if wanted."""
+        tokens, features = self._next_rows(draft, count)
+        segment = draft.lane.block_table, TokenTree.chain(tokens), 0
+        _, scores = self._run([segment], tokens, features, range(len(tokens)) if logits else ())
+        self._append(draft.lane, tokens)
+        return scores
 
     def _next_rows(self, draft: HeadDraft, count: int) -> tuple[list[int], Array]:
         """Return tokens and features ``[rows, hidden]`` of the next rows of a text, at most ``count``."""

@@ -26,6 +26,7 @@ from pronk.drafters.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafters.from_target.modules.eagle_names import find_mtp_names
 from pronk.drafters.from_target.modules.packaged_heads import PACKAGED, find_packaged_head
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
+from pronk.drafters.shared.shadow import MAX_TOKENS, can_count, count_choices
 from pronk.drafters.shared.side_cache import SideLane
 from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
 from pronk.errors import CheckpointError, OptionError
@@ -177,6 +178,17 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
             trees[number] = search.trie.tree(search.max_nodes)
         self.runner.end([*drafts.values()])
         return trees
+
+    def shadow(self, context: DraftContext[EagleState]) -> bool:
+        """Count the head's choices at the last tokens of the text."""
+        lane = context.state.lane
+        if not can_count(context, context.root - 1 - len(lane.tokens)):
+            return False
+        read = self.runner.read(context, lane, MAX_TOKENS)
+        if read is None:
+            return False
+        count_choices(context, *read, self.source)
+        return True
 
     def _drafts(self, contexts: Sequence[DraftContext[EagleState]], rows: int) -> dict[int, HeadDraft]:
         return self.runner.begin(contexts, [context.state.lane for context in contexts], rows)

@@ -176,6 +176,24 @@ def test_quantized_files(bits: Bits, layout: str, tmp_path: Path) -> None:
     assert 1e-6 < error < 0.05
 
 
+@pytest.mark.parametrize("most", [5, 64])
+def test_reading_gives_the_logits_of_all_rows_but_the_last(most: int, tmp_path: Path) -> None:
+    """These are the choices that a shadow pass counts; the next proposal is as without them."""
+    head = random_head(EAGLE)
+    stage = Stage(write_head(head, tmp_path), "eagle3")
+    reference, lane = Reference(head, tiny_module(windows=WINDOWS)), SideLane()
+    asked = stage.context(TEXT, stage.compute(TEXT))
+    found = stage.runner.read(asked, lane, most)
+    assert found is not None
+    logits, first = found
+    assert first + len(logits) == len(TEXT)
+    assert len(logits) == min(most, len(TEXT) - 2)
+    for row, position in zip(logits, range(first, len(TEXT)), strict=True):
+        check(row, reference.logits(TEXT[:position]))
+    (draft,) = stage.runner.begin([asked], [lane], 4).values()
+    check(draft.logits[0], reference.logits(TEXT))
+
+
 def test_draft_tokens_of_another_drafter_get_rows(tmp_path: Path) -> None:
     head = random_head(EAGLE)
     stage = Stage(write_head(head, tmp_path), "eagle3")
