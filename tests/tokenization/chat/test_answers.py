@@ -208,7 +208,7 @@ def test_models_that_do_not_think(name: str) -> None:
 
 
 def test_tokens_that_end_thoughts() -> None:
-    for family, text in (("hermes", "</think>"), ("mistral", "[/THINK]"), ("channels", "<|end|><|start|>assistant")):
+    for family, text in (("hermes", "</think>"), ("mistral", "[/THINK]"), ("channels", "<|end|>")):
         for tokens in (True, False):
             form = AnswerFormat(thinking_tokenizer(family, tokens=tokens))
             markers = form.thinking_markers
