@@ -116,6 +116,20 @@ def test_blocks_belong_to_the_contents_of_the_model(checkpoint: MakeCheckpoint, 
     answer(copy, None)
 
 
+def test_a_replaced_model_with_the_old_time_is_another_model(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """``rsync --times --inplace`` or an image with fixed times keeps inode, size and time of modification."""
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), model)
+    weights = model / "model.safetensors"
+    answer(model, tmp_path / "cache")
+    state, data = weights.stat(), bytearray(weights.read_bytes())
+    data[-2] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (state.st_ino, state.st_mtime_ns)
+    assert answer(model, tmp_path / "cache").stats.disk_tokens == 0
+
+
 def test_the_model_is_read_once_for_its_digest(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import anthropic
@@ -213,6 +214,7 @@ def test_stop_sequences(tooled: Running, api: anthropic.Anthropic) -> None:
 
 IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 DOCUMENT: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
+DEEP: Any = reduce(lambda value, _: {"a": value}, range(700), {})
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]},
      "expected the type 'text', 'thinking', 'tool_use', 'tool_result', found 'image'"),
@@ -220,6 +222,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "content": "The answer is"}]}, "expected a last message of the role 'user'"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
      "no block 'tool_use'"),
+    ({"messages": [
+        *ASK,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": DEEP}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]},
+    ]}, "messages, tools: expected values of a few hundred levels"),
     ({"messages": []}, "messages: expected at least 1 items, found 0"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "expected 'custom'"),

@@ -66,7 +66,9 @@ def open_prompt_cache(
 def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
     """Return a digest of the model's files; it is computed once for each state of the files."""
     states = model.identity if isinstance(model, GgufCheckpoint) else _folder_states(model)
-    name = sha256(repr(states).encode()).hexdigest()
+    # Tools can keep the time of modification of a file that they replace, but not the time of its last change (ctime).
+    times = [Path(path).stat().st_ctime_ns for path, *_ in states]
+    name = sha256(repr([states, times]).encode()).hexdigest()
     known = store.find_note(name)
     if known is not None:
         return known

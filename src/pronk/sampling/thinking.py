@@ -31,7 +31,7 @@ class ThinkingMarkers:
 
     begin: Symbols
     end: Symbols
-    forced: tuple[int, ...]  # tokens that end the thinking
+    forced: tuple[int, ...]  # tokens of the end marker
     symbols: Callable[[int], Symbols]
     repeats: bool = False  # whether thoughts may begin anywhere; otherwise only at the beginning of a text
 

@@ -13,10 +13,12 @@ __all__ = ["TextStream"]
 class TextStream:
     """Detokenization and stop strings of one request.
 
-    Stop strings are searched from token number ``min_tokens`` on, so the text has at least ``min_tokens`` tokens.
+    Stop strings are searched from token number ``min_tokens`` on, so the text has at least ``min_tokens`` tokens. No
+    stop string contains a special token: parsers of answers need the text before a special token before that token.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
+        self._special_ids = tokenizer.special_ids
         self._decoder = IncrementalDecoder(tokenizer, prompt)
         self._scanner = StopScanner(stops)
         self._unscanned = max(0, min_tokens - 1)
@@ -27,6 +29,8 @@ class TextStream:
         if self._unscanned:
             self._unscanned -= 1
             return text, None
+        if token in self._special_ids:
+            return self._scanner.flush(), None
         return self._scanner.push(text)
 
     def flush(self) -> tuple[str, str | None]:

@@ -201,7 +201,11 @@ class Tokenizer:
         placeholders: dict[str, str] = {}  # character to the text of the special token that it stands for
         if not trusted:
             checked = check_messages(messages)
-            disguised, placeholders = disguise([*checked, *(tools or ())], self._special_names)
+            try:
+                disguised, placeholders = disguise([*checked, *(tools or ())], self._special_names)
+            except RecursionError as error:
+                msg = "messages, tools: expected values of a few hundred levels at most, found more; make them flatter"
+                raise PromptError(msg) from error
             messages, tools = disguised[: len(checked)], None if tools is None else disguised[len(checked) :]
         text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options)
         ids = [token for part, hidden in reveal(text, placeholders) for token in self._part_ids(part, hidden=hidden)]

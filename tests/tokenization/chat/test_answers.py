@@ -14,6 +14,7 @@ from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader, Part
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.dialects import find_reasoning_format
 from pronk.tokenization.chat.thoughts import Thought
+from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 from tokenization.chat.test_tools import cut, pieces_of, random_text
 from tokenization.chat.tool_templates import TEMPLATES, TOKENS, thinking_tokenizer
@@ -135,6 +136,29 @@ def test_recorded_answers_are_parsed_the_same_when_split_anywhere(name: str, tok
         assert read(reader(), halves) == want, at
 
 
+@pytest.mark.parametrize("stop", ["\n\n", "e\nOne"])
+@pytest.mark.parametrize(
+    ("family", "output", "want"),
+    [
+        ("mistral", 'See\n[TOOL_CALLS]search[ARGS]{"q": 1}', ("", "See\n", [("search", '{"q": 1}')])),
+        ("mistral", "[THINK]See\n[/THINK]One", ("See", "One", [])),
+        (
+            "channels",
+            "<|channel|>analysis<|message|>See\n<|end|><|start|>assistant<|channel|>final<|message|>One",
+            ("See\n", "One", []),
+        ),
+    ],
+)
+def test_the_beginning_of_a_stop_string_stays_before_a_special_token(
+    family: str, output: str, want: Parsed, stop: str
+) -> None:
+    r"""The text ``\n`` may begin a stop string, so it is withheld, but not beyond the marker after it."""
+    form = AnswerFormat(thinking_tokenizer(family))
+    stream = TextStream(form.tokenizer, [], [stop])
+    pieces = [(stream.push(token)[0], token) for token in form.tokenizer.encode(output, add_special_tokens=False)]
+    assert read(form.reader(NAMES, opened=False), [*pieces, (stream.flush()[0], None)]) == want
+
+
 def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
     form = AnswerFormat(thinking_tokenizer("hermes"))
     reader = form.reader((), opened=False)
@@ -184,7 +208,7 @@ def test_models_that_do_not_think(name: str) -> None:
 
 
 def test_tokens_that_end_thoughts() -> None:
-    for family, text in (("hermes", "</think>"), ("mistral", "[/THINK]"), ("channels", "<|end|><|start|>assistant")):
+    for family, text in (("hermes", "</think>"), ("mistral", "[/THINK]"), ("channels", "<|end|>")):
         for tokens in (True, False):
             form = AnswerFormat(thinking_tokenizer(family, tokens=tokens))
             markers = form.thinking_markers

@@ -52,9 +52,8 @@ class AnswerFormat:
         row, symbols = self.reasoning, self.symbols
         if row is None:
             return None
-        forced = symbols.ids(row.end + row.after_end)
         begin, end = symbols.of_text(row.begin), symbols.of_text(row.end)
-        return ThinkingMarkers(begin, end, forced, symbols.of_token, repeats=bool(row.before_text))
+        return ThinkingMarkers(begin, end, symbols.ids(row.end), symbols.of_token, repeats=bool(row.before_text))
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the begin marker of thoughts."""
