@@ -178,7 +178,7 @@ class LLM:
             on_error.pop_all()  # no error: keep the workers running
 
     def close(self) -> None:
-        """Stop the workers and finish the prompt cache; except by ``parallel="tensor"``, decoding goes on."""
+        """Stop the workers and finish the prompt cache; this process can decode on, except with ``parallel="tensor"``."""
         self._team.end()
         if self._prompt_cache is not None:
             self._prompt_cache.close()

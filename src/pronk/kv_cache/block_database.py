@@ -34,21 +34,23 @@ _PAGE_BYTES = 1 << 14  # page size of the database: large pages read faster, sma
 
 
 class DatabaseErrors:
-    """Errors of the database: the first one is logged, and a damaged database is deleted."""
+    """Errors of the database: the first one of each kind is logged, and a damaged database is deleted."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._logged = path, False
+        self._path, self._logged = path, set[str]()
         self.file = 0  # number of the file (inode) that this process has opened
 
     @contextmanager
     def caught(self, on_error: Callable[[], None] | None = None) -> Iterator[None]:
-        """Catch the errors of SQLite in the ``with`` block, then call ``on_error``."""
+        """Catch the errors of SQLite, and a lack of memory, in the ``with`` block; then call ``on_error``."""
         try:
             yield
-        except sqlite3.Error as error:
-            if not self._logged:
-                self._logged = True
-                _log.warning("prompt cache %s: %s; requests are computed without it", self._path.parent, error)
+        except (sqlite3.Error, MemoryError) as error:
+            if (kind := str(error)) not in self._logged:
+                self._logged.add(kind)
+                _log.warning(
+                    "prompt cache %s: %s; prompts are computed meanwhile", self._path.parent, kind or "no memory"
+                )
             # The next process begins with an empty database, unless another one has replaced the damaged file already.
             if _is_damage(error) and file_number(self._path) == self.file:
                 _delete(self._path)
@@ -92,7 +94,7 @@ def prepare_tables(path: Path) -> None:
 def _create_tables(path: Path) -> None:
     connection = connect(path)
     try:
-        # Without the lock first: another process may hold it for seconds.
+        # This check needs no lock, which another process may hold for seconds.
         if connection.execute("PRAGMA user_version").fetchone() == (_FORMAT,):
             return
         with transaction(connection):

@@ -245,14 +245,15 @@ class _Writer:
             with transaction(connection):
                 for job in jobs:
                     self._write_job(connection, job)
-        except sqlite3.Error:
+        except (sqlite3.Error, MemoryError):
             self._counts.blocks_written, self._counts.bytes_written, self._counts.blocks_evicted = before
             raise
 
     def _write_job(self, connection: sqlite3.Connection, job: _Job) -> None:
         for key in job.damaged:
             self._delete(connection, key)
-        # Earlier blocks of a text count as used later: a block is useless without those before it.
+        # Earlier blocks of a text get a later time of use, so that they are evicted last: a block is useless without those
+        # before it.
         latest = time.time_ns()
         for index, key in enumerate(job.chain):
             used = latest - index

@@ -34,7 +34,7 @@ class BlockTable:
     contiguous: bool = True  # whether the block numbers are consecutive
     # Digests of the text up to the end of the first, second, … full block (:mod:`pronk.kv_cache.prefix`).
     digests: list[bytes] = field(default_factory=list)
-    num_stored: int = 0  # number of leading blocks that the prompt cache on disk has taken over
+    num_stored: int = 0  # number of leading blocks that are written to disk, or queued for it
     # ``PagedCache.version`` at the first allocation; if the cache has another one, its prefix cache takes no blocks.
     version: int = -1
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)

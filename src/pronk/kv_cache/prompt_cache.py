@@ -149,7 +149,10 @@ class PromptCache:
         return self._cache.block_size * self._cache.bytes_per_token
 
     def _keys(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Return the keys on disk: what the cache keeps for drafters is a part of a block's bytes."""
+        """Return the keys on disk.
+
+        The bytes of a block include what the cache keeps for drafters, so other drafters have other keys.
+        """
         kept = "\n".join(sorted(map(self._cache.kept_name, self._cache.hidden)))
         if not kept:
             return list(digests)

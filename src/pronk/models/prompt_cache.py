@@ -30,7 +30,7 @@ def open_prompt_cache(
     split: bool,
     **settings: object,
 ) -> PromptCache | None:
-    """Return the prompt cache for two options of :class:`pronk.LLM`.
+    """Return the prompt cache that the options of :class:`pronk.LLM` ask for.
 
     Args:
         folder: the option ``prompt_cache``; ``None`` means no prompt cache.

@@ -210,7 +210,7 @@ class Service:
             return request.prepare(prompts, llm.tokenizer, shared_fields)
         assert isinstance(request, ConversationRequest)
         prompt = self._conversation_ids(request)
-        max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
+        max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt), caps=request.caps_max_tokens)
         return request.prepare(prompt, max_tokens, llm.request_factory.answer_format, shared_fields)
 
     def _conversation_ids(self, request: ConversationRequest) -> list[int]:
@@ -265,11 +265,15 @@ class Service:
         """Number of characters of the longest token in the vocabulary."""
         return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
 
-    def _max_tokens(self, requested: int | None, num_prompt: int) -> int:
-        """Return ``requested``, by default the number of tokens that fit after the prompt; check the limit."""
+    def _max_tokens(self, requested: int | None, num_prompt: int, *, caps: bool = False) -> int:
+        """Return ``requested``, by default the number of tokens that fit after the prompt; check the limit.
+
+        With ``caps``, more than what fits means what fits.
+        """
         limit = self.settings.limits.max_tokens or self.engine.llm.config.context
-        if requested is None:
-            return max(1, min(limit, self.engine.llm.config.context - num_prompt))
+        fitting = max(1, min(limit, self.engine.llm.config.context - num_prompt))
+        if requested is None or (caps and requested > fitting):
+            return fitting
         if requested > limit:
             raise refuse("max_tokens", f"expected at most {limit}, found {requested}")
         return requested

@@ -74,7 +74,7 @@ class AnswerParser:
 
     @property
     def calls(self) -> list[Block]:
-        """All calls."""
+        """The tool calls of the answer so far."""
         return [block for block in self.blocks if block.kind == "call"]
 
     def ends_with_call(self, done: Completion) -> bool:

@@ -66,6 +66,11 @@ class ConversationRequest(FormattedRequest):
     def requested_max_tokens(self) -> int | None:
         """Maximum number of tokens to generate, if the request sets one."""
 
+    @property
+    def caps_max_tokens(self) -> bool:
+        """Whether a larger ``requested_max_tokens`` than fits means what fits, instead of an error."""
+        return False
+
     @abstractmethod
     def reply(self, builder: AnswerBuilder) -> Reply:
         """Return the builder of the reply."""

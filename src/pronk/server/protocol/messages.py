@@ -19,7 +19,7 @@ __all__ = ["CountTokensRequest", "MessagesRequest"]
 
 
 class CacheControl(RequestBody):
-    """Marker of a prefix to cache; not used, because the server caches every prefix."""
+    """Marker of a prefix to cache; not used: with the prefix cache on, the server caches every prefix."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -32,7 +32,7 @@ class Cacheable(RequestBody):
 
 
 class TextBlock(Cacheable):
-    """Text."""
+    """Content block of text."""
 
     type: Literal["text"]
     text: Text
@@ -249,6 +249,11 @@ class MessagesRequest(CountTokensRequest):
     def requested_max_tokens(self) -> int | None:
         """Maximum number of tokens to generate."""
         return self.max_tokens
+
+    @property
+    def caps_max_tokens(self) -> bool:
+        """True: the field is required, and agents send one large number to all models."""
+        return True
 
 
 def _text(result: ToolResultBlock) -> str:

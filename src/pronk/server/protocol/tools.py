@@ -76,7 +76,7 @@ class ToolUse:
 
     functions: Sequence[Function] = ()
     choice: Literal["none", "auto", "required"] = "auto"
-    name: str | None = None  # the only tool that the answer calls, once
+    name: str | None = None  # name of the tool that the answer must call, exactly once
     parallel: bool = True  # whether the answer may have several calls
     schema_field: str = "function.parameters"  # field of a tool with its schema, for error messages
 

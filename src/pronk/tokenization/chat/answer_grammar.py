@@ -77,7 +77,7 @@ class AnswerGrammar:
         return Guide(grammar="\n".join(rules))
 
     def _has_headers(self, thinking: Thinking) -> bool:
-        """Return whether an answer without calls may have anything but its text."""
+        """Return whether an answer without calls may have anything besides its text."""
         return self.reasoning is not None and (thinking != "never" or bool(self.reasoning.before_text))
 
     @property

@@ -128,7 +128,7 @@ class AnswerReader:
         return self._read_calls(self._thoughts.push(symbols))
 
     def flush(self) -> list[Part]:
-        """End the answer; return the text held back, but drop the beginning of another call after a call."""
+        """End the answer; return the text held back, without an incomplete call after a complete one."""
         if self._channels is not None:
             return _join(self._channels.flush())
         parts = self._read_calls(self._thoughts.flush())

@@ -124,7 +124,7 @@ class CallReader:
         return self._take_output()
 
     def flush(self) -> list[str | CallPart]:
-        """End the answer; return the text held back, but drop the beginning of another call after a call."""
+        """End the answer; return the text held back, without an incomplete call after a complete one."""
         if not self._in_call and not (self._num_calls and self._only_space):
             while self._read in (self._read_expected, self._read_name):
                 self._release()
