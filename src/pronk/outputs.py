@@ -142,7 +142,7 @@ class Piece:
 
     @classmethod
     def stream(cls, tokens: Generator[tuple[int, Token, bool]], requests: Sequence[Request]) -> Generator[Piece]:
-        """Yield the pieces for the tokens of ``requests`` that ``Engine.stream`` yields; close that iterator, too."""
+        """Yield pieces for the ``tokens`` that ``Engine.stream`` yields; closing ends that iterator, too."""
         with closing(tokens):
             for index, token, last in tokens:
                 yield cls.of(token, index, requests[index], last=last)

@@ -470,6 +470,8 @@ BARE = [
     '{"name": "add", "arguments": {"a": 1, "b": "x}"}}',
     '\n{"name":"add","arguments":{"a":{"b":[1]}}}\n',
     '{\n  "name": "add_more",\n  "arguments": {}\n}\n\n',
+    '```json\n{\n  "name": "add",\n  "arguments": {"a": "```"}\n}\n```',  # as Qwen2.5-Coder-0.5B writes it
+    '```\n{"name": "add_more", "arguments": {}}\n```\n',
 ]
 NOT_BARE = [
     '{"name": "rm", "arguments": {}}',
@@ -484,6 +486,10 @@ NOT_BARE = [
     '{"arguments": {}, "name": "add"}',
     'So: {"name": "add", "arguments": {}}',
     '[{"name": "add", "arguments": {}}]',
+    '```json\n{"name": "add", "arguments": {}}\n',
+    '```json\n{"name": "add", "arguments": {}}\n```\nThis calls it.',
+    '```python\n{"name": "add", "arguments": {}}\n```',
+    '{"name": "add", "arguments": {}}\n```',
     '{"name": "add", "arguments": ' + '{"a": ' * 5_000,
     '{"name": "add", "arguments": ' + '{"a": ' * 5_000 + "1" + "}" * 5_001,
 ]
@@ -495,7 +501,7 @@ def test_a_json_object_as_the_whole_answer_is_a_call(text: str) -> None:
     for size in (1, 2, 7, 10**6):
         found, calls = read(form, [*cut([(text, None)], size)])
         if text in BARE:
-            call = json.loads(text)
+            call = json.loads(text.strip("`json \n") if text.startswith("`") else text)
             ((name, arguments),) = calls
             assert (found, name, json.loads(arguments)) == ("", call["name"], call["arguments"])
         else:

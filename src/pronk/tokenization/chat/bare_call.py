@@ -1,7 +1,8 @@
 """Recognition of an answer that is one JSON object of a call, without the markers of calls.
 
-Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer. Such an answer is a call if
-``f`` is the name of a given tool. Whether anything follows the object is known at the end of the answer only.
+Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer, alone or as a block of code
+between three backticks. Such an answer is a call if ``f`` is the name of a given tool. Whether anything follows the
+object is known at the end of the answer only.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ __all__ = ["BareCallReader"]
 
 
 class BareCallReader:
-    """Streaming reader of one answer that holds text back while the whole answer may be a call of ``names``."""
+    """Streaming reader that holds an answer back while the whole of it may be a call of ``names``."""
 
     def __init__(self, names: Collection[str]) -> None:
-        # Beginning of the object up to the first brace of the arguments, without white space outside strings.
-        self._heads = {f'{{"name":"{name}","arguments":{{': name for name in names}
+        # Text up to the first brace of the arguments, without white space outside strings; name and text after them.
+        self._heads = {
+            f'{fence}{{"name":"{name}","arguments":{{': (name, f"}}{fence[:3]}")
+            for name in names
+            for fence in ("", "```", "```json")
+        }
         self._head = ""  # the part of such a beginning that was read so far
         self._symbols: list[str] = []
         self._arguments: list[str] = []
         self._end = JsonEnd()
-        self._num_braces = 0  # number of braces after the arguments; the object ends with one
+        self._tail = ""  # the part of the text after the arguments that was read so far
 
     @property
     def held(self) -> str:
@@ -48,8 +53,8 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                self._num_braces += symbols[at] == "}"
-                if self._num_braces > 1 or not (symbols[at].isspace() or symbols[at] == "}"):
+                self._tail += symbols[at].strip()
+                if not self._heads[self._head][1].startswith(self._tail):
                     return False
                 at += 1
         return True
@@ -62,10 +67,11 @@ class BareCallReader:
     def flush(self) -> list[CallPart]:
         """End the answer; return the parts of its call, none if the answer is no complete call."""
         arguments = "".join(self._arguments)
-        if not self._num_braces:
+        name, tail = self._heads.get(self._head, ("", ""))
+        if not name or self._tail != tail:
             return []
         try:
             json.loads(arguments)
         except (ValueError, RecursionError):
             return []
-        return [CallPart(0, "", new_call_id(), self._heads[self._head]), CallPart(0, arguments)]
+        return [CallPart(0, "", new_call_id(), name), CallPart(0, arguments)]
