@@ -506,6 +506,8 @@ def test_a_json_object_as_the_whole_answer_is_a_call(text: str) -> None:
             assert (found, name, json.loads(arguments)) == ("", call["name"], call["arguments"])
         else:
             assert (found, calls) == (text, [])
+    ended = [(text, None), ("", form.added["<|im_end|>"])]  # as an engine delivers it
+    assert bool(read(form, ended)[1]) == (text in BARE)
     mistral = Form(tool_tokenizer("mistral list"))
     assert read(mistral, [(text, None)]) == (text, [])
 

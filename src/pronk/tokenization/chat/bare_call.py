@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection
 
 from pronk.tokenization.chat.calls import CallPart, JsonEnd, new_call_id
+from pronk.tokenization.chat.symbols import plain_text
 
 __all__ = ["BareCallReader"]
 
@@ -53,7 +54,7 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                self._tail += symbols[at].strip()
+                self._tail += plain_text(symbols[at]).strip()  # without the token that ends the answer
                 if not self._heads[self._head][1].startswith(self._tail):
                     return False
                 at += 1
