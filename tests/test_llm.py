@@ -376,6 +376,20 @@ def test_chat_answers_the_rendered_conversation(tmp_path: Path) -> None:
     assert llm.tokenizer.decode(llm.chat_ids(parts)) == "user: Hello\nyou\nbot:"
 
 
+def test_options_of_the_chat_template(tmp_path: Path) -> None:
+    llm = with_template(tmp_path, "{{ messages[0].content }}{{ 'no thoughts' if enable_thinking is false else '?' }}")
+    messages, params, options = (
+        [{"role": "user", "content": "Hi"}],
+        SamplingParams(max_tokens=4),
+        {"enable_thinking": False},
+    )
+    done = llm.chat(messages, params, template_options=options)
+    assert llm.tokenizer.decode(done.prompt_token_ids) == "Hino thoughts"
+    assert [p.token_id for p in llm.stream_chat(messages, params, template_options=options)] == done.token_ids
+    assert llm.chat_ids(messages, template_options=options) == done.prompt_token_ids
+    assert llm.tokenizer.decode(llm.chat_ids(messages)) == "Hi?"
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

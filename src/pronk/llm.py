@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
@@ -14,7 +14,6 @@ from pronk.checks import check_choice, check_integer
 from pronk.drafters import Drafter, Proposer, Target, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine
-from pronk.engine.request import Request
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
 from pronk.hub.resolve import resolve_model
@@ -30,7 +29,7 @@ from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts
 from pronk.sampling.params import SamplingParams, params_per_prompt
 from pronk.speculation.acceptance_stats import AcceptanceFile
-from pronk.tokenization.chat.messages import Messages, Tools
+from pronk.tokenization.chat.messages import Messages, TemplateOptions, Tools
 from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Prompt"]
@@ -268,29 +267,42 @@ class LLM:
         """
         (options,) = params_per_prompt(params, 1)
         ids, proposer = self.request_factory.encode_prompt(prompt), self.get_proposer(drafter)
-        return self._pieces(self.request_factory.create_samples(ids, options, proposer))
+        requests = self.request_factory.create_samples(ids, options, proposer)
+        return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+        template_options: TemplateOptions | None = None,
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template.
 
         Messages are ``{"role": "user", "content": "…"}``; the content is text or a list of parts of type ``text`` (see
         :mod:`pronk.tokenization.chat.messages`). Without ``params``, the sampling options are those of the model's
-        files, ``config.sampling``.
+        files, ``config.sampling``. ``template_options`` are variables of the template: ``{"enable_thinking": False}``.
 
         Raises:
             PromptError: messages are malformed, the template refuses them, times out or renders nothing; or see
                 :meth:`generate`.
             TokenizerError: the chat template is missing or damaged.
         """
-        return self.generate(self.chat_ids(messages), params or recommended_params(self.config), drafter=drafter)
+        ids = self.chat_ids(messages, template_options=template_options)
+        return self.generate(ids, params or recommended_params(self.config), drafter=drafter)
 
     def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+        template_options: TemplateOptions | None = None,
     ) -> Generator[Piece]:
         """Answer a conversation and yield the tokens; see :meth:`chat`."""
-        return self.stream(self.chat_ids(messages), params or recommended_params(self.config), drafter=drafter)
+        ids = self.chat_ids(messages, template_options=template_options)
+        return self.stream(ids, params or recommended_params(self.config), drafter=drafter)
 
     def choose(self, prompt: Prompt, options: Sequence[str]) -> Choice:
         """Return the log-probabilities of given continuations of a prompt, computed in one token tree.
@@ -312,21 +324,17 @@ class LLM:
             CacheFullError: prompt and options do not fit into the KV cache.
         """
         texts, ids = check_texts("options", options), self.request_factory.encode_prompt(prompt)
-        return Choice(
-            texts, tuple(score(self.engine, ids, self.request_factory.encode_continuations(prompt, ids, texts)))
-        )
+        found = score(self.engine, ids, self.request_factory.encode_continuations(prompt, ids, texts))
+        return Choice(texts, tuple(found))
 
-    def chat_ids(self, messages: Messages, tools: Tools | None = None) -> list[int]:
+    def chat_ids(
+        self, messages: Messages, tools: Tools | None = None, template_options: TemplateOptions | None = None
+    ) -> list[int]:
         """Return the prompt token ids of a conversation; errors are those of :meth:`chat`.
 
         ``tools`` are tool definitions in OpenAI's format for the chat template.
         """
-        return self.tokenizer.chat_ids(messages, tools=tools)
-
-    def _pieces(self, requests: Sequence[Request]) -> Generator[Piece]:
-        with closing(self.engine.stream(requests)) as tokens:
-            for index, token, last in tokens:
-                yield Piece.of(token, index, requests[index], last=last)
+        return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Proposer[Any]:
         """Return the proposer for a drafter; ``None`` is the default drafter.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import exp
 from typing import Any
@@ -138,3 +139,10 @@ class Piece:
         """Return the piece for a token of ``request``; if it is the ``last`` token, include the completion."""
         completion = Completion.of(request) if last else None
         return cls(token.token_id, token.text, token.source, token.step, index, token.logprobs, completion)
+
+    @classmethod
+    def stream(cls, tokens: Generator[tuple[int, Token, bool]], requests: Sequence[Request]) -> Generator[Piece]:
+        """Yield pieces for the ``tokens`` that ``Engine.stream`` yields; closing ends that iterator, too."""
+        with closing(tokens):
+            for index, token, last in tokens:
+                yield cls.of(token, index, requests[index], last=last)

@@ -47,6 +47,7 @@ class FakeLLM:
         self.words = ["one", " two", " three"]
         self.error: BaseException | None = None
         self.asked: list[Any] = []
+        self.used: list[tuple[SamplingParams, Any]] = []
         FakeLLM.made = self
         if options["progress"]:
             options["progress"](5, 10)
@@ -74,10 +75,13 @@ class FakeLLM:
         text = "".join(self.words)
         return Completion(text, [0, 1, 2], "stop", None, SEED, [8, 9], [{0: -0.5}], None, stats)
 
-    def stream_chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams) -> Iterator[Piece]:
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams, *, template_options: Any = None
+    ) -> Iterator[Piece]:
+        self.used.append((params, template_options))
         return self.stream([dict(message) for message in messages], params)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat_ids(self, messages: Sequence[Mapping[str, str]], *, template_options: Any = None) -> list[int]:
         return [0] * (100 * len(messages))
 
 
@@ -329,10 +333,10 @@ def test_interrupted_answer_stays_in_the_chat(run: Run, fake: type[FakeLLM], mon
 def test_chat_goes_on_after_an_error(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     original = fake.stream_chat
 
-    def refuse_first(self: FakeLLM, messages: list[dict[str, str]], params: SamplingParams) -> Iterator[Piece]:
+    def refuse_first(self: FakeLLM, messages: Any, params: SamplingParams, **options: Any) -> Iterator[Piece]:
         if messages[-1]["content"] == "a":
             raise CacheFullError("no room")
-        return original(self, messages, params)
+        return original(self, messages, params, **options)
 
     monkeypatch.setattr(fake, "stream_chat", refuse_first)
     assert run("chat", given="a\nb\n") == (0, "one two three\n", "error: no room\n")
@@ -347,9 +351,9 @@ def test_chat_uses_the_models_sampling_unless_told_otherwise(run: Run, fake: typ
             super().__init__(*args, **options)
             self.config.sampling = {"temperature": 0.7, "top_p": 0.8}
 
-        def stream_chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams) -> Iterator[Piece]:
+        def stream_chat(self, messages: Any, params: SamplingParams, **options: Any) -> Iterator[Piece]:
             used.append(params)
-            return super().stream_chat(messages, params)
+            return super().stream_chat(messages, params, **options)
 
     pronk.llm.LLM = Recommending  # type: ignore[misc]  # the fixture restores it
     run("chat", given="a\n")
@@ -361,6 +365,21 @@ def test_chat_uses_the_models_sampling_unless_told_otherwise(run: Run, fake: typ
         (0.7, 0.8, 999),
     ]
     assert "max_tokens: 999 instead of 5000" in run("chat", "--max-tokens", "5000", given="")[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "budget"),
+    [
+        ((), {}, None),
+        (("--thinking", "--thinking-budget", "9"), {"enable_thinking": True, "thinking": True}, 9),
+        (("--no-thinking",), {"enable_thinking": False, "thinking": False}, None),
+    ],
+)
+def test_chat_switches_thinking(
+    run: Run, fake: type[FakeLLM], given: Sequence[str], options: dict[str, bool], budget: int | None
+) -> None:
+    run("chat", *given, given="a\n")
+    assert [(params.thinking_budget, used) for params, used in fake.made.used] == [(budget, options)]
 
 
 def test_chat_with_a_system_message(run: Run, fake: type[FakeLLM]) -> None:
@@ -439,7 +458,7 @@ def test_saving_does_not_replace_other_files(run: Run, fake: type[FakeLLM], tmp_
 
 
 def test_model_without_chat_template(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: FakeLLM, messages: object) -> list[int]:
+    def refuse(self: FakeLLM, messages: object, **_: object) -> list[int]:
         raise TokenizerError("the model has no chat template")
 
     monkeypatch.setattr(fake, "chat_ids", refuse)

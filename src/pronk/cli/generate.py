@@ -78,6 +78,10 @@ def chat(
     request: Callable[[], "SamplingParams"],
     *,
     system: Annotated[str, typer.Option(help="System message.", metavar="TEXT", show_default=False)] = "",
+    thinking: Annotated[
+        bool | None,
+        typer.Option(metavar="", help="Think before the answer, or not; for models whose chat template can switch it."),
+    ] = None,
     stats: Annotated[
         bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
     ] = None,
@@ -99,11 +103,14 @@ def chat(
     """
     from pronk.cli.console import TerminalOutput, prepare
     from pronk.cli.repl import ChatSession
+    from pronk.tokenization.chat.messages import thinking_options
 
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     llm, params = prepare(load, request, screen)
-    llm.chat_ids([{"role": "user", "content": "?"}])  # raises if the model has no chat template
-    ChatSession(llm, params, screen, system=system, given=given_options(context)).run()
+    options = thinking_options(None, thinking)
+    llm.chat_ids([{"role": "user", "content": "?"}], template_options=options)  # raises if there is no chat template
+    session = ChatSession(llm, params, screen, system=system, given=given_options(context), template_options=options)
+    session.run()
 
 
 def _show_samples(pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str) -> None:

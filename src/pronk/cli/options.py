@@ -244,6 +244,10 @@ def sampling_params(
     bad_words: Annotated[list[str], _request("Text that is never generated; repeatable.", metavar="TEXT")] = [],  # noqa: B006
     stop: Annotated[list[str], _request("Stop before this text; repeatable.", metavar="TEXT")] = [],  # noqa: B006
     stop_token_ids: Annotated[list[int], _request("Stop after this token id; repeatable.", metavar="ID")] = [],  # noqa: B006
+    thinking_budget: Annotated[
+        int | None,
+        _request("Maximum number of tokens that the model thinks before it answers, at least 0."),
+    ] = None,
     ignore_eos: Annotated[bool, _request("Continue after the end-of-text token.", "--ignore-eos", metavar="")] = False,
     seed: Annotated[
         int | None, _request("Same seed, same text; 0..2^63-1.", show_default="random, and reported")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
     from pronk.outputs import Completion
     from pronk.sampling.params import SamplingParams
+    from pronk.tokenization.chat.messages import TemplateOptions
 
 __all__ = ["ChatSession"]
 
@@ -32,7 +33,14 @@ class ChatSession:
     """One conversation, read from a terminal or a pipe."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, screen: TerminalOutput, *, system: str = "", given: Collection[str] = ()
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        screen: TerminalOutput,
+        *,
+        system: str = "",
+        given: Collection[str] = (),
+        template_options: TemplateOptions | None = None,
     ) -> None:
         """Begin a conversation.
 
@@ -42,8 +50,9 @@ class ChatSession:
             screen: receives answers and notes.
             system: text of the system message, or empty.
             given: names of the options that the user has set.
+            template_options: further variables of the chat template.
         """
-        self._llm, self._screen, self._system = llm, screen, system
+        self._llm, self._screen, self._system, self._template_options = llm, screen, system, template_options
         context = llm.config.context
         recommended: dict[str, Any] = {name: v for name, v in llm.config.sampling.items() if name not in given}
         limit = params.max_tokens if "max_tokens" in given else min(_MAX_TOKENS, context // 2)
@@ -129,7 +138,8 @@ class ChatSession:
         conversation, shown = self._messages, list[str]()
         try:
             conversation = self._fit([*self._messages, {"role": "user", "content": line}])
-            for piece in self._llm.stream_chat([*self._system_message, *conversation], self._params):
+            messages, options = [*self._system_message, *conversation], self._template_options
+            for piece in self._llm.stream_chat(messages, self._params, template_options=options):
                 self._screen.write(piece.text, drafted=piece.guessed)
                 shown.append(piece.text)
                 if piece.completion is not None:
@@ -144,12 +154,16 @@ class ChatSession:
         """Drop the oldest turns until the rest and an answer of ``max_tokens`` fit into the model's context."""
         limit = self._llm.config.context - self._params.max_tokens
         forgotten = 0
-        while len(conversation) > 1 and len(self._llm.chat_ids([*self._system_message, *conversation])) > limit:
+        while len(conversation) > 1 and self._num_tokens(conversation) > limit:
             conversation = conversation[2:]  # without the oldest question and its answer
             forgotten += 1
         if forgotten:
             self._screen.note(f"the context is full: forgot the oldest {forgotten} of {len(self._messages) // 2} turns")
         return conversation
+
+    def _num_tokens(self, conversation: list[Message]) -> int:
+        messages = [*self._system_message, *conversation]
+        return len(self._llm.chat_ids(messages, template_options=self._template_options))
 
     def _finish(self, completion: Completion) -> None:
         self._screen.end_line()

@@ -27,7 +27,7 @@ _BROWSER_HEADERS = frozenset({"origin", "referer", "sec-fetch-site"})
 # Paths of the JavaScript modules of the chat page.
 SCRIPT_PATHS = tuple(
     f"/{name}.js"
-    for name in ("page", "answer", "candidates", "dom", "figures", "settings", "sources", "stream", "turn", "verdict")
+    for name in ("page answer candidates dom figures inline markdown settings sources stream turn verdict".split())
 )
 PROBE_PATHS = ("/health", "/ready")  # accept every Host header, because load balancers call them
 # Paths that need no API key, because their responses contain neither texts nor keys.

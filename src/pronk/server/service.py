@@ -24,13 +24,14 @@ from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_sys
 from pronk.server.metrics import Metrics
 from pronk.server.protocol.chat import template_messages
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.conversation import ConversationRequest, thinking_options
+from pronk.server.protocol.conversation import ConversationRequest
 from pronk.server.protocol.guides import FormattedRequest
 from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, refuse
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
 from pronk.server.served_engine import ServedEngine
 from pronk.server.settings import ServerSettings
 from pronk.speculation.proposer import Drafter
+from pronk.tokenization.chat.messages import thinking_options
 
 __all__ = ["Service"]
 

@@ -23,7 +23,7 @@ from pronk.tokenization.chat.symbols import TokenSymbols
 from pronk.tokenization.chat.template import ChatTemplate
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
-from tokenization.chat.tool_templates import HERMES, LLAMA, MISTRAL, TEMPLATES, TOKENS, tool_tokenizer
+from tokenization.chat.tool_templates import HERMES, LLAMA, MISTRAL, NEW_MISTRAL, TEMPLATES, TOKENS, tool_tokenizer
 
 FAMILIES = [(family, tokens) for family in TEMPLATES for tokens in (True, False)]
 ADD = {
@@ -437,3 +437,93 @@ def test_schemas_that_are_too_large_are_refused() -> None:
     large = arguments_schema({"type": "object", "description": "x" * 200_000})
     with pytest.raises(OptionError, match="guide: grammar: expected at most 262144 characters"):
         form.guide({"f": large, "g": large}, allow_text=True, allow_multiple=True)
+
+
+def test_ids_that_mistral_models_write_are_dropped() -> None:
+    old = tool_tokenizer("mistral")
+    template = NEW_MISTRAL.replace("+ '[ARGS]'", "+ '[CALL_ID]' + call.id + '[ARGS]'")
+    assert template != NEW_MISTRAL
+    for tokens in (True, False):
+        more = {"[CALL_ID]": True} if tokens else {}
+        backend = tool_tokenizer("mistral", tokens=tokens, more=more).backend
+        form = Form(Tokenizer(backend, special_tokens=old._special_tokens, chat_template=template))
+        assert (form.row.name, form.row.before_ident) == ("mistral", "[CALL_ID]")
+        text = '[TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{"a": 1}[TOOL_CALLS]add_more[ARGS]{}'
+        want = ("", [("add", '{"a": 1}'), ("add_more", "{}")])
+        for size in (1, 3, 10**6):
+            assert read(form, [*cut(pieces_of(form.tokenizer, text), size)]) == want
+        for bad in ("[TOOL_CALLS]add[CALL_ID]a b[ARGS]{}", f"[TOOL_CALLS]add[CALL_ID]{'a' * 60_000}"):
+            calls = read(form, pieces_of(form.tokenizer, bad))[1]
+            assert calls == [("add", "")]  # the name was emitted before; what follows is text
+        # The grammar allows an id, and does not require one.
+        compile_guide = Grammars(form.tokenizer, form.tokenizer.vocab_size, [0]).compile
+        guide = form.guide(SCHEMAS, allow_text=False, allow_multiple=True)
+        for text in ("[TOOL_CALLS]add_more[CALL_ID]a1B2c3D4e[ARGS]{}", "[TOOL_CALLS]add_more[ARGS]{}"):
+            follower = compile_guide(guide).new_processor()
+            for token in form.tokenizer.encode(text, add_special_tokens=False):
+                assert follower.allows(token), text
+                follower.advance(token)
+    assert find_tool_dialect(old).before_ident == ""
+
+
+BARE = [
+    '{"name": "add", "arguments": {"a": 1, "b": "x}"}}',
+    '\n{"name":"add","arguments":{"a":{"b":[1]}}}\n',
+    '{\n  "name": "add_more",\n  "arguments": {}\n}\n\n',
+    '```json\n{\n  "name": "add",\n  "arguments": {"a": "```"}\n}\n```',  # as Qwen2.5-Coder-0.5B writes it
+    '```\n{"name": "add_more", "arguments": {}}\n```\n',
+]
+NOT_BARE = [
+    '{"name": "rm", "arguments": {}}',
+    '{"name": "add", "arguments": {"a": 1}} is a call.',
+    '{"name": "add", "arguments": {}}{"name": "add", "arguments": {}}',
+    '{"name": "add", "arguments": {}, "more": 1}',
+    '{"name": "add", "arguments": {}}}',
+    '{"name": "add", "arguments": "a"}',
+    '{"name": "add", "arguments": {a}}',
+    '{"name": "add", "arguments": {"a": 1}',
+    '{"name": " add", "arguments": {}}',
+    '{"arguments": {}, "name": "add"}',
+    'So: {"name": "add", "arguments": {}}',
+    '[{"name": "add", "arguments": {}}]',
+    '```json\n{"name": "add", "arguments": {}}\n',
+    '```json\n{"name": "add", "arguments": {}}\n```\nThis calls it.',
+    '```python\n{"name": "add", "arguments": {}}\n```',
+    '{"name": "add", "arguments": {}}\n```',
+    '{"name": "add", "arguments": ' + '{"a": ' * 5_000,
+    '{"name": "add", "arguments": ' + '{"a": ' * 5_000 + "1" + "}" * 5_001,
+]
+
+
+@pytest.mark.parametrize("text", BARE + NOT_BARE)
+def test_a_json_object_as_the_whole_answer_is_a_call(text: str) -> None:
+    form = Form(tool_tokenizer("hermes"))
+    for size in (1, 2, 7, 10**6):
+        found, calls = read(form, [*cut([(text, None)], size)])
+        if text in BARE:
+            call = json.loads(text.strip("`json \n") if text.startswith("`") else text)
+            ((name, arguments),) = calls
+            assert (found, name, json.loads(arguments)) == ("", call["name"], call["arguments"])
+        else:
+            assert (found, calls) == (text, [])
+    ended = [(text, None), ("", form.added["<|im_end|>"])]  # as an engine delivers it
+    assert bool(read(form, ended)[1]) == (text in BARE)
+    mistral = Form(tool_tokenizer("mistral list"))
+    assert read(mistral, [(text, None)]) == (text, [])
+
+
+def test_text_is_held_back_only_while_the_answer_may_be_a_json_object() -> None:
+    given = [
+        ('{"na', ""), ('me": "ad', ""), ('d", "argu', ""), ('ments": {"a"', ""), (": 1}", ""), ("} ", ""),
+        ("and", '{"name": "add", "arguments": {"a": 1}} and'), (" more", " more"),
+    ]  # fmt: skip
+    reader = Form(tool_tokenizer("hermes")).reader()
+    for text, out in given:
+        assert "".join(map(str, reader.push(text))) == out
+    reader = Form(tool_tokenizer("hermes")).reader()
+    assert [reader.push(text) for text in ('{"name": "a', "x")] == [[], ['{"name": "ax']]
+    reader = Form(tool_tokenizer("hermes")).reader()
+    reader.push('{"name": "add", "arguments": {}}')
+    first, rest = reader.flush()
+    assert isinstance(first, CallPart)
+    assert (first.name, first.arguments, rest) == ("add", "", CallPart(0, "{}"))  # as every call is streamed

@@ -1,62 +1,141 @@
-// One streamed answer: its tokens, grouped by forward pass, and its statistics.
+// One streamed answer: its tokens, grouped by forward pass, or its text as Markdown; its thoughts; and its statistics.
 
-import { make } from "./dom.js";
+import { copy, make } from "./dom.js";
 import { Counts, Figures } from "./figures.js";
+import { Markdown } from "./markdown.js";
 import { slot } from "./sources.js";
 
 const FENCE = /^\s*```/;
 
 export class Answer {
-  constructor(title) {
+  #marks;
+
+  /** `marks`: show the tokens; otherwise show the text as Markdown. */
+  constructor(title, marks) {
+    this.#marks = marks;
     this.tokens = []; // entries of the stream's `leaps`, merged with the log-probabilities of each token
     this.spans = []; // elements of the tokens
     this.passes = []; // elements of the forward passes
     this.content = "";
+    this.thoughts = "";
+    this.numThoughts = 0; // number of tokens of the thoughts, which are the first tokens of the answer
+    this.stepStart = 0; // number of tokens before the last forward pass
     this.counts = new Counts(performance.now());
     this.figures = new Figures(this.counts);
     this.fenced = false; // whether the text so far ends inside a code block
     this.line = ""; // the beginning of the last line
-    this.text = make("div", "text");
-    this.text.setAttribute("role", "group");
-    this.text.setAttribute("aria-label", "Answer. Arrow keys move between tokens.");
-    this.text.addEventListener("copy", copyPlainText);
+    this.text = textElement("Answer. Arrow keys move between tokens.");
+    this.rendered = new Markdown(make("div", "rendered"));
+    this.body = make("div", "body", this.text, this.rendered.element);
+    this.body.addEventListener("click", ({ target }) => {
+      if (target.closest(".copy")) copy(target.closest(".code-block").querySelector("code").textContent, target);
+    });
     this.ending = make("p", "ending");
     this.title = make("h3", "title", title);
-    this.element = make("section", "answer running", this.title, this.text, this.ending, this.figures.element);
+    this.element = make("section", "answer running", this.title, this.body, this.ending, this.figures.element);
     this.element.setAttribute("aria-label", title);
+    this.element.classList.toggle("with-tokens", marks);
     this.figures.onpoint = (step) => this.#highlight(step);
     this.figures.onpick = (step) => this.passes[step]?.firstChild?.focus();
   }
 
   /** Add a chunk of the stream, received at time `now` in milliseconds. The next animation frame draws it. */
   add({ delta, leaps, logprobs }, now) {
-    if (!leaps) return;
-    this.content += delta.content ?? "";
-    leaps.forEach((token, index) => this.tokens.push({ ...token, ...logprobs?.content[index] }));
-    this.counts.add(leaps, now);
+    if (leaps) {
+      this.stepStart = this.tokens.length;
+      leaps.forEach((token, index) => this.tokens.push({ ...token, ...logprobs?.content[index] }));
+      this.counts.add(leaps, now);
+    }
+    if (delta.reasoning_content) this.#think(delta.reasoning_content);
+    if (delta.content) this.#write(delta.content);
     this.frame ??= requestAnimationFrame(() => this.flush());
   }
 
-  /** Draw all tokens that are not drawn yet. */
+  /** Add thoughts: all tokens so far belong to them. */
+  #think(thoughts) {
+    if (!this.thoughts) this.#fold();
+    this.thoughts += thoughts;
+    if (!this.content) this.numThoughts = this.tokens.length;
+  }
+
+  /** Add text. The last tokens belong to it, even if the same forward pass began with thoughts. */
+  #write(text) {
+    if (this.isThinking) {
+      this.numThoughts = this.tokens.length;
+      for (let length = 0; this.numThoughts > this.spans.length && length < text.length; ) {
+        length += this.tokens[--this.numThoughts].text.length;
+      }
+      this.summary.textContent = "Thoughts";
+    }
+    this.content += text;
+  }
+
+  /** Whether the last tokens belong to thoughts. */
+  get isThinking() {
+    return this.thoughts !== "" && this.content === "";
+  }
+
+  /** Add the folded element of the thoughts. */
+  #fold() {
+    this.summary = make("summary", "", "Thinking…");
+    this.thoughtText = textElement("Thoughts. Arrow keys move between tokens.");
+    this.renderedThoughts = new Markdown(make("div", "rendered"));
+    this.body.prepend(make("details", "thoughts", this.summary, this.thoughtText, this.renderedThoughts.element));
+  }
+
+  /** Whether the tokens are shown; otherwise the text is shown as Markdown. */
+  get marks() {
+    return this.#marks;
+  }
+
+  set marks(marks) {
+    if (marks === this.#marks) return;
+    this.#marks = marks;
+    this.element.classList.toggle("with-tokens", marks);
+    this.flush();
+  }
+
+  /** Number of tokens whose place is known: that of a pass may be in the thoughts, in the text or in both. */
+  get #numPlaced() {
+    if (this.content || !this.element.classList.contains("running")) return this.tokens.length;
+    return this.thoughts ? this.stepStart : 0;
+  }
+
+  /** Draw all tokens that are not drawn yet, and the Markdown if it is shown. */
   flush() {
     cancelAnimationFrame(this.frame);
     this.frame = null;
+    if (!this.content && this.thoughts && this.#numPlaced === this.tokens.length) this.numThoughts = this.tokens.length;
     const fresh = new Map(); // forward pass to its new elements, so that each pass is changed once
-    while (this.spans.length < this.tokens.length) {
-      const token = this.tokens[this.spans.length];
+    while (this.spans.length < this.#numPlaced) {
+      const number = this.spans.length;
+      const token = this.tokens[number];
       const span = this.#span(token);
+      if (number === this.numThoughts) this.#draw(fresh);
       this.spans.push(span);
       if (!fresh.has(token.step)) fresh.set(token.step, []);
       fresh.get(token.step).push(span);
     }
+    this.#draw(fresh);
+    if (!this.marks) {
+      const isRunning = this.element.classList.contains("running");
+      this.renderedThoughts?.update(this.thoughts, isRunning && this.isThinking);
+      this.rendered.update(this.content, isRunning);
+    }
+    this.figures.update();
+    this.onflush();
+  }
+
+  /** Draw and forget the new elements of passes, all in the thoughts or all in the text. */
+  #draw(fresh) {
     for (const [step, spans] of fresh) {
-      if (!this.passes[step]) this.#paragraph().append((this.passes[step] = make("span", "pass")));
+      const home = Number(spans[0].dataset.number) < this.numThoughts ? this.thoughtText : this.text;
+      if (!home.contains(this.passes[step])) paragraph(home).append((this.passes[step] = make("span", "pass")));
       const pass = this.passes[step];
       pass.append(...spans);
       if (pass.childElementCount > 1) markCount(pass);
     }
-    this.figures.update();
-    this.onflush();
+    fresh.clear();
   }
 
   /** Called after each drawing. */
@@ -68,15 +147,9 @@ export class Answer {
     if (usage) this.counts.finish(usage);
     this.ending.textContent = ending;
     this.element.classList.remove("running");
+    if (this.summary) this.summary.textContent = "Thoughts";
     this.flush();
     if (this.tokens.length === 0) this.figures.element.hidden = true;
-  }
-
-  /** The element for the next forward pass. Each line break starts a new one, so that layout changes stay in the last. */
-  #paragraph() {
-    const last = this.text.lastChild;
-    if (last && !last.lastChild.textContent.endsWith("\n")) return last;
-    return this.text.appendChild(make("div", "paragraph"));
   }
 
   #span(token) {
@@ -90,7 +163,7 @@ export class Answer {
     ];
     span.classList.add(...kinds.filter(Boolean));
     span.dataset.number = number;
-    span.tabIndex = number === 0 ? 0 : -1;
+    span.tabIndex = number === 0 || number === this.numThoughts ? 0 : -1; // the first one of each text
     return span;
   }
 
@@ -108,6 +181,22 @@ export class Answer {
     this.highlighted = this.passes[step];
     this.highlighted?.classList.add("lit");
   }
+}
+
+/** Return an element for tokens, with a label for screen readers. */
+function textElement(label) {
+  const text = make("div", "text");
+  text.setAttribute("role", "group");
+  text.setAttribute("aria-label", label);
+  text.addEventListener("copy", copyPlainText);
+  return text;
+}
+
+/** Return the element for the next forward pass. Each line break begins a new one, so that layout changes stay in it. */
+function paragraph(text) {
+  const last = text.lastChild;
+  if (last && !last.lastChild.textContent.endsWith("\n")) return last;
+  return text.appendChild(make("div", "paragraph"));
 }
 
 /** Mark a forward pass of several tokens with their number, before a line break in its last token. */

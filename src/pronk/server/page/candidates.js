@@ -13,24 +13,24 @@ export class Candidates {
 
   /** Open the card for tokens of an answer under the pointer or with focus; arrow keys move the focus. */
   attach(answer) {
-    const { text } = answer;
+    const { body } = answer;
     const number = (event) => event.target.closest?.(".token")?.dataset.number;
-    text.addEventListener("pointerover", (event) => {
+    body.addEventListener("pointerover", (event) => {
       if (event.pointerType === "mouse" && number(event)) this.show(answer, Number(number(event)));
     });
-    text.addEventListener("pointerleave", (event) => {
-      const focused = text.querySelector(".token:focus-visible");
+    body.addEventListener("pointerleave", (event) => {
+      const focused = body.querySelector(".token:focus-visible");
       if (event.pointerType !== "mouse") return;
       if (focused) this.show(answer, Number(focused.dataset.number));
       else this.hide();
     });
-    text.addEventListener("click", (event) => {
+    body.addEventListener("click", (event) => {
       // A click that ends a selection must not move the focus.
       if (number(event) && getSelection().isCollapsed) this.#focus(answer, Number(number(event)));
     });
-    text.addEventListener("focusin", (event) => number(event) && this.show(answer, Number(number(event))));
-    text.addEventListener("focusout", () => this.hide());
-    text.addEventListener("keydown", (event) => this.#key(answer, event));
+    body.addEventListener("focusin", (event) => number(event) && this.show(answer, Number(number(event))));
+    body.addEventListener("focusout", () => this.hide());
+    body.addEventListener("keydown", (event) => this.#key(answer, event));
   }
 
   show(answer, number) {
@@ -70,7 +70,9 @@ export class Candidates {
   #focus(answer, number) {
     const span = answer.spans[number];
     if (!span) return;
-    for (const each of answer.text.querySelectorAll('.token[tabindex="0"]')) each.tabIndex = -1;
+    const folded = span.closest("details");
+    if (folded) folded.open = true;
+    for (const each of answer.body.querySelectorAll('.token[tabindex="0"]')) each.tabIndex = -1;
     span.tabIndex = 0;
     span.focus();
   }

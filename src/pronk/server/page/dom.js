@@ -8,12 +8,36 @@ export function make(tag, name, ...children) {
   return element;
 }
 
+/** Return a fragment of nodes and strings, which may be more than a function takes as arguments. */
+export function together(nodes) {
+  const fragment = document.createDocumentFragment();
+  for (const node of nodes) fragment.append(node);
+  return fragment;
+}
+
 /** Return a button with a label and a click handler. */
 export function button(label, name, action) {
   const element = make("button", name, label);
   element.type = "button";
   element.addEventListener("click", action);
   return element;
+}
+
+/** Copy a text, and say so on the button. Browsers have `navigator.clipboard` on secure connections only. */
+export async function copy(text, pressed) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = make("textarea", "visually-hidden");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+    pressed.focus();
+  }
+  pressed.textContent = "Copied";
+  setTimeout(() => (pressed.textContent = "Copy"), 1200);
 }
 
 /** Return an SVG element. */

@@ -24,6 +24,7 @@ const page = {
   key: () => settings.key,
   drafter: () => knownModels.find(({ id }) => id === settings.values.model)?.drafter,
   running: () => running !== null,
+  marks: () => settings.values.marks,
   setBusy(controller) {
     running = controller;
     document.body.classList.toggle("busy", running !== null);
@@ -196,6 +197,7 @@ function apply() {
   $("theme").setAttribute("aria-label", `Colours: ${theme}`);
   $("theme").querySelector("use").setAttribute("href", `#i-${THEMES.includes(theme) ? theme : "auto"}`);
   document.body.classList.toggle("marked", marks);
+  for (const turn of turns) turn.marks = marks;
   $("marks").setAttribute("aria-pressed", marks);
   refresh();
 }

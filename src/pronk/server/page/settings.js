@@ -7,7 +7,7 @@ const DEFAULTS = {
   temperature: "0",
   top_p: "1",
   seed: "7",
-  max_tokens: "256",
+  max_tokens: "",
   system: "",
   theme: "auto",
   marks: true,

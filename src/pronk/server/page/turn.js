@@ -1,7 +1,7 @@
 // One turn of the conversation: the user's message, its answer, and optionally the same answer in plain decoding.
 
 import { Answer } from "./answer.js";
-import { button, make } from "./dom.js";
+import { button, copy, make } from "./dom.js";
 import { Broken, Refusal, chat, explain } from "./stream.js";
 import { Verdict } from "./verdict.js";
 
@@ -12,7 +12,7 @@ export class Turn {
    * @param {string} message the user's message
    * @param {object} page callbacks of the page: history(turn) returns the messages before a turn, key() the API key,
    *   drafter() the server's drafter, running() whether an answer is in progress; setBusy(controller) begins or, with
-   *   null, ends one; attach(answer), onDraw(), announce(text), askKey(reason, then), regenerate(turn, newSeed)
+   *   null, ends one; marks() whether tokens are marked; attach(answer), onDraw(), announce(text), askKey(reason, then), regenerate(turn, newSeed)
    */
   constructor(message, page) {
     this.message = message;
@@ -36,6 +36,11 @@ export class Turn {
     return !this.answer?.tokens.length && !this.answer?.done;
   }
 
+  /** Show tokens, or Markdown without tokens. */
+  set marks(marks) {
+    if (this.answer) this.answer.marks = marks || this.element.classList.contains("compared");
+  }
+
   /** Request the answer. */
   async run(options) {
     const messages = [...this.page.history(this), { role: "user", content: this.message.toWellFormed() }];
@@ -48,7 +53,7 @@ export class Turn {
       logprobs: true,
       top_logprobs: 5,
     };
-    this.answer = new Answer("Answer");
+    this.answer = new Answer("Answer", this.page.marks());
     this.answers.replaceChildren(this.answer.element);
     this.element.classList.remove("compared");
     await this.#stream(this.answer, this.body);
@@ -57,11 +62,12 @@ export class Turn {
   /** Request the same answer in plain decoding and show both side by side. */
   async compare() {
     const { answer } = this;
-    const plain = new Answer("Plain decoding");
+    const plain = new Answer("Plain decoding", true);
     const verdict = new Verdict(answer, plain);
     answer.title.textContent = "With draft tokens";
     this.answers.replaceChildren(answer.element, plain.element, verdict.element);
     this.element.classList.add("compared");
+    answer.marks = true; // a comparison is one of tokens
     plain.onflush = () => {
       verdict.update();
       // Both charts have the same scale.
@@ -163,22 +169,4 @@ export class Turn {
 /** Text for screen readers at the end of an answer. */
 function announcement({ content, counts }, problem) {
   return problem || `${content} End of the answer: ${counts.tokens} tokens in ${counts.steps} forward passes.`;
-}
-
-/** Copy a text. Browsers have `navigator.clipboard` on secure connections only, so there is a fallback. */
-async function copy(text, pressed) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    const field = make("textarea", "visually-hidden");
-    field.value = text;
-    document.body.append(field);
-    field.select();
-    document.execCommand("copy");
-    field.remove();
-    pressed.focus();
-  }
-  const { textContent: label } = pressed;
-  pressed.textContent = "Copied";
-  setTimeout(() => (pressed.textContent = label), 1200);
 }

@@ -16,13 +16,13 @@ from pronk.server.protocol.conversation import (
     AnswerBuilder,
     ConversationRequest,
     check_template_options,
-    thinking_options,
 )
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import RequestBody, Text, by_sample, check_max, leaps, refuse, usage
 from pronk.server.protocol.tokens import chat_logprobs
 from pronk.server.protocol.tools import MAX_TOOLS, FunctionChoice, FunctionTool, ToolCall, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.messages import thinking_options
 
 __all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "template_messages"]
 

@@ -18,7 +18,7 @@ from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.answers import AnswerFormat
 
-__all__ = ["AnswerBuilder", "ConversationRequest", "check_template_options", "thinking_options"]
+__all__ = ["AnswerBuilder", "ConversationRequest", "check_template_options"]
 
 # Variables of chat templates that a request may set. Texts are short names, so that they cannot imitate another role.
 _MAX_OPTIONS = 16
@@ -128,18 +128,6 @@ class ConversationRequest(FormattedRequest):
         """Raise ``ApiError`` if the request has tools and the model no known format of calls."""
         if self.tool_use().allowed_names and isinstance(answers.dialect, PromptError):
             raise unsupported("tools", str(answers.dialect).removeprefix("tools: "))
-
-
-def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[str, Any]:
-    """Return variables of chat templates that switch thinking on or off and set its effort.
-
-    Templates read ``enable_thinking`` (Qwen3, SmolLM3), ``thinking`` (DeepSeek, Granite) or ``reasoning_effort``
-    (gpt-oss).
-    """
-    if enabled is None and effort is not None:
-        enabled = effort != "none"
-    switch = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
-    return switch | ({} if effort in (None, "none") else {"reasoning_effort": effort})
 
 
 def check_template_options(field: str, options: Mapping[str, Any]) -> None:

@@ -8,12 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pronk.server.protocol.conversation import AnswerBuilder, ConversationRequest, thinking_options
+from pronk.server.protocol.conversation import AnswerBuilder, ConversationRequest
 from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.messages_reply import MessagesReply
 from pronk.server.protocol.request import RequestBody, Text, TextRequest, Texts, check_max, refuse, unsupported
 from pronk.server.protocol.tools import MAX_TOOLS, Function, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.messages import thinking_options
 
 __all__ = ["CountTokensRequest", "MessagesRequest"]
 

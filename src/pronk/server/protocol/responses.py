@@ -12,12 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from pronk.server.protocol.chat import ChatTurn, TextPart
-from pronk.server.protocol.conversation import AnswerBuilder, ConversationRequest, thinking_options
+from pronk.server.protocol.conversation import AnswerBuilder, ConversationRequest
 from pronk.server.protocol.guides import NAME_PATTERN, TextFormat
 from pronk.server.protocol.request import RequestBody, Text, TextRequest, check_max, unsupported
 from pronk.server.protocol.responses_reply import ResponsesReply
 from pronk.server.protocol.tools import MAX_TOOLS, Function, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.messages import thinking_options
 
 __all__ = ["InputItem", "ResponsesRequest"]
 

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from pronk.errors import OptionError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
-from pronk.tokenization.chat.dialects import ReasoningFormat, ToolDialect
+from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, ToolDialect
 from pronk.tokenization.chat.symbols import TokenSymbols, ranges
 
 __all__ = ["AnswerGrammar", "Thinking", "arguments_schema"]
@@ -142,8 +142,9 @@ class AnswerGrammar:
         rules = [f"body: {text(dialect.after_begin)} call{more} {end}"]
         rules.append(f"call: {text(dialect.before_name)} tool {text(dialect.after_arguments)}")
         rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(schemas))))
+        ident = f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?" if dialect.before_ident else ""
         for number, (name, schema) in enumerate(schemas.items()):
-            rules.append(f"tool_{number}: {text(name + dialect.before_arguments)} %json {schema}")
+            rules.append(f"tool_{number}: {text(name)} {ident} {text(dialect.before_arguments)} %json {schema}")
         return rules
 
     def _text_and_calls(self, dialect: ToolDialect, *, allow_multiple: bool) -> list[str]:

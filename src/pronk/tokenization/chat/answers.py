@@ -10,6 +10,7 @@ from itertools import groupby
 from pronk.errors import PromptError
 from pronk.sampling.thinking import ThinkingMarkers
 from pronk.tokenization.chat.answer_grammar import AnswerGrammar
+from pronk.tokenization.chat.bare_call import BareCallReader
 from pronk.tokenization.chat.calls import CallPart, CallReader
 from pronk.tokenization.chat.channels import ChannelReader
 from pronk.tokenization.chat.dialects import ReasoningFormat, ToolDialect, find_reasoning_format, find_tool_dialect
@@ -103,6 +104,7 @@ class AnswerReader:
         self._channels = ChannelReader(symbols, names) if in_channels else None
         self._thoughts = ThoughtReader(reasoning, symbols, opened=opened)
         self._calls = None if dialect is None else CallReader(dialect, symbols, names)
+        self._bare = BareCallReader(names) if dialect is not None and dialect.allows_bare else None
 
     @property
     def in_call(self) -> bool:
@@ -132,7 +134,13 @@ class AnswerReader:
         if self._channels is not None:
             return _join(self._channels.flush())
         parts = self._read_calls(self._thoughts.flush())
-        return parts if self._calls is None else _join([*parts, *self._calls.flush()])
+        if self._calls is None:
+            return parts
+        if self._bare is not None:
+            if call := self._bare.flush():
+                return [*parts, *call]
+            parts += self._calls.push(self._bare.held)
+        return _join([*parts, *self._calls.flush()])
 
     def _read_calls(self, parts: Sequence[Thought | str]) -> list[Part]:
         """Parse the symbols after the thoughts."""
@@ -140,6 +148,10 @@ class AnswerReader:
         for part in parts:
             if isinstance(part, Thought):
                 read.append(part)
+            elif self._bare is not None:
+                if not self._bare.push(part):
+                    held, self._bare = self._bare.held, None
+                    read += self._read_calls([held])
             elif self._calls is not None:
                 read += self._calls.push(part)
             else:

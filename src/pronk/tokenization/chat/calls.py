@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 
-from pronk.tokenization.chat.dialects import TOOL_NAME, ToolDialect
+from pronk.tokenization.chat.dialects import MAX_IDENT, TOOL_NAME, ToolDialect
 from pronk.tokenization.chat.symbols import TokenSymbols, plain_text
 
 __all__ = ["CallPart", "CallReader", "JsonEnd", "new_call_id"]
@@ -92,6 +92,7 @@ class CallReader:
         after_begin = text(dialect.after_begin)
         # Some tokenizers drop a space at the beginning of a text, so a leading space may be missing.
         self._before_name = {f"{each}{text(dialect.before_name)}" for each in (after_begin, after_begin.lstrip(" "))}
+        self._before_ident = text(dialect.before_ident)
         self._before_arguments = text(dialect.before_arguments)
         self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
         next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
@@ -189,14 +190,30 @@ class CallReader:
             self._seen += character
             self._name += character
             return at + 1
-        if character != self._before_arguments[0] or self._name not in self._names:
+        if character not in {self._before_arguments[0], *self._before_ident[:1]} or self._name not in self._names:
             self._release()
             return at
         self._output.append(CallPart(self._num_calls, "", new_call_id(), self._name))
         self._num_calls += 1
         self._held_space, self._only_space, self._in_call = [], True, True
-        self._expect({self._before_arguments + "{": self._begin_arguments})
-        return at  # the character at this offset is the first one of ``before_arguments``
+        ident = {self._before_ident: self._begin_ident} if self._before_ident else {}
+        self._expect({self._before_arguments + "{": self._begin_arguments, **ident})
+        return at  # the character at this offset is the first one of an expected text
+
+    def _begin_ident(self) -> None:
+        self._read = self._read_ident
+
+    def _read_ident(self, text: str, at: int) -> int:
+        """Read an id and drop it: the ids that models write may repeat, those of :func:`new_call_id` do not."""
+        ident = self._seen.removeprefix(self._before_ident)
+        if text[at] == self._before_arguments[0]:
+            self._expect({self._before_arguments + "{": self._begin_arguments})
+        elif text[at].isalnum() and len(ident) < MAX_IDENT:
+            self._seen += text[at]
+            return at + 1
+        else:
+            self._release()
+        return at
 
     def _begin_arguments(self) -> None:
         self._arguments, self._read = JsonEnd(), self._read_arguments

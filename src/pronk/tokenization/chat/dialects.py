@@ -4,9 +4,10 @@ A model writes calls as its chat template writes the calls of earlier messages. 
 conversation with one call, and the text around that call selects the row.
 
 ============  ================================================================================
-Hermes        ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, also Qwen
+Hermes        ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, also Qwen; the object may
+              also be the whole answer, without markers (:mod:`pronk.tokenization.chat.bare_call`)
 Mistral list  ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``
-Mistral       ``[TOOL_CALLS]f[ARGS]{…}``, since 2025
+Mistral       ``[TOOL_CALLS]f[ARGS]{…}``, since 2025; or ``[TOOL_CALLS]f[CALL_ID]x[ARGS]{…}``
 Llama 3       ``{"name": "f", "parameters": {…}}``, at the beginning of an answer or after
               ``<|python_tag|>``
 channels      ``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>``
@@ -28,9 +29,10 @@ from pronk.errors import PromptError
 from pronk.tokenization.chat.symbols import TokenSymbols
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["TOOL_NAME", "ReasoningFormat", "ToolDialect", "find_reasoning_format", "find_tool_dialect"]
+__all__ = ["MAX_IDENT", "TOOL_NAME", "ReasoningFormat", "ToolDialect", "find_reasoning_format", "find_tool_dialect"]
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # names of tools that OpenAI's API allows
+MAX_IDENT = 40  # characters of a call's id that a model may write; Mistral's have 9
 
 _PROBE = "zanzibar_9"  # name of a tool for a trial rendering; no template contains this name
 
@@ -50,12 +52,14 @@ class ToolDialect:
     begin: str = ""  # marker before calls, if the format has one
     after_begin: str = ""
     before_name: str = ""
+    before_ident: str = ""  # marker between the name and an id that the model may write, if the template has one
     before_arguments: str = ""
     after_arguments: str = ""
     before_end: str = ""
     end: str = ""
     separator: str = ""  # text between calls within one pair of markers; empty if each call has its own pair
     marker_optional: bool = False  # whether the begin marker may be missing before a call at the beginning of an answer
+    allows_bare: bool = False  # whether a call without markers may be the whole answer
     repeats_markers: bool = False  # whether each of several calls has its own markers
     between: str = ""  # text between calls that have their own markers
     before_text: str = ""  # header of text; not empty in channels only
@@ -73,6 +77,7 @@ TOOL_DIALECTS = (
         before_arguments='", "arguments": ',
         after_arguments="}",
         end="</tool_call>",
+        allows_bare=True,
         repeats_markers=True,
         between="\n",
     ),
@@ -88,7 +93,7 @@ TOOL_DIALECTS = (
     ),
     ToolDialect(
         "mistral",
-        rf'\[TOOL_CALLS\]{_PROBE}(\[CALL_ID\]\w*)?\[ARGS\]\{{"x": 1\}}',
+        rf'\[TOOL_CALLS\]{_PROBE}((?P<before_ident>\[CALL_ID\])\w*)?\[ARGS\]\{{"x": 1\}}',
         begin="[TOOL_CALLS]",
         before_arguments="[ARGS]",
         repeats_markers=True,
@@ -163,7 +168,7 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
     for row in TOOL_DIALECTS:
         *_, match = None, *re.finditer(row.template, with_call)  # the last match: templates may show examples
         if match is not None:
-            changes: dict[str, Any] = match.groupdict()
+            changes: dict[str, Any] = {name: text for name, text in match.groupdict().items() if text is not None}
             if row.marker_optional and not TokenSymbols(tokenizer).is_id_only(row.begin):
                 changes["begin"] = ""
             return replace(row, **changes)

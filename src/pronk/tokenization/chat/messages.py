@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from pronk.errors import PromptError
 
-__all__ = ["Messages", "TemplateOptions", "Tools", "check_messages", "join_parts", "shorten_ids"]
+__all__ = ["Messages", "TemplateOptions", "Tools", "check_messages", "join_parts", "shorten_ids", "thinking_options"]
 
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
@@ -129,3 +129,15 @@ def _describe_key(values: Mapping[Any, Any], key: str) -> str:
 def _describe(value: object) -> str:
     """Return the type and the beginning of a value in one line, for error messages."""
     return "None" if value is None else f"{type(value).__name__} {' '.join(repr(value).split()):.40}"
+
+
+def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[str, Any]:
+    """Return variables of chat templates that switch thinking on or off and set its effort.
+
+    Templates read ``enable_thinking`` (Qwen3, SmolLM3), ``thinking`` (DeepSeek, Granite) or ``reasoning_effort``
+    (gpt-oss).
+    """
+    if enabled is None and effort is not None:
+        enabled = effort != "none"
+    switch = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
+    return switch | ({} if effort in (None, "none") else {"reasoning_effort": effort})
