@@ -177,7 +177,7 @@ class LLM:
             on_error.pop_all()  # no error: keep the workers running
 
     def close(self) -> None:
-        """Stop the workers and finish the prompt cache; this process can decode on, except with ``parallel="tensor"``."""
+        """Stop the workers, finish the prompt cache; decoding here can go on, unless ``parallel="tensor"``."""
         self._team.end()
         if self._prompt_cache is not None:
             self._prompt_cache.close()

@@ -52,7 +52,7 @@ class DatabaseErrors:
                     "prompt cache %s: %s; prompts are computed meanwhile", self._path.parent, kind or "no memory"
                 )
             # The next process begins with an empty database, unless another one has replaced the damaged file already.
-            if _is_damage(error) and file_number(self._path) == self.file:
+            if isinstance(error, sqlite3.Error) and _is_damage(error) and file_number(self._path) == self.file:
                 _delete(self._path)
             if on_error is not None:
                 on_error()

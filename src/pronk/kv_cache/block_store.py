@@ -252,8 +252,7 @@ class _Writer:
     def _write_job(self, connection: sqlite3.Connection, job: _Job) -> None:
         for key in job.damaged:
             self._delete(connection, key)
-        # Earlier blocks of a text get a later time of use, so that they are evicted last: a block is useless without those
-        # before it.
+        # Earlier blocks of a text get a later time of use and are evicted last: the others are useless without them.
         latest = time.time_ns()
         for index, key in enumerate(job.chain):
             used = latest - index
