@@ -56,6 +56,23 @@ def test_drafters(
     accepted[f"{name}: {drafter}"] = sum(completion.stats.accepted for completion in (*single, *batch))
 
 
+@pytest.mark.parametrize("drafter", ["eagle3", "eagle3(num_tokens=4, num_nodes=12)", "auto"])
+def test_the_head_that_comes_with_pronk(
+    drafter: str, name: str, llm: LLM, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    """Texts, greedy and sampled, alone and in a batch; the head's draft tokens are accepted."""
+    if name != "smollm2":
+        pytest.skip("no head for this model comes with pronk")
+    sampled = [SamplingParams(max_tokens=TOKENS, temperature=0.7, seed=seed) for seed in range(len(prompts))]
+    want = [*plain, *(each.token_ids for each in llm.generate(prompts, sampled, drafter="autoregressive"))]
+    single = [llm.generate(prompt, GREEDY, drafter=drafter) for prompt in prompts]
+    batch = llm.generate([*prompts, *prompts], [*[GREEDY] * len(prompts), *sampled], drafter=drafter)
+    assert [completion.token_ids for completion in single] == plain
+    assert [completion.token_ids for completion in batch] == want
+    accepted = [source.accepted for each in batch for kind, source in each.stats.sources.items() if kind == "eagle3"]
+    assert sum(accepted) > 10
+
+
 def test_sampled_texts_do_not_depend_on_the_drafter(llm: LLM, prompts: list[list[int]]) -> None:
     params = [SamplingParams(max_tokens=TOKENS, temperature=0.7, top_p=0.9, seed=seed) for seed in range(3)]
     want = [completion.token_ids for completion in llm.generate(prompts, params, drafter="autoregressive")]
