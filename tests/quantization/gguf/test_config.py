@@ -131,7 +131,7 @@ def replaced(key: str, value: Any, kind: gguf.GGUFValueType | None = None) -> An
 
 
 WRONG: dict[str, tuple[str, Any, gguf.GGUFValueType | None, str]] = {
-    "architecture": ("general.architecture", "gemma3", None, "unknown architecture 'gemma3'; supported .*llama, "),
+    "architecture": ("general.architecture", "mamba", None, "unknown architecture 'mamba'; supported .*llama, "),
     "no layers": ("llama.block_count", 0, None, "llama.block_count: expected an integer in 1..10000, found 0"),
     "layers without end": ("llama.block_count", 2**31, None, "in 1..10000, found 2147483648"),
     "heads": ("llama.attention.head_count", 5, None, "head_count: expected a divisor of embedding_length 48"),
