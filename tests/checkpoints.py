@@ -112,3 +112,15 @@ def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = to
     with torch.no_grad():
         logits: Array = model(torch.tensor([tokens])).logits[0].float().numpy()
     return logits
+
+
+def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
+    """Return ``count`` greedy tokens of transformers' own implementation, in float32, without a KV cache."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]

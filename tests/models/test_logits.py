@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints import MakeCheckpoint, transformers_logits
+from checkpoints import MakeCheckpoint, transformers_greedy, transformers_logits
 from oracle import dense_logits
+from pronk import LLM, SamplingParams
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.models.backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
@@ -166,6 +167,21 @@ def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpo
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
     assert np.abs(logits(folder, case.length, way) - expected).max() < TOLERANCE
+
+
+GREEDY = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "phi3", "smollm3"]
+
+
+@pytest.mark.parametrize("family", GREEDY)
+def test_200_greedy_tokens_equal_transformers(family: str, checkpoint: MakeCheckpoint) -> None:
+    """Also with draft tokens: the prompt repeats itself, so prompt lookup proposes some."""
+    # With a tied head a random Gemma, whose embeddings are scaled, repeats its last token.
+    folder, prompt = checkpoint(family, max_position_embeddings=512, tie_word_embeddings=False), tokens(12) * 2
+    llm, params = LLM(folder, threads=1, dtype="float32"), SamplingParams(max_tokens=200, ignore_eos=True)
+    expected = transformers_greedy(folder, prompt, 200)
+    assert len(set(expected)) > 5
+    for drafter in ("autoregressive", "prompt_lookup(min_ngram=1)", "lookahead"):
+        assert list(llm.generate([prompt], params, drafter=drafter)[0].token_ids) == expected
 
 
 @pytest.mark.parametrize(
