@@ -30,11 +30,28 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": None,
 }
 
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+# Rotations and query scaling of Ministral 3.
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.4,
+}
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": _COMMON | {"sliding_window": None},
     "qwen2": _COMMON,
     "qwen3": _COMMON | {"head_dim": 16},
+    "gemma2": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
+    "gemma3_text": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
+    "granite": _COMMON | {"attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 0.7},
+    "ministral3": _COMMON | {"head_dim": 16, "rope_parameters": _GROWING},
+    "olmo2": _COMMON,
+    "phi3": _COMMON,
+    "smollm3": _COMMON | {"no_rope_layers": [1, 0, 1]},
     "gpt2": {
         "vocab_size": VOCAB,
         "n_embd": 48,
@@ -74,10 +91,13 @@ def make_checkpoint(
 def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     """Draw weights whose products keep the scale of their input, gains around 1, and biases far from 0."""
     generator = torch.Generator().manual_seed(seed)
+    offset = model.config.model_type.startswith("gemma")  # gains are stored as gain - 1
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else 1.2 * min(parameter.shape) ** -0.5
             parameter.normal_(0.0, std, generator=generator)
+        elif name.endswith("norm.weight") and offset:
+            parameter.uniform_(-0.5, 0.5, generator=generator)
         elif name.endswith("bias"):
             parameter.normal_(0.0, 0.3, generator=generator)
         else:
@@ -92,3 +112,15 @@ def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = to
     with torch.no_grad():
         logits: Array = model(torch.tensor([tokens])).logits[0].float().numpy()
     return logits
+
+
+def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
+    """Return ``count`` greedy tokens of transformers' own implementation, in float32, without a KV cache."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]

@@ -87,7 +87,7 @@ def convert(
         change: called with the writer before it writes.
     """
     raw = json.loads((folder / "config.json").read_text())
-    arch = "llama" if raw["model_type"] == "mistral" else raw["model_type"]
+    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(raw["model_type"], raw["model_type"])
     names = gguf.get_tensor_name_map(ARCHITECTURES[arch], raw["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, arch)
     write_keys(writer, raw)
@@ -99,6 +99,8 @@ def convert(
         # The permutation moves whole rows, so it commutes with quantization.
         stored = encode(kind, weight, seed)
         dequantized[name] = decode(kind, stored) if weight.ndim == 2 else weight
+        if arch.startswith("gemma") and weight.ndim == 1:
+            stored = stored + np.float32(1.0)  # the factor of these norms is 1 + weight
         if arch == "llama" and (".attn_q." in theirs or ".attn_k." in theirs):
             heads = raw["num_attention_heads"] if ".attn_q." in theirs else raw["num_key_value_heads"]
             stored = reorder(stored, heads)
@@ -143,6 +145,12 @@ def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     writer.add_head_count_kv(raw["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
     rope = raw.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    if raw["model_type"].startswith("gemma"):
+        writer.add_sliding_window(raw["sliding_window"])
+    if raw["model_type"] == "gemma2":
+        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     size = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     if size != raw["hidden_size"] // raw["num_attention_heads"]:

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
-from pronk.architecture.rope import RopeTable
+from pronk.architecture.rope import RopeConfig, RopeTable
 from pronk.arrays import FLOAT32, Array, DType
 from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
-from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.decoder import DecoderModule, Rope
 
 
 class DenseAttend:
@@ -26,6 +26,8 @@ class DenseAttend:
         query, key, value = (x.to(wide).transpose(0, 1) for x in (q, k, v))
         key, value = (x.repeat_interleave(c.group, dim=0) for x in (key, value))
         scores = query @ key.transpose(1, 2) * c.head_dim**-0.5
+        if c.attention_cap is not None:
+            scores = c.attention_cap * torch.tanh(scores / c.attention_cap)
         scores = scores.masked_fill(~visible(rows, c.windows[layer]), -torch.inf)
         mixed = torch.softmax(scores, dim=-1) @ value
         return mixed.transpose(0, 1).reshape(rows, -1).to(q.dtype)
@@ -43,15 +45,18 @@ def visible(rows: int, window: int | None) -> Tensor:
     return (distance >= 0) & (distance < (rows if window is None else window))
 
 
+def _rotations(rope: RopeConfig | None, length: int, dtype: torch.dtype) -> Rope:
+    if rope is None:
+        return None
+    cos, sin = to_tensor(RopeTable(rope).compute_entries(range(length), [length] * length)).to(dtype)[:, None].unbind(2)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
 @torch.no_grad()
 def dense_logits(module: DecoderModule, tokens: list[int], dtype: DType = FLOAT32, *, coded: bool = False) -> Array:
     """Return logits ``[len(tokens), vocab]`` of a whole text in one pass, in float32 or wider."""
     positions, size, config = torch.arange(len(tokens)), torch_dtype(dtype), module.config
-    rope = None
-    if config.rope is not None:
-        entries = RopeTable(config.rope).compute_entries(range(len(tokens)), [len(tokens)] * len(tokens))
-        cos, sin = to_tensor(entries).to(size)[:, None].unbind(2)
-        rope = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    rope = [_rotations(config.rope_of(layer), len(tokens), size) for layer in range(config.num_layers)]
     x = module.embed(torch.tensor(tokens), positions, size)
     *_, (_, hidden) = module.run(x, rope, DenseAttend(config, coded=coded))
     return to_array(module.logits(hidden).to(torch.promote_types(size, torch.float32)))

@@ -58,10 +58,12 @@ def tiny_config(
     classic: bool = False,
     qk_norm: bool = False,
     dynamic: bool = False,
+    special: str = "",
 ) -> ModelConfig:
     """Return a config with one layer per window.
 
     Args:
+        special: a name of :func:`special_fields`.
         classic: as GPT-2: learned positions, LayerNorm, biases, tied head.
         dynamic: rotations with *dynamic* scaling, which depend on the length of the text.
     """
@@ -72,7 +74,24 @@ def tiny_config(
     inner = hidden * 4 if classic else hidden * 7 // 4
     shape = (vocab, hidden, inner, len(windows), heads, kv_heads, head_dim, 4096, 1e-5)
     made = {"rope": rope, "windows": windows, "qk_norm": qk_norm, **biases, **family}
+    made |= special_fields(special, head_dim, len(windows))
     return ModelConfig("test", *shape, **made)  # type: ignore[arg-type]
+
+
+def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
+    """Return what differs from a Llama in every layer: ``gemma``, ``outputs``, or ``growth``."""
+    ropes: tuple[RopeConfig | None, ...]
+    if name == "gemma":
+        ropes = tuple(RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers))
+        scales = {"embedding_scale": 8.0, "attention_scale": 0.2, "attention_cap": 6.0, "logits_cap": 9.0}
+        norms = {"norm_places": "both", "qk_norm": True}
+        return {"activation": "gelu_tanh", "layer_ropes": ropes, **norms, **scales}
+    if name == "outputs":
+        ropes = tuple(RopeConfig(head_dim // 4 * 2) if layer % 2 == 0 else None for layer in range(layers))
+        scales = {"residual_scale": 0.7, "logits_scale": 1.25}
+        norms = {"norm_places": "output", "qk_norm": True, "whole_qk_norm": True}
+        return {"layer_ropes": ropes, **norms, **scales}
+    return {"query_growth": (0.3, 32)} if name == "growth" else {}
 
 
 @cache
@@ -116,16 +135,20 @@ def decoder_of(module: DecoderModule, backend: Backend, weights: str = "plain") 
     config, linear = module.config, choose_linear(backend, weights)
     decoder = Decoder(config, backend)
 
-    def norm(of: torch.nn.Module) -> Norm:
+    def norm(of: torch.nn.Module) -> Norm | None:
+        if isinstance(of, torch.nn.Identity):
+            return None
         bias = getattr(of, "bias", None)
         return Norm.of(config, to_array(of.weight), None if bias is None else to_array(bias))
 
     decoder.embedding = to_array(module.embedding)
     decoder.positions = None if module.positions is None else to_array(module.positions)
-    decoder.norm, head = norm(module.norm), to_array(module.head.weight)
+    decoder.norm, head = norm(module.norm), to_array(module.head.weight)  # type: ignore[assignment]
     decoder.head = linear(head, None, WeightLayout(head=True))
+    decoder.head.scale, decoder.head.cap = config.logits_scale, config.logits_cap
     for own, layer in zip(module.layers, decoder.layers, strict=True):
-        layer.attention_norm, layer.mlp_norm = norm(own.attention_norm), norm(own.mlp_norm)
+        for name in ("attention_norm", "mlp_norm", "attention_output_norm", "mlp_output_norm"):
+            setattr(layer, name, norm(getattr(own, name)))
         if own.q_norm is not None:
             layer.q_norm, layer.k_norm = (
                 Norm(to_array(each.weight.float()), None, config.norm_eps) for each in (own.q_norm, own.k_norm)

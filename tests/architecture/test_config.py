@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pronk.architecture.config import FAMILIES, parse_config
+from pronk.architecture.families import FAMILIES, parse_config
 from pronk.arrays import BFLOAT16
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.models.loader import parse_dtype, read_config
@@ -44,8 +44,16 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == getattr(theirs, "head_dim", 2)
     assert ours.norm_eps == theirs.rms_norm_eps
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.window == getattr(theirs, "sliding_window", None)
+    parameters = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
+    assert ours.rope.theta == parameters["rope_theta"]
+    assert (ours.rope.kind, ours.rope.factor) == (parameters["rope_type"], parameters.get("factor", 1.0))
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 2
+    size = getattr(theirs, "sliding_window", None)
+    assert ours.windows == tuple(size if kind == "sliding_attention" else None for kind in types)
+    assert ours.attention_scale == (256**-0.5 if family.startswith("gemma") else 1.0 if family == "granite" else None)
+    assert ours.attention_cap == getattr(theirs, "attn_logit_softcapping", None)
+    assert ours.logits_cap == getattr(theirs, "final_logit_softcapping", None)
+    assert ours.query_growth == ((0.1, 16384) if family == "ministral3" else None)
 
 
 def test_null_is_not_absent() -> None:
@@ -91,9 +99,12 @@ def test_unknown_dtype_option_lists_the_known(name: str) -> None:
 
 YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
-    ({"model_type": "mixtral"}, r"'mixtral'; supported are gpt2, llama, mimo, mistral, qwen2, qwen3"),
-    ({"model_type": None}, r"model_type None; supported are gpt2"),
-    ({"model_type": ["llama"]}, r"\['llama'\]; supported are gpt2"),
+    (
+        {"model_type": "mixtral"},
+        r"'mixtral'; supported are gemma2, gemma3_text, gpt2, granite, llama, mimo, ministral3, ",
+    ),
+    ({"model_type": None}, r"model_type None; supported are gemma2"),
+    ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),
     ({"quantization_config": "awq"}, r"expected an object as quantization_config, found 'awq'"),
     ({"compression_config": ["awq"]}, r"expected an object as quantization_config, found \['awq'\]"),
     ({"hidden_size": None}, r"hidden_size: expected an integer in 1..2147483647, found None"),

@@ -16,7 +16,7 @@ from pronk.architecture.rope import RopeConfig, RopeTable
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 def test_entries_do_not_depend_on_how_many_are_computed(head_dim: int, theta: float) -> None:
     """Exactness needs it: the table is computed again when a text outgrows it."""
-    table = RopeTable(RopeConfig(head_dim=head_dim, theta=theta))
+    table = RopeTable(RopeConfig(dim=head_dim, theta=theta))
     whole = table.compute_entries(range(20_000), ())
     assert len({tuple(entry.flatten().tolist()) for entry in whole[::500]}) == 40
     for count in (1, 3, 17, 513, 4096, 5001):
@@ -56,7 +56,7 @@ def test_frequencies_are_those_of_training(scaling: str, theta: float, head_dim:
 
 def torch_frequencies(config: RopeConfig, span: int) -> Tensor:
     """Return the frequencies as transformers computes them, with float32 operations of torch."""
-    size, factor, original = config.head_dim, config.factor, config.original
+    size, factor, original = config.dim, config.factor, config.original
     exponents, theta = torch.arange(0, size, 2).float() / size, torch.tensor(config.theta)
     if config.kind == "dynamic":
         length = torch.tensor([span]).clamp(min=original).float()

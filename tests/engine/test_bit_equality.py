@@ -58,6 +58,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "odd sizes": {"heads": 3, "kv_heads": 1, "head_dim": 10, "hidden": 50, "vocab": 77},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
+    "gemma": {"special": "gemma", "windows": (50, None)},
+    "norms of outputs": {"special": "outputs"},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),

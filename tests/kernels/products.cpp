@@ -37,6 +37,7 @@ int main(int count, char** arguments) {
     pronk_op op = {};
     op.kind = PRONK_LINEAR;
     op.output = PRONK_LOGITS;
+    op.scale = 1.0f;
     op.w = &c.w;
     pronk_pass pass = {};
     pass.rows = c.rows;

@@ -145,6 +145,9 @@ SHAPES: dict[str, ModelConfig] = {
     "window": tiny_config(windows=(9,)),
     "classic": tiny_config(heads=4, kv_heads=4, classic=True, windows=(None,)),
     "norms": tiny_config(qk_norm=True, windows=(None,)),
+    "gemma": tiny_config(special="gemma", windows=(30,)),
+    "norms of outputs": tiny_config(special="outputs", windows=(None,)),
+    "norms of outputs, head of 20": tiny_config(special="outputs", heads=4, head_dim=20, windows=(None,)),
     "gelu": replace(tiny_config(windows=(None,)), activation="gelu"),
 }
 
@@ -175,8 +178,8 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     block_table, found = BlockTable(), np.empty((len(tokens), config.hidden_size), np.float32)
     pool.prepare(block_table, len(tokens))
     rows = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
-    if config.rope is not None:
-        rows.set_rope(0, RopeTable(config.rope).up_to(len(tokens)))
+    if config.ropes:
+        rows.set_rope(0, RopeTable(config.rope_of(0)).up_to(len(tokens)))
     program.run(rows, found)
     assert error(found, exact) < (2e-6 if scale == 1.0 else 2e-5)
     block_table.length = len(tokens)

@@ -103,7 +103,7 @@ def test_the_module_equals_the_formulas_in_every_step(form: Form) -> None:
     config = replace(
         target.config, family="llama", num_layers=1, intermediate_size=48, num_heads=form.heads,
         num_kv_heads=form.kv_heads, head_dim=form.head_dim, norm_eps=form.eps, windows=(None,),
-        rope=replace(target.config.rope, head_dim=form.head_dim, theta=form.theta),
+        rope=replace(target.config.rope, dim=form.head_dim, theta=form.theta),
     )  # fmt: skip
     flags = {name: getattr(form, name) for name in ("fc_norm", "norm_before_residual", "norm_output")}
     eagle = EagleConfig(form.kind, config, form.draft, HIDDEN, form.sources, **flags)

@@ -60,7 +60,7 @@ def test_a_head_begins_with_the_prediction(generator: torch.Generator) -> None:
     target = tiny_module(windows=(None,) * 4)
     config = replace(
         target.config, family="llama", num_layers=1, intermediate_size=48, num_heads=8, num_kv_heads=4, head_dim=16,
-        windows=(None,), rope=replace(target.config.rope, head_dim=16),
+        windows=(None,), rope=replace(target.config.rope, dim=16),
     )  # fmt: skip
     eagle = EagleConfig("eagle3", config, 100, HIDDEN, (1, 2), fc_norm=True)
     module = EagleModule(eagle, SOURCES, torch.arange(100))

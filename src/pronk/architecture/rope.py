@@ -36,8 +36,8 @@ _KNOWN_KEYS = frozenset(
 class RopeConfig:
     """Parameters of the rotary embedding, most of which apply to one kind of scaling only."""
 
-    head_dim: int
-    theta: float = 10000.0  # base of the frequencies: frequency ``i`` is ``theta ** (-2 i / head_dim)``
+    dim: int  # number of dimensions of a head that are rotated, the first ones; mostly all of them
+    theta: float = 10000.0  # base of the frequencies: frequency ``i`` is ``theta ** (-2 i / dim)``
     kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"] = "default"
     factor: float = 1.0
     original: int = 2048  # context length of pre-training, in tokens; after scaling it is ``factor`` times as long
@@ -47,7 +47,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_scale: float = 1.0  # for *yarn*: factor of all cosines and sines
-    divisors: tuple[float, ...] = ()  # for *factors*: divisor of each frequency, ``head_dim / 2`` of them
+    divisors: tuple[float, ...] = ()  # for *factors*: divisor of each frequency, ``dim / 2`` of them
 
     def extend(self, context: int) -> int:
         """Return the context length after scaling; ``context`` is ``max_position_embeddings`` of config.json.
@@ -60,10 +60,13 @@ class RopeConfig:
         return max(context, int(self.original * self.factor)) if self.kind == "yarn" else context
 
 
-def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfig:
-    """Parse ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones)."""
+def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: bool = False) -> RopeConfig:
+    """Parse ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones).
+
+    ``partial``: whether the family can rotate a part of each head, ``partial_rotary_factor`` of its dimensions.
+    """
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    _check_supported(scaling, raw, head_dim)
+    dim = _check_supported(scaling, raw, head_dim, partial=partial)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
 
     def number(key: str, default: Any = None) -> float:
@@ -73,9 +76,7 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfi
         )
 
     theta = number("rope_theta", raw.get("rope_theta") or 10000.0)
-    config = RopeConfig(
-        head_dim, check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError)
-    )
+    config = RopeConfig(dim, check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError))
     if kind == "default":
         return config
     config = replace(config, kind=kind, factor=number("factor"), original=context)
@@ -96,7 +97,8 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfi
     )
 
 
-def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int) -> None:
+def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, partial: bool) -> int:
+    """Return the number of rotated dimensions; raise a ConfigError for an unsupported embedding."""
     if not isinstance(scaling, Mapping):
         msg = f"config.json: expected an object for the rotary embedding, found {scaling!r}"
         raise ConfigError(msg)
@@ -109,13 +111,17 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int) -> Non
         known = ", ".join(sorted(_KNOWN_KEYS))
         msg = f"config.json: rotary embedding: {unknown[0]!r} is not supported; known are {known}"
         raise ConfigError(msg)
-    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1):
-        msg = f"config.json: partial_rotary_factor = {partial!r} is not supported; expected 1.0"
+    share = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if share not in (None, 1) and not partial:
+        msg = f"config.json: partial_rotary_factor = {share!r} is not supported; expected 1.0"
         raise ConfigError(msg)
-    if head_dim % 2:
-        msg = f"config.json: expected an even head_dim for a rotary embedding, found {head_dim}"
+    share = 1 if share is None else check_number("config.json: partial_rotary_factor", share, 0, 1, error=ConfigError)
+    dim = int(head_dim * share)
+    if dim % 2 or not dim:
+        name = "head_dim" if share == 1 else "partial_rotary_factor * head_dim"
+        msg = f"config.json: expected an even {name} for a rotary embedding, found {dim}"
         raise ConfigError(msg)
+    return dim
 
 
 def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
@@ -128,11 +134,11 @@ def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 class RopeTable:
-    """Table of cosines and sines, float32 ``[entries, 2, head_dim / 2]``.
+    """Table of cosines and sines, float32 ``[entries, 2, dim / 2]``.
 
     Entry ``i`` belongs to position ``i``. Angles are products of position and frequency in float32, as in training.
     Cosines and sines are computed in float64 and rounded, so that an entry has the same bits however many entries are
-    computed at once. A pair of coordinates ``i`` and ``i + head_dim / 2`` of a query or key is rotated.
+    computed at once. A pair of coordinates ``i`` and ``i + dim / 2`` of a query or key is rotated.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:
@@ -165,8 +171,8 @@ class RopeTable:
 
 
 def _exponents(config: RopeConfig) -> Array:
-    """Return ``2 i / head_dim`` for each pair ``i``, float32 ``[head_dim / 2]``."""
-    return np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    """Return ``2 i / dim`` for each pair ``i``, float32 ``[dim / 2]``."""
+    return np.arange(0, config.dim, 2, dtype=np.float32) / np.float32(config.dim)
 
 
 def _inverse_powers(base: float, exponents: Array) -> Array:
@@ -175,18 +181,18 @@ def _inverse_powers(base: float, exponents: Array) -> Array:
 
 
 def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
-    """Return the frequencies, float32 ``[head_dim / 2]``, of *dynamic* scaling for a text length.
+    """Return the frequencies, float32 ``[dim / 2]``, of *dynamic* scaling for a text length.
 
     The base is rounded to float32 after each operation, as in training.
     """
     length = np.float32(max(span, config.original))
     growth = length * config.factor / config.original - (config.factor - 1)
-    base = np.float32(float(growth) ** (config.head_dim / (config.head_dim - 2))) * config.theta
+    base = np.float32(float(growth) ** (config.dim / (config.dim - 2))) * config.theta
     return _inverse_powers(float(base), _exponents(config))
 
 
 def _frequencies(config: RopeConfig) -> Array:
-    """Return the scaled frequencies, float32 ``[head_dim / 2]``; for *dynamic*, those before scaling."""
+    """Return the scaled frequencies, float32 ``[dim / 2]``; for *dynamic*, those before scaling."""
     plain = _inverse_powers(config.theta, _exponents(config))
     if config.kind == "linear":
         return plain / np.float32(config.factor)
@@ -221,12 +227,12 @@ def _yarn_frequencies(config: RopeConfig, plain: Array) -> Array:
     """
 
     def index_with(turns: float) -> float:
-        return config.head_dim * math.log(config.original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+        return config.dim * math.log(config.original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
     low, high = index_with(config.beta_fast), index_with(config.beta_slow)
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, config.dim - 1)
     width = (high - low) or 0.001
-    ramp = np.clip((np.arange(config.head_dim // 2, dtype=np.float32) - low) / width, 0, 1)
+    ramp = np.clip((np.arange(config.dim // 2, dtype=np.float32) - low) / width, 0, 1)
     return plain / config.factor * ramp + plain * (1 - ramp)

@@ -14,7 +14,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.kernel_program import KernelProgram
-from pronk.models.program import CrossAttentionSource, Program, ProgramRows
+from pronk.models.program import FIRST_CROSS_ROPE, CrossAttentionSource, Program, ProgramRows
 from pronk.sampling.sampler import DraftToken, Sampler
 
 __all__ = ["LayerExecutor"]
@@ -30,14 +30,16 @@ class LayerExecutor:
         self.communication_seconds = 0.0
         self._programs: dict[tuple[object, ...], Program] = {}
         self._version = (-1, -1)
-        # RoPE tables of self-attention and, if there is a source, of cross-attention.
-        decoders = [decoder] if cross_source is None else [decoder, cross_source.decoder]
-        self._ropes = [RopeTable(each.config.rope) for each in decoders]
+        # RoPE tables of self-attention and, if there is a source, of cross-attention, by the numbers in programs.
+        self._ropes = {number: RopeTable(rope) for number, rope in enumerate(decoder.config.ropes)}
+        if cross_source is not None:
+            ropes = enumerate(cross_source.decoder.config.ropes, FIRST_CROSS_ROPE)
+            self._ropes |= {number: RopeTable(rope) for number, rope in ropes}
 
     @property
     def has_dynamic_rope(self) -> bool:
         """Whether a RoPE table has one entry per row, because rotations depend on the prompt's length."""
-        return any(rope.dynamic for rope in self._ropes)
+        return any(rope.dynamic for rope in self._ropes.values())
 
     def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         """Run a range of layers; see :meth:`~pronk.execution.forward_job.Executor.run`."""
@@ -89,7 +91,7 @@ class LayerExecutor:
         tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
         packed = ProgramRows().set_segments(jobs, tokens, self._cross_block_tables(layer_range))
         prompt_lengths = [job.prompt_length for job, _ in layer_range.jobs] if self.has_dynamic_rope else []
-        for number, rope in enumerate(self._ropes):
+        for number, rope in self._ropes.items():
             packed.rotate(rope, number, prompt_lengths=prompt_lengths, num_extra=extra_positions)
         return packed
 

@@ -10,6 +10,7 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_vo
 from typing import Any
 
 __all__ = [
+    "NUM_ROPE_TABLES",
     "STRUCTURES",
     "CBlocks",
     "CDraftChain",
@@ -20,6 +21,9 @@ __all__ = [
     "OnToken",
     "structure_fields",
 ]
+
+
+NUM_ROPE_TABLES = 4  # entries of ``pronk_pass.rope``
 
 
 def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
@@ -55,6 +59,8 @@ class COp(Structure):
         ("slots", c_int64),
         ("q_norm k_norm keys values table positions", c_void_p),
         ("table_type collected", c_int32),
+        ("scale cap query_growth", c_float),
+        ("query_period rope_dim", c_int32),
     )
 
 
@@ -76,8 +82,8 @@ class CForward(Structure):
         ("tokens", c_void_p),
         ("segment cross_segment", POINTER(CSegment)),
         ("stream", c_void_p),
-        ("rope", c_void_p * 2),
-        ("rope_by_row", c_int32 * 2),
+        ("rope", c_void_p * NUM_ROPE_TABLES),
+        ("rope_by_row", c_int32 * NUM_ROPE_TABLES),
         ("wanted logits collected", c_void_p),
     )
 

@@ -84,8 +84,7 @@ class PagedCache:
         self.block_size = block_size
         self.poison = poison
         # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
-        dynamic = config.rope is not None and config.rope.kind == "dynamic"
-        self.prefix_cache = PrefixCache() if share_prefixes and not dynamic else None
+        self.prefix_cache = PrefixCache() if share_prefixes and not config.has_dynamic_rope else None
         self.prompt_cache: PromptCache | None = None  # blocks of the prefix cache on disk
         self.keys: list[Array]  # one array per layer; ``values`` likewise; see ``pronk.kv_cache.layout``
         self.values: list[Array]

@@ -1,4 +1,4 @@
-"""Decoder-only transformer, configured as Llama, Mistral, Qwen or GPT-2.
+"""Decoder-only transformer, whose layers :class:`~pronk.architecture.config.ModelConfig` describes.
 
 The input is *packed rows* ``[rows, hidden]``: tokens of any requests and positions, without a batch dimension. Only
 attention, through the KV cache, lets rows interact. ``compile`` appends the operations of a layer to a
@@ -23,14 +23,16 @@ __all__ = ["Decoder", "Layer"]
 class Layer:
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded."""
 
-    attention_norm: Norm
+    attention_norm: Norm | None = None
     qkv: Linear | StackedLinear
-    q_norm: Norm | None = None  # norm of each query head
-    k_norm: Norm | None = None  # norm of each key head
+    q_norm: Norm | None = None  # norm of each query head, or of all of them
+    k_norm: Norm | None = None  # norm of each key head, or of all of them
     out: Linear
-    mlp_norm: Norm
+    attention_output_norm: Norm | None = None
+    mlp_norm: Norm | None = None
     up: Linear  # gate and up projection, if the MLP is gated
     down: Linear
+    mlp_output_norm: Norm | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -43,7 +45,7 @@ class Layer:
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``: ``qkv``, ``out``, ``up`` or ``down``."""
         if name == "qkv":
-            return WeightLayout(unit=self.config.head_dim)
+            return WeightLayout(unit=None if self.config.whole_qk_norm else self.config.head_dim)
         return WeightLayout(gated=self.config.gated and name == "up")
 
     def linears(self) -> Iterator[Linear]:

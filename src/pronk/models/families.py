@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pronk.architecture.config import ModelConfig
@@ -56,6 +56,13 @@ _LLAMA_LAYER: dict[str, tuple[str, ...]] = {
     "up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
+# Layers with norms of the branches' outputs; those with such norms only have no ``mlp_norm``.
+_OUTPUT_NORMS_LAYER = _LLAMA_LAYER | {
+    "attention_output_norm": ("post_attention_layernorm",),
+    "mlp_norm": ("pre_feedforward_layernorm",),
+    "mlp_output_norm": ("post_feedforward_layernorm",),
+}
+_FUSED_LAYER = _LLAMA_LAYER | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
 
 _LLAMA = FamilyNames(
     prefix="model.",
@@ -66,6 +73,8 @@ _LLAMA = FamilyNames(
     # MTP heads are loaded by the drafter ``mtp``.
     ignored=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|mtp(_layers)?\..*"),
 )
+
+_OUTPUT_NORMS = replace(_LLAMA, layer=_OUTPUT_NORMS_LAYER)
 
 _GPT2 = FamilyNames(
     prefix="transformer.",
@@ -95,9 +104,11 @@ GGUF_NAMES = FamilyNames(
         "q_norm": ("attn_q_norm",),
         "k_norm": ("attn_k_norm",),
         "out": ("attn_output",),
+        "attention_output_norm": ("post_attention_norm",),
         "mlp_norm": ("ffn_norm",),
         "up": ("ffn_gate", "ffn_up"),
         "down": ("ffn_down",),
+        "mlp_output_norm": ("post_ffw_norm",),
     },
     embedding="token_embd",
     norm="output_norm",
@@ -106,12 +117,19 @@ GGUF_NAMES = FamilyNames(
 )
 
 FAMILY_NAMES: dict[str, FamilyNames] = {
+    "gemma2": _OUTPUT_NORMS,
+    "gemma3_text": _OUTPUT_NORMS,
     "gpt2": _GPT2,
+    "granite": _LLAMA,
     "llama": _LLAMA,
     "mimo": _LLAMA,
+    "ministral3": _LLAMA,
     "mistral": _LLAMA,
+    "olmo2": _OUTPUT_NORMS,
+    "phi3": replace(_LLAMA, layer=_FUSED_LAYER),
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "smollm3": _LLAMA,
 }
 
 
@@ -163,18 +181,30 @@ def plan_layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[
         "up": (up_sizes, config.hidden_size, config.mlp_bias),
         "down": ((config.hidden_size,), config.intermediate_size, config.mlp_bias),
     }
+    sizes = _norm_sizes(config)
     for module, stored_modules in names.layer.items():
         stored = tuple(f"{names.layers}.{index}.{name}" for name in stored_modules)
         target = f"layers.{index}.{module}"
         if module in linears:
             outputs, inputs, bias = linears[module]
-            # GPT-2 stores the query, key and value projections as one matrix.
+            # Some families store the query, key and value projections, or gate and up projection, as one matrix.
             outputs = outputs if len(stored) == len(outputs) else (sum(outputs),)
             yield plan_linear(target, stored, outputs, inputs, bias=bias, transposed=names.transposed)
-        elif module in ("attention_norm", "mlp_norm"):
-            yield plan_norm(config, target, stored[0], config.hidden_size)
-        elif config.qk_norm:
-            yield plan_norm(config, target, stored[0], config.head_dim)
+        elif module in sizes:
+            yield plan_norm(config, target, stored[0], sizes[module])
+
+
+def _norm_sizes(config: ModelConfig) -> dict[str, int]:
+    """Return the number of features of each norm that a layer has."""
+    sizes = dict[str, int]()
+    if config.norm_places != "output":
+        sizes |= {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}
+    if config.norm_places != "input":
+        sizes |= {"attention_output_norm": config.hidden_size, "mlp_output_norm": config.hidden_size}
+    if config.qk_norm:
+        queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
+        sizes |= {"q_norm": queries, "k_norm": keys}
+    return sizes
 
 
 def plan_linear(

@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import ModelConfig, default_query_scale
 from pronk.arrays import Array, DType
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.structures import CDraftChain, COp
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.program import CrossAttentionSource, Program, ProgramRows
+from pronk.models.program import CrossAttentionSource, Program, ProgramRows, output_range
 
 __all__ = ["KernelProgram"]
 
 _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)  # kinds of operations (``pronk_kind``)
 _STREAM, _A, _B, _LOGITS = range(4)  # buffers that an operation reads or writes (``pronk_buffer``)
+_BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
 _RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms (``pronk_norm_kind``); 0 means no norm
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
@@ -44,6 +45,7 @@ class KernelProgram(Program):
     def embed(self, decoder: Any) -> None:
         """Implement :meth:`Program.embed`."""
         op = self._append(_EMBED)
+        op.scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
         if decoder.positions is not None:  # the kernels read both tables in one data type
             op.positions = self._keep_alive(decoder.positions.astype(decoder.embedding.dtype, copy=False))
         if decoder.table is not None:
@@ -53,26 +55,49 @@ class KernelProgram(Program):
         op.table_type = TYPES[decoder.embedding.dtype]
 
     def project(
-        self, linear: Any, norm: Any, config: ModelConfig, index: int | None, head_norms: tuple[Any, Any] = (None, None)
+        self,
+        linear: Any,
+        norm: Any,
+        config: ModelConfig,
+        index: int,
+        head_norms: tuple[Any, Any] = (None, None),
+        *,
+        cross: bool = False,
     ) -> None:
         """Implement :meth:`Program.project`; each matrix of ``linear`` is an operation."""
+        if config.whole_qk_norm and not cross:
+            self.linear(linear, norm=norm, to="B")
+            op = self._heads(config, index, head_norms)
+            op.input, op.eps = _B, head_norms[0].eps
+            return
         first_head = 0
         for part in linear.parts:
-            op = self._append(_QKV)
+            op = self._heads(config, index, head_norms, cross=cross)
             self._set_weights(op, part)
             if norm is not None:
                 self._set_norm(op, norm)
-            op.heads, op.head_dim, op.first_head = config.num_heads, config.head_dim, first_head
-            op.rope = 0 if config.rope is None else 1 if index is not None else 2
-            if index is not None:
-                assert self.cache is not None
-                op.kv_heads = config.num_kv_heads
-                self._kv_cache(op, self.cache, index)
-            if head_norms[0] is not None:
-                op.q_norm, op.k_norm = (self._keep_alive(norm.weight) for norm in head_norms)
+            op.eps = op.eps if head_norms[0] is None else head_norms[0].eps
+            op.first_head = first_head
             first_head += part.out_features // config.head_dim
-        num_heads = config.num_heads + (0 if index is None else 2 * config.num_kv_heads)
+        num_heads = config.num_heads + (0 if cross else 2 * config.num_kv_heads)
         assert first_head == num_heads, "expected as many outputs as heads"
+
+    def _heads(self, config: ModelConfig, index: int, head_norms: tuple[Any, Any], *, cross: bool = False) -> COp:
+        """Append an operation that rotates and stores the heads of a layer."""
+        op = self._append(_QKV)
+        op.heads, op.head_dim = config.num_heads, config.head_dim
+        number, rope = self.rope_number(config, index, cross=cross), config.rope_of(index)
+        if number is not None and rope is not None:
+            op.rope, op.rope_dim = number + 1, rope.dim
+        op.scale = default_query_scale(config.head_dim) if cross else config.query_scale
+        if not cross:
+            assert self.cache is not None
+            op.kv_heads = config.num_kv_heads
+            self._kv_cache(op, self.cache, index)
+            op.query_growth, op.query_period = config.query_growth or (0.0, 1)
+        if head_norms[0] is not None:
+            op.q_norm, op.k_norm = (self._keep_alive(norm.weight) for norm in head_norms)
+        return op
 
     def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
         """Implement :meth:`Program.attend`."""
@@ -80,6 +105,7 @@ class KernelProgram(Program):
         op.heads, op.kv_heads, op.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         op.window = config.windows[layer] or 0 if config.windows else 0
         op.cross = int(cross)
+        op.cap = 0.0 if cross else config.attention_cap or 0.0
         op.block_size, op.slots = cache.block_size, cache.num_slots
         self._kv_cache(op, cache, layer)
 
@@ -93,19 +119,24 @@ class KernelProgram(Program):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
+        scale: float | None = None,
+        cap: float | None = None,
     ) -> None:
         """Implement :meth:`Program.linear`."""
         op = self._append(_LINEAR)
-        buffers = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
-        op.input, op.output, op.residual, op.wanted = buffers[source], buffers[to], int(residual), int(only_logits_rows)
+        op.scale, op.cap = output_range(linear, scale, cap)
+        op.input, op.output = _BUFFERS[source], _BUFFERS[to]
+        op.residual, op.wanted = int(residual), int(only_logits_rows)
         op.activation = _ACTIVATIONS[activation]
         self._set_weights(op, linear)
         if norm is not None:
             self._set_norm(op, norm)
 
-    def norm(self, norm: Any) -> None:
+    def norm(self, norm: Any, *, source: str = "stream", residual: bool = False, scale: float = 1.0) -> None:
         """Implement :meth:`Program.norm`."""
-        self._set_norm(self._append(_NORM), norm)
+        op = self._append(_NORM)
+        op.input, op.residual, op.scale = _BUFFERS[source], int(residual), scale
+        self._set_norm(op, norm)
 
     def store_hidden(self, layer: int) -> None:
         """Implement :meth:`Program.store_hidden`."""
@@ -143,7 +174,7 @@ class KernelProgram(Program):
         return self._compiled
 
     def _append(self, kind: int) -> COp:
-        op = COp(kind=kind)
+        op = COp(kind=kind, scale=1.0)
         if self.cache is not None:
             op.block_size, op.slots = self.cache.block_size, self.cache.num_slots
         self._ops.append(op)

@@ -75,6 +75,8 @@ class Linear:
         self.out_features: int = weight.shape[0]
         self.in_features: int = weight.shape[1]
         self.backend, self.layout = backend, layout
+        self.scale: float = 1.0  # factor of the outputs
+        self.cap: float | None = None  # soft cap of the outputs
         self.packed: Matrix = backend.pack(weight, bias, unit=layout.unit, gated=layout.gated, cache=cache)
         self._programs: dict[np.dtype[np.generic], Program] = {}
 

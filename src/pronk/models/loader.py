@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pronk.architecture.config import ModelConfig, parse_config
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.families import parse_config
 from pronk.arrays import DTYPES, FLOAT16, FLOAT32, DType
 from pronk.errors import ConfigError, OptionError
 from pronk.kernels.weight_cache import WeightCache

@@ -17,6 +17,7 @@ from pronk.models.split import TensorSplit
 from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["WeightPlacer"]
 
@@ -55,10 +56,23 @@ class WeightPlacer:
             layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=True)
             setattr(parent, name, self._linear(part, layout))
         else:
-            (weight,), bias = part.weight, part.bias
-            arrays = [self._stack([self.inventory.tensor(source)]) for source in (weight, *bias)]
-            setattr(parent, name, Norm.of(self.decoder.config, *arrays))
+            setattr(parent, name, self._norm(part))
+        if part.target == "head":
+            self.decoder.head.scale = self.decoder.config.logits_scale
+            self.decoder.head.cap = self.decoder.config.logits_cap
         self.inventory.checkpoint.release()
+
+    def _norm(self, part: DecoderPart) -> Norm:
+        """Load a norm; its numbers are rounded to ``dtype``, except for those of GGUF files.
+
+        GGUF files store ``1 + weight`` for Gemma, in float32; rounding would lose digits of the weight.
+        """
+        config, arrays = self.decoder.config, [self.inventory.tensor(source) for source in part.tensors]
+        if not isinstance(self.inventory.checkpoint, GgufCheckpoint):
+            arrays = [self._stack([array]) for array in arrays]
+        if config.norm_offset:
+            arrays[0] = arrays[0].astype(np.float32) + np.float32(config.norm_offset)
+        return Norm.of(config, *arrays)
 
     def _table(self, source: CheckpointTensor) -> Array:
         """Load an embedding; if it stays quantized, set ``decoder.table`` and return an empty array."""

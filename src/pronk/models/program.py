@@ -9,6 +9,9 @@ and ``B`` are buffers for intermediate activations ::
     linear  x = x + A W_out
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
     linear  x = x + B W_down
+
+With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With norms of queries
+and keys that span all heads, ``linear`` writes the projections to ``B``, and one ``qkv`` operation reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import Array, DType
-from pronk.kernels.structures import CForward, CSegment
+from pronk.kernels.structures import NUM_ROPE_TABLES, CForward, CSegment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.tree import TokenTree
@@ -31,10 +34,12 @@ from pronk.speculation.tree import TokenTree
 if TYPE_CHECKING:
     from pronk.models.decoder import Decoder
 
-__all__ = ["CrossAttentionSource", "Program", "ProgramRows"]
+__all__ = ["FIRST_CROSS_ROPE", "CrossAttentionSource", "Program", "ProgramRows", "output_range"]
 
 # Row numbers 0, 1, 2, …: a range of rows (the usual case for logits) is passed as a pointer into this array.
 _NUM_CONSECUTIVE = 1 << 14
+# Numbers of rotations: 0 and 1 are those of the model's own ``ropes``, 2 and 3 those of the source's.
+FIRST_CROSS_ROPE = NUM_ROPE_TABLES // 2
 _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 
 
@@ -67,28 +72,52 @@ class Program(ABC):
         assert self.cache is not None
         self.project(layer.qkv, layer.attention_norm, layer.config, index, (layer.q_norm, layer.k_norm))
         self.attend(layer.config, self.cache, index)
-        self.linear(layer.out, source="A", to="logits" if partial else "stream", residual=not partial)
+        self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def cross(self, layer: Any, index: int) -> None:
         """Append cross-attention to the source, with its residual connection, as in the drafter Glide."""
         assert self.source is not None
         config = self.source.decoder.config
-        self.project(layer.cross_query, layer.cross_norm, config, None)
+        self.project(layer.cross_query, layer.cross_norm, config, self.source.layers[index], cross=True)
         self.attend(config, self.source.cache, self.source.layers[index], cross=True)
         self.linear(layer.cross_out, source="A", residual=True)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
         """Append the MLP of a decoder layer, with its residual connection; for ``partial``, see ``attention``."""
         self.linear(layer.up, norm=layer.mlp_norm, activation=layer.config.activation, to="B")
-        self.linear(layer.down, source="B", to="logits" if partial else "stream", residual=not partial)
+        self._add_branch(layer.down, "B", layer.mlp_output_norm, layer.config, partial=partial)
+
+    def _add_branch(self, linear: Any, source: str, norm: Any, config: ModelConfig, *, partial: bool) -> None:
+        """Append ``stream += scale · norm(source Wᵀ + b)``; for ``partial``, see ``attention``."""
+        scale = config.residual_scale
+        if norm is None:
+            self.linear(linear, source=source, to="logits" if partial else "stream", residual=not partial, scale=scale)
+            return
+        assert not partial, "expected no norm after a sum over processes"
+        buffer = "B" if source == "A" else "A"
+        self.linear(linear, source=source, to=buffer)
+        self.norm(norm, source=buffer, residual=True, scale=scale)
+
+    @staticmethod
+    def rope_number(config: ModelConfig, layer: int, *, cross: bool = False) -> int | None:
+        """Return the number (:meth:`ProgramRows.set_rope`) of a layer's rotations; ``None`` without rotations."""
+        rope = config.rope_of(layer)
+        return None if rope is None else config.ropes.index(rope) + (FIRST_CROSS_ROPE if cross else 0)
 
     @abstractmethod
     def embed(self, decoder: Any) -> None:
-        """Append ``stream = token embeddings (+ learned position embeddings)``."""
+        """Append ``stream = scale · token embeddings (+ learned position embeddings)``."""
 
     @abstractmethod
     def project(
-        self, linear: Any, norm: Any, config: ModelConfig, index: int | None, head_norms: tuple[Any, Any] = (None, None)
+        self,
+        linear: Any,
+        norm: Any,
+        config: ModelConfig,
+        index: int,
+        head_norms: tuple[Any, Any] = (None, None),
+        *,
+        cross: bool = False,
     ) -> None:
         """Append queries, keys and values: ``norm(stream) Wᵀ + b``, rotated; keys and values are stored.
 
@@ -96,9 +125,9 @@ class Program(ABC):
             linear: layer with the outputs of all query heads, then of the key heads, then of the value heads.
             norm: norm of the stream; ``None``: the stream is read as it is.
             config: sizes of the heads, and whether they are rotated.
-            index: layer (from 0) of the cache that stores keys and values; ``None``: there are only queries, for
-                cross-attention.
-            head_norms: norms of each query and of each key head, or ``None``.
+            index: layer (from 0) of ``config``, and of the cache that stores keys and values.
+            head_norms: norms of queries and of keys, or ``None``.
+            cross: whether there are only queries, for cross-attention to layer ``index`` of another model.
         """
 
     @abstractmethod
@@ -119,17 +148,22 @@ class Program(ABC):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
+        scale: float | None = None,
+        cap: float | None = None,
     ) -> None:
-        """Append the operation ``to = activation(norm(source) Wᵀ + b)``, or ``to += …`` with ``residual``.
+        """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``, or ``to += …`` with ``residual``.
 
         ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"`` or ``"logits"``. With ``only_logits_rows``,
         only the rows of :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields
-        ``activation(gate) · up``.
+        ``activation(gate) · up``. ``cap`` is a soft cap. Scale and cap are by default those of ``linear``.
         """
 
     @abstractmethod
-    def norm(self, norm: Any) -> None:
-        """Append an operation: normalize the residual stream in place."""
+    def norm(self, norm: Any, *, source: str = "stream", residual: bool = False, scale: float = 1.0) -> None:
+        """Append a norm of a buffer.
+
+        The operation is ``stream = norm(source)``, or ``stream += scale · norm(source)`` with ``residual``.
+        """
 
     @abstractmethod
     def store_hidden(self, layer: int) -> None:
@@ -148,6 +182,12 @@ class Program(ABC):
         ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill ``logits``, float32
         ``[rows, outputs]`` or ``[selected rows, outputs]``, and ``collected`` ``[collected layers, rows, hidden]``.
         """
+
+
+def output_range(linear: Any, scale: float | None, cap: float | None) -> tuple[float, float]:
+    """Return scale and soft cap (0: none) of a linear layer's outputs; ``None``: those of ``linear``."""
+    scale = getattr(linear, "scale", 1.0) if scale is None else scale
+    return scale, (getattr(linear, "cap", None) if cap is None else cap) or 0.0
 
 
 @dataclass
@@ -214,7 +254,7 @@ class ProgramRows:
         return rows
 
     def set_rope(self, number: int, table: Array | None, *, by_row: bool = False) -> None:
-        """Set the :class:`RopeTable` array of self-attention (``number`` 0) or cross-attention (1).
+        """Set the :class:`RopeTable` array of the rotations with a number, see :meth:`Program.rope_number`.
 
         Entry ``i`` of ``table`` is for position ``i``, or with ``by_row`` for row ``i``.
         """

@@ -48,6 +48,13 @@ class TensorSplit:
     workers: int
 
     def __post_init__(self) -> None:
+        if self.config.norm_places != "input" or self.config.whole_qk_norm:
+            # Such a norm needs the sums of all processes.
+            msg = (
+                "parallel: expected a model with norms of the inputs of attention and MLP only for 'tensor', found "
+                f"{self.config.family}; use parallel='tree'"
+            )
+            raise OptionError(msg)
         max_workers, limit = min(
             (self.config.num_kv_heads, "key/value heads"),
             (self.config.intermediate_size, "MLP columns"),

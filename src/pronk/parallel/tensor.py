@@ -228,7 +228,10 @@ class TensorParallelExecutor(LayerExecutor):
             elif stage == "keep":
                 program.store_hidden(index + 1)
             else:
-                program.linear(self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True)
+                scale, cap = decoder.config.logits_scale, decoder.config.logits_cap
+                program.linear(
+                    self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True, scale=scale, cap=cap
+                )
             return program
 
         return self._cached_program((stage, index), make)

@@ -20,7 +20,7 @@ from pronk.models.program import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.cache import TorchCache
 
-__all__ = ["VisibleKeys", "attend_rows", "visible_keys"]
+__all__ = ["VisibleKeys", "attend_rows", "capped_attention", "visible_keys"]
 
 
 class VisibleKeys(NamedTuple):
@@ -61,15 +61,33 @@ def visible_keys(rows: ProgramRows, cache: TorchCache, window: int | None, *, cr
     return found
 
 
-def attend_rows(queries: Tensor, visible: Sequence[VisibleKeys], cache: TorchCache, layer: int) -> Tensor:
-    """Attend from queries ``[rows, heads, d]`` to a layer (from 0); return ``[rows, heads * d]``."""
+def attend_rows(
+    queries: Tensor,
+    visible: Sequence[VisibleKeys],
+    cache: TorchCache,
+    layer: int,
+    scale: float,
+    cap: float | None = None,
+) -> Tensor:
+    """Attend from queries ``[rows, heads, d]`` to a layer (from 0); return ``[rows, heads * d]``.
+
+    ``scale`` is the factor of the scores, and ``cap`` their soft cap.
+    """
     (keys, values), outputs = cache.tensors(layer), []
     for q, seen in zip(queries.split([each.num_rows for each in visible]), visible, strict=True):
-        outputs.append(_attend(q.to(keys.dtype), keys[:, seen.slots], values[:, seen.slots], seen).to(queries.dtype))
+        k, v = keys[:, seen.slots], values[:, seen.slots]
+        outputs.append(_attend(q.to(k.dtype), k, v, seen, scale, cap).to(queries.dtype))
     return torch.cat(outputs)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
+def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
+    """Return attention ``[…, rows, d]`` whose scores have a soft cap; ``mask``: bool ``[rows, keys]``."""
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    scores = (cap * torch.tanh(scores / cap)).masked_fill(~mask, -torch.inf)
+    return torch.softmax(scores, dim=-1).to(v.dtype) @ v
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys, scale: float, cap: float | None) -> Tensor:
     """Attend from ``q`` ``[rows, heads, d]`` to ``k`` and ``v`` ``[kv_heads, keys, d]``.
 
     The query heads of each key/value head are stacked as rows, so that one matrix product serves all. A row that sees
@@ -81,7 +99,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
         return q.new_zeros(rows, heads * size)
     folded = q.view(rows, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3).reshape(kv_heads, -1, size)
     mask = visible.mask.repeat(heads // kv_heads, 1)
-    out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=mask)
+    if cap is None:
+        out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=mask, scale=scale)
+    else:
+        out = capped_attention(folded, k, v, mask, scale, cap)
     out = out.view(kv_heads, heads // kv_heads, rows, size).permute(2, 0, 1, 3).reshape(rows, -1)
     return out if visible.sees_any is None else out * visible.sees_any
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import ModelConfig, default_query_scale
 from pronk.arrays import Array, DType
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.program import CrossAttentionSource, Program, ProgramRows
+from pronk.models.program import CrossAttentionSource, Program, ProgramRows, output_range
 from pronk.torch_backend.attention import attend_rows, visible_keys
 from pronk.torch_backend.cache import TorchCache
 from pronk.torch_backend.convert import to_array, to_tensor
@@ -53,8 +53,14 @@ class _Pass:
         places = np.arange(self.rows.count) if by_row else self.positions
         entries = self.once(("rope", number), lambda: to_tensor(table[places]).to(self.device, x.dtype))
         cos, sin = entries.unsqueeze(2).unbind(1)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        half = cos.shape[-1]
+        first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    def growth(self, growth: float, period: int) -> Tensor:
+        """Return the factor of each row's queries, ``[rows, 1, 1]``: ``ModelConfig.query_growth``."""
+        factors = 1.0 + growth * np.log1p(self.positions // period)
+        return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[:, None, None]
 
     def slots(self, cache: PagedCache) -> Tensor:
         """Return the slot of each row in the cache."""
@@ -88,10 +94,11 @@ class TorchProgram(Program):
 
     def embed(self, decoder: Any) -> None:
         """Implement :meth:`Program.embed`; the tables stay in the main memory."""
+        scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
 
         def run(state: _Pass) -> None:
             x = to_tensor(decoder.embedding[np.asarray(state.rows.tokens)])
-            x = x.to(self.device, state.buffers["stream"].dtype)
+            x = x.to(self.device, state.buffers["stream"].dtype) * scale
             if decoder.positions is not None:
                 x = x + to_tensor(decoder.positions[state.positions]).to(self.device, x.dtype)
             state.buffers["stream"] = x
@@ -99,25 +106,32 @@ class TorchProgram(Program):
         self._ops.append(run)
 
     def project(
-        self, linear: Any, norm: Any, config: ModelConfig, index: int | None, head_norms: tuple[Any, Any] = (None, None)
+        self,
+        linear: Any,
+        norm: Any,
+        config: ModelConfig,
+        index: int,
+        head_norms: tuple[Any, Any] = (None, None),
+        *,
+        cross: bool = False,
     ) -> None:
         """Implement :meth:`Program.project`; the queries stay in a buffer."""
         normalize, cache = _ACTIVATIONS[None] if norm is None else self._norm(norm), self.cache
-        query_norm, key_norm = (None if each is None else self._norm(each) for each in head_norms)
+        norms = [_ACTIVATIONS[None] if each is None else self._norm(each) for each in head_norms]
+        number, sizes = self.rope_number(config, index, cross=cross), config.qkv_sizes[: 1 if cross else 3]
+        whole, growth = config.whole_qk_norm and not cross, None if cross else config.query_growth
 
         def run(state: _Pass) -> None:
             x = normalize(state.buffers["stream"])
-            heads = torch.cat([_multiply(part.packed, x) for part in linear.parts], dim=-1)
-            heads = heads.unflatten(-1, (-1, config.head_dim))
-            q, k, v = heads.tensor_split((config.num_heads, config.num_heads + config.num_kv_heads), dim=1)
-            if query_norm is not None and key_norm is not None:
-                q, k = query_norm(q), key_norm(k)
-            if config.rope is not None:
-                q = state.rotate(q, 0 if index is not None else 1)
-            if index is not None:
+            projected = torch.cat([_multiply(part.packed, x) for part in linear.parts], dim=-1).split(sizes, dim=-1)
+            parts = list(projected) if whole else [_heads(part, config) for part in projected]
+            for part, normalize_heads in enumerate(norms[: len(parts)]):
+                parts[part] = _heads(normalize_heads(parts[part]), config)
+            rotated = [part if number is None else state.rotate(part, number) for part in parts[:2]]
+            if not cross:
                 assert isinstance(cache, TorchCache)
-                cache.write(index, state.slots(cache), k if config.rope is None else state.rotate(k, 0), v)
-            state.buffers["queries"] = q
+                cache.write(index, state.slots(cache), rotated[1], _heads(parts[2], config))
+            state.buffers["queries"] = rotated[0] if growth is None else rotated[0] * state.growth(*growth)
 
         self._ops.append(run)
 
@@ -125,10 +139,13 @@ class TorchProgram(Program):
         """Implement :meth:`Program.attend`."""
         assert isinstance(cache, TorchCache)
 
+        scale = default_query_scale(config.head_dim) if cross else config.query_scale
+        cap = None if cross else config.attention_cap
+
         def run(state: _Pass) -> None:
             window = config.windows[layer] if config.windows else None
             keys = state.once((window, cross), lambda: visible_keys(state.rows, cache, window, cross=cross))
-            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer)
+            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap)
 
         self._ops.append(run)
 
@@ -142,8 +159,11 @@ class TorchProgram(Program):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
+        scale: float | None = None,
+        cap: float | None = None,
     ) -> None:
         """Implement :meth:`Program.linear`."""
+        factor, limit = output_range(linear, scale, cap)
         normalize = _ACTIVATIONS[None] if norm is None else self._norm(norm)
         activate, matrix = _ACTIVATIONS[activation], linear.packed
 
@@ -157,16 +177,19 @@ class TorchProgram(Program):
                 y = activate(gate) * up
             else:
                 y = activate(y)
+            y = y if factor == 1.0 else y * factor
+            y = limit * torch.tanh(y / limit) if limit else y
             state.buffers[to] = state.buffers[to] + y if residual else y
 
         self._ops.append(run)
 
-    def norm(self, norm: Any) -> None:
+    def norm(self, norm: Any, *, source: str = "stream", residual: bool = False, scale: float = 1.0) -> None:
         """Implement :meth:`Program.norm`."""
         normalize = self._norm(norm)
 
         def run(state: _Pass) -> None:
-            state.buffers["stream"] = normalize(state.buffers["stream"])
+            y = normalize(state.buffers[source])
+            state.buffers["stream"] = state.buffers["stream"] + scale * y if residual else y
 
         self._ops.append(run)
 
@@ -204,10 +227,16 @@ class TorchProgram(Program):
 
         def normalize(x: Tensor) -> Tensor:
             if bias is None:
-                return F.rms_norm(x, weight.shape, weight.to(x.dtype), norm.eps)
+                # In float32: a weight 1 + w has more digits than bfloat16.
+                return F.rms_norm(x.float(), weight.shape, weight, norm.eps).to(x.dtype)
             return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), norm.eps)
 
         return normalize
+
+
+def _heads(x: Tensor, config: ModelConfig) -> Tensor:
+    """Return ``x`` ``[rows, heads · head_dim]`` as ``[rows, heads, head_dim]``."""
+    return x if x.dim() == 3 else x.unflatten(-1, (-1, config.head_dim))
 
 
 def _multiply(matrix: Any, x: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ def compute_features(
 ) -> Features:
     """Run the decoder; keep outputs of the layers ``hidden``, and keys and values of the layers ``cache``."""
     batch, length = tokens.shape
-    dense, features = DenseAttention(batch, length, decoder.config.windows), Features(tokens.new_empty(0))
+    config, features = decoder.config, Features(tokens.new_empty(0))
+    dense = DenseAttention(batch, length, config.windows, config.attention_cap)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer + 1 in cache:

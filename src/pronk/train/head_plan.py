@@ -39,7 +39,7 @@ def head_config(
         msg = f"model: expected a target of a Llama's kind, with RMSNorm and SwiGLU, found {target.family}"
         raise OptionError(msg)
     layer = replace(
-        target,
+        target.plain_layers(0),
         family="llama",
         num_layers=1,
         windows=(None,),

@@ -45,6 +45,7 @@ int64_t input_stride(const pronk_op* ops, int64_t count, int64_t hidden) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++)
     if (ops[i].w && ops[i].w->K > width) width = ops[i].w->K;
+    else if (ops[i].kind == PRONK_QKV && ops[i].heads * ops[i].head_dim > width) width = ops[i].heads * ops[i].head_dim;
   return row_stride(width > hidden ? width : hidden);
 }
 

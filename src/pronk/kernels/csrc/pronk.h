@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 7
+#define PRONK_VERSION 8
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -21,12 +21,13 @@ enum pronk_type {
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
 
 enum pronk_kind {
-  PRONK_EMBED = 0,   // stream = table[token], or row `token` of w (+ positions[position])
-  PRONK_LINEAR = 1,  // output = activate(norm(input) W^T + b), where W [N, K] is pronk_op.w and b its bias
-  PRONK_QKV = 2,     // project; apply RoPE to queries and keys; scale queries; write keys and values to the cache
+  PRONK_EMBED = 0,   // stream = scale * table[token], or row `token` of w (+ positions[position])
+  PRONK_LINEAR = 1,  // output = cap(scale * activate(norm(input) W^T + b)): W [N, K] is pronk_op.w and b its bias
+  PRONK_QKV = 2,     // project; apply RoPE to queries and keys; scale queries; write keys and values to the cache.
+                     // Without w: the projections are in buffer B, and the norms span all query or all key heads
   PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
-  PRONK_NORM = 5,    // stream = norm(stream)
+  PRONK_NORM = 5,    // stream = norm(input), or stream += scale * norm(input) with `residual`
 };
 // Input or output of an operation. A and B hold activations between operations.
 enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3 };
@@ -83,7 +84,7 @@ typedef struct {
   const pronk_weights* w;
   int32_t heads, kv_heads, head_dim;
   int32_t first_head;     // PRONK_QKV: number of the first head in w, counting query heads, then key, then value heads
-  int32_t rope;           // RoPE table. 0: none; 1: pass.rope[0]; 2: pass.rope[1]
+  int32_t rope;           // RoPE table. 0: none; n > 0: pass.rope[n - 1]
   int32_t window;         // sliding window in tokens; 0: none
   int32_t cross;          // 1: cross-attention to the cached tokens of pass.cross_segment
   int32_t block_size;     // slots of a cache block, a multiple of 16
@@ -94,6 +95,11 @@ typedef struct {
   const void *table, *positions;
   int32_t table_type;     // pronk_type of `table` and `positions`
   int32_t collected;      // PRONK_STORE: n > 0: copy to pass.collected[n - 1]; 0: copy to `keys`
+  float scale;            // factor of embeddings, of outputs, or of queries; 1: none
+  float cap;              // soft cap of outputs or of attention scores: cap * tanh(x / cap); 0: none
+  float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
+  int32_t query_period;   // query_growth 0: none
+  int32_t rope_dim;       // number of dimensions of a head that RoPE rotates, the first ones
 } pronk_op;
 
 // Rows of one request: a tree of `nodes` tokens after `length` cached tokens. The tree is a chunk of the prompt (a
@@ -116,8 +122,8 @@ typedef struct {
   const int32_t* tokens;     // [rows] token ids
   const pronk_segment *segment, *cross_segment;  // [segments], one per request
   void* stream;              // [rows, hidden]
-  const float* rope[2];      // two tables [positions or rows, 2, head_dim / 2]: cosines, sines
-  int32_t rope_by_row[2];    // per table of `rope`. 1: the table has an entry per row; 0: an entry per position
+  const float* rope[4];      // tables [positions or rows, 2, rope_dim / 2]: cosines, sines
+  int32_t rope_by_row[4];    // per table of `rope`. 1: the table has an entry per row; 0: an entry per position
   const int32_t* wanted;     // [num_wanted] rows whose logits are requested
   float* logits;             // [num_wanted, N], or [rows, N] if `wanted` of the LM head's operation is 0
   void* collected;           // [layers, rows, hidden] copies of the stream by PRONK_STORE

@@ -1,7 +1,7 @@
 """Conversion of GGUF metadata to a :class:`~pronk.architecture.config.ModelConfig`.
 
-Keys in ``_UNSUPPORTED_KEYS`` raise an error if they turn on a feature that is not implemented; unknown keys are
-ignored. Mistral models in GGUF files have the architecture ``llama``.
+Keys in ``_UNSUPPORTED_KEYS`` raise an error if they turn on a computation that the architecture's function does not
+read; unknown keys are ignored. Mistral models in GGUF files have the architecture ``llama``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +21,11 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["parse_gguf"]
 
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _MAX_LAYERS = 10_000  # more layers than any model has; limits memory and time for damaged files
 _MAX_NUMBER = 1e15  # larger RoPE bases, scaling factors and epsilons are refused; no model has them
 _ROPE_FREQUENCIES = "rope_freqs.weight"  # name of the tensor of divisors, one per RoPE frequency
-# Keys of features that are not implemented, with the values that turn the feature off. Other values raise an error.
+# Keys that turn on computations, with the values that turn them off. Other values raise an error, unless the function
+# of the architecture reads the key.
 _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -76,11 +77,11 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
         msg = f"{checkpoint.folder}: unknown architecture {architecture!r:.40}; supported in GGUF files are {supported}"
         raise ConfigError(msg)
     keys = _Keys(checkpoint, architecture)
-    keys.check_unsupported()
     vocabulary = checkpoint.vocabulary
     num_layers, context = keys.integer("block_count", maximum=_MAX_LAYERS), keys.integer("context_length")
-    rope = _rope(keys, checkpoint, _head_dim(keys), context)
-    return ModelConfig(
+    head_dim = _head_dim(keys)
+    rope = _rope(keys, checkpoint, head_dim, context)
+    config = ModelConfig(
         family=architecture,
         vocab_size=_vocab_size(checkpoint),
         hidden_size=keys.integer("embedding_length"),
@@ -88,7 +89,7 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
         num_layers=num_layers,
         num_heads=keys.integer("attention.head_count"),
         num_kv_heads=_num_kv_heads(keys),
-        head_dim=rope.head_dim,
+        head_dim=head_dim,
         context=rope.extend(context),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
@@ -96,12 +97,61 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in checkpoint,
         out_bias="blk.0.attn_output.bias" in checkpoint,
         mlp_bias="blk.0.ffn_down.bias" in checkpoint,
-        qk_norm=architecture == "qwen3",
         tied="output.weight" not in checkpoint,
         bos_id=vocabulary.special_ids.get("bos"),
         eos_ids=vocabulary.eos_ids,
         dtype=_dtype(checkpoint),
     )
+    config = _ARCHITECTURES[architecture](keys, config)
+    keys.check_unsupported()
+    return config
+
+
+def _gemma(keys: _Keys, config: ModelConfig, *, period: int, whole_model: int) -> ModelConfig:
+    """Return a Gemma, whose layers have a sliding window, but each ``period``-th.
+
+    The files lack the attention scale: as in llama.cpp, the largest model, of ``whole_model`` layers, has another one.
+    The norms' weights are stored as in Llama, with the 1 that Gemma adds.
+    """
+    size = keys.integer("attention.sliding_window", 4096)
+    period = keys.integer("attention.sliding_window_pattern", period)
+    windows = tuple(size if (layer + 1) % period else None for layer in range(config.num_layers))
+    largest = config.num_layers == whole_model
+    return replace(
+        config,
+        norm_places="both",
+        activation="gelu_tanh",
+        windows=windows,
+        embedding_scale=config.hidden_size**0.5,
+        attention_scale=(config.hidden_size / config.num_heads if largest else config.head_dim) ** -0.5,
+    )
+
+
+def _gemma2(keys: _Keys, config: ModelConfig) -> ModelConfig:
+    caps = (
+        keys.number(key, default) for key, default in (("attn_logit_softcapping", 50), ("final_logit_softcapping", 30))
+    )
+    attention_cap, logits_cap = caps
+    return replace(_gemma(keys, config, period=2, whole_model=46), attention_cap=attention_cap, logits_cap=logits_cap)
+
+
+def _gemma3(keys: _Keys, config: ModelConfig) -> ModelConfig:
+    config = _gemma(keys, config, period=6, whole_model=62)
+    sliding = RopeConfig(config.head_dim, keys.number("rope.freq_base_swa", 10000.0, bound=1))
+    ropes = tuple(config.rope if window is None else sliding for window in config.windows)
+    cap = keys.number("final_logit_softcapping") if keys.get("final_logit_softcapping") else None
+    context = keys.integer("context_length")  # the length after scaling
+    return replace(config, family="gemma3_text", qk_norm=True, layer_ropes=ropes, logits_cap=cap, context=context)
+
+
+# By architecture: what to change in the configuration of a Llama.
+_ARCHITECTURES: dict[str, Callable[[_Keys, ModelConfig], ModelConfig]] = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "llama": lambda _, config: config,
+    "qwen2": lambda _, config: config,
+    "qwen3": lambda _, config: replace(config, qk_norm=True),
+}
 
 
 class _Keys:
@@ -109,6 +159,7 @@ class _Keys:
 
     def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
         self.checkpoint, self.architecture = checkpoint, architecture
+        self.used: set[str] = set()  # keys that were read
 
     def label(self, key: str) -> str:
         """Return the path of the file and the full key, for error messages."""
@@ -116,6 +167,7 @@ class _Keys:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value, or ``default`` if absent; an array must hold the same value for all layers."""
+        self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -135,13 +187,17 @@ class _Keys:
         return _decimal(value)
 
     def check_unsupported(self) -> None:
-        """Raise a ConfigError if ``_UNSUPPORTED_KEYS`` does not allow a key's value, or for a sliding window."""
+        """Raise a ConfigError if a key that was not read turns on a computation."""
         for key, off_values in _UNSUPPORTED_KEYS.items():
+            if key in self.used:
+                continue
             value = self.checkpoint.header.get(f"{self.architecture}.{key}")
             values = value if isinstance(value, list) else [value]
             if value is not None and any(item not in off_values for item in values):
                 msg = f"{self.label(key)} = {value!r:.80} is not supported; expected a plain {self.architecture} model"
                 raise ConfigError(msg)
+        if "attention.sliding_window" in self.used:
+            return
         window = self.get("attention.sliding_window", 0)
         if isinstance(window, int) and 0 < window < self.integer("context_length"):
             msg = f"{self.label('attention.sliding_window')} = {window} is not supported; expected full attention"

@@ -43,10 +43,10 @@ class SourceCheckpoint:
             msg = f"{folder}: expected plain weights, found a model that is quantized already ({method}); {_REMEDY}"
             raise CheckpointError(msg)
         self.names = FAMILY_NAMES[self.config.family]
-        if self.names.transposed:
+        if self.names.transposed or len(self.names.layer["qkv"]) == 1 or not self.config.is_plain:
             msg = (
-                f"{folder}: expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, which "
-                "compressed-tensors does not support; load it with --weights int8 or int4"
+                f"{folder}: expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, which this "
+                "command does not support; load it with --weights int8 or int4"
             )
             raise CheckpointError(msg)
         self.dtype = parse_dtype("auto", self.config)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import FLOAT32, Array
 from pronk.kv_cache.blocks import BlockTable
@@ -45,7 +43,7 @@ class LayerStream:
         self.rows = source.weight("embedding")[tokens.reshape(-1)].astype(FLOAT32)
         batch = min(len(tokens), max(1, _MAX_ROWS // self.length))
         self._cache = backend.make_cache(
-            _one_layer_config(source, 0),
+            source.config.layers_like(0),
             num_blocks=batch * math.ceil(self.length / _BLOCK_SIZE),
             block_size=_BLOCK_SIZE,
             dtype=FLOAT32,
@@ -92,7 +90,7 @@ class LayerStream:
 
 def build_layer(source: SourceCheckpoint, backend: Backend, weights: LayerWeights, index: int) -> Layer:
     """Return layer ``index`` (from 0) of the model as the only layer of a decoder, with the given weights."""
-    layer = Layer(_one_layer_config(source, index))
+    layer = Layer(source.config.layers_like(index))
     for name in LINEARS:
         weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
         setattr(layer, name, Linear(backend, weight, bias, layer.layout(name), None))
@@ -100,10 +98,6 @@ def build_layer(source: SourceCheckpoint, backend: Backend, weights: LayerWeight
         if f"{name}.weight" in weights:
             setattr(layer, name, Norm.of(layer.config, weights[f"{name}.weight"]))
     return layer
-
-
-def _one_layer_config(source: SourceCheckpoint, index: int) -> ModelConfig:
-    return replace(source.config, num_layers=1, windows=source.config.windows[index : index + 1])
 
 
 def _cross_entropy(logits: Array, labels: Array) -> float:

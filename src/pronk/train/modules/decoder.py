@@ -22,6 +22,7 @@ __all__ = [
     "DecoderModule",
     "ModuleLayer",
     "PlainLinear",
+    "Rope",
     "Rotations",
     "apply_rope",
     "empty_linear",
@@ -33,6 +34,10 @@ _ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+
+
+# Rotations of rows: arguments of :func:`apply_rope`; ``None``: no RoPE.
+Rope = tuple[Tensor, Tensor] | None
 
 
 class Attend(Protocol):
@@ -66,12 +71,16 @@ class ModuleLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.attention_norm = make_norm(config, config.hidden_size)
+        before, after = config.norm_places != "output", config.norm_places != "input"
+        self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
+        self.attention_output_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
         self.qkv = empty_linear(sum(config.qkv_sizes), config.hidden_size, bias=config.qkv_bias)
-        self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
+        self.q_norm = nn.RMSNorm(queries, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(keys, config.norm_eps) if config.qk_norm else None
         self.out = empty_linear(config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias)
-        self.mlp_norm = make_norm(config, config.hidden_size)
+        self.mlp_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
+        self.mlp_output_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
         up_size = config.intermediate_size * (2 if config.gated else 1)
         self.up = empty_linear(up_size, config.hidden_size, bias=config.mlp_bias)
         self.down = empty_linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
@@ -84,27 +93,38 @@ class ModuleLayer(nn.Module):
     def apply_attention(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
         """Return ``x`` plus its self-attention; the arguments are those of :meth:`forward`."""
         q, k, v = self._project(self.attention_norm(x), rope)
-        return x + self.out(attend(index, q, k, v))
+        return self._add(x, self.attention_output_norm(self.out(attend(index, q, k, v))))
 
     def apply_mlp(self, x: Tensor) -> Tensor:
         """Return ``x`` ``[rows, hidden]`` plus its MLP."""
         hidden = self.up(self.mlp_norm(x))
         if self.config.gated:
             gate, up = hidden.chunk(2, dim=-1)
-            return x + self.down(self.activate(gate) * up)
-        return x + self.down(self.activate(hidden))
+            return self._add(x, self.mlp_output_norm(self.down(self.activate(gate) * up)))
+        return self._add(x, self.mlp_output_norm(self.down(self.activate(hidden))))
+
+    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
+        scale = self.config.residual_scale
+        return x + branch if scale == 1.0 else x + scale * branch
 
     def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys, both rotated, and values: each ``[rows, heads or kv_heads, head_dim]``."""
-        config = self.config
+        """Return queries and keys, both rotated, and values: each ``[rows, heads or kv_heads, head_dim]``.
+
+        Queries are scaled so that attention with scores times ``head_dim ** -0.5`` is that of the configuration.
+        """
+        config, projected = self.config, self.qkv(x)
+        if config.whole_qk_norm and self.q_norm is not None and self.k_norm is not None:
+            q, k, v = projected.split(config.qkv_sizes, dim=-1)
+            projected = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1)
         num_qk = config.num_heads + config.num_kv_heads
-        heads = self.qkv(x).view(x.shape[0], num_qk + config.num_kv_heads, config.head_dim)
+        heads = projected.view(x.shape[0], num_qk + config.num_kv_heads, config.head_dim)
         qk, v = heads[:, :num_qk], heads[:, num_qk:]
-        if self.q_norm is not None and self.k_norm is not None:
+        if not config.whole_qk_norm and self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, : config.num_heads]), self.k_norm(qk[:, config.num_heads :])), dim=1)
         if rope is not None:
             qk = apply_rope(qk, *rope)
-        return qk[:, : config.num_heads], qk[:, config.num_heads :], v
+        q, k = qk[:, : config.num_heads], qk[:, config.num_heads :]
+        return q if config.attention_scale is None else q * (config.attention_scale * config.head_dim**0.5), k, v
 
 
 class DecoderModule(nn.Module):
@@ -128,30 +148,43 @@ class DecoderModule(nn.Module):
             if config.tied
             else empty_linear(config.vocab_size, config.hidden_size, bias=False)
         )
-        self.rotations = Rotations(config.rope)
+        self.rotations = {rope: Rotations(rope) for rope in config.ropes}
 
     def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the input of layer 0, ``[rows, hidden]``, for token ids and positions ``[rows]``."""
         x = F.embedding(tokens, self.embedding)
         if self.positions is not None:
             x = x.to(dtype) + F.embedding(positions, self.positions).to(dtype)
-        return x.to(dtype)
+        return x.to(dtype) * torch.tensor(self.config.embedding_scale, dtype=dtype, device=x.device)
 
-    def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Return the rotations of the rows; see :class:`Rotations`."""
-        return self.rotations(positions, dtype)
+    def rope(self, positions: Tensor, dtype: torch.dtype, layer: int = 0) -> Rope:
+        """Return the rotations of the rows in a layer (from 0); see :class:`Rotations`."""
+        rope = self.config.rope_of(layer)
+        return None if rope is None else self.rotations[rope](positions, dtype)
+
+    def layer_ropes(self, positions: Tensor, dtype: torch.dtype) -> list[Rope]:
+        """Return the rotations of the rows in each layer."""
+        made: dict[RopeConfig | None, Rope] = {None: None}
+        made |= {rope: rotations(positions, dtype) for rope, rotations in self.rotations.items()}
+        return [made[self.config.rope_of(layer)] for layer in range(len(self.layers))]
 
     def run(
-        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend, start: int = 0, stop: int | None = None
+        self, x: Tensor, rope: Rope | list[Rope], attend: Attend, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Run layers ``start .. stop - 1``; after each layer yield its number (from 1) and its output."""
+        """Run layers ``start .. stop - 1``; after each layer yield its number (from 1) and its output.
+
+        ``rope`` has the rotations of all layers, or a list those of each layer.
+        """
         for index in range(start, len(self.layers) if stop is None else stop):
-            x = self.layers[index](x, rope, index, attend)
+            x = self.layers[index](x, rope[index] if isinstance(rope, list) else rope, index, attend)
             yield index + 1, x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the final norm and the head: ``[rows, hidden]`` to ``[rows, vocab]``."""
-        return self.head(self.norm(hidden))
+        logits = self.head(self.norm(hidden))
+        logits = logits if self.config.logits_scale == 1.0 else logits * self.config.logits_scale
+        cap = self.config.logits_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def initialize(self, generator: torch.Generator) -> None:
         """Initialize as GPT-2: normal, with deviation 0.02, or 0.02 / √(2 · layers) for ``out`` and ``down``."""
@@ -207,6 +240,9 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     ``cos`` is ``(cos, cos)`` and ``sin`` is ``(-sin, sin)``, each ``[rows, 1, head_dim]``.
     """
-    half = x.shape[-1] // 2
+    size = cos.shape[-1]
+    if size < x.shape[-1]:  # the other coordinates are not rotated
+        return torch.cat((apply_rope(x[..., :size], cos, sin), x[..., size:]), dim=-1)
+    half = size // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
     return torch.addcmul(x * cos, swapped, sin)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import UINT8, Array, mapped_zeros
+from pronk.errors import OptionError
 from pronk.models.checkpoint import open_checkpoint
 from pronk.models.families import CheckpointTensor, plan_tensors
 from pronk.models.inventory import Inventory, tensor_names
@@ -24,8 +25,12 @@ def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: t
     """Return a frozen module with the weights of a model folder or GGUF file, which are dequantized.
 
     Raises:
+        OptionError: the model scales queries by position, which the module does not compute.
         CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
     """
+    if config.query_growth is not None:
+        msg = f"{folder}: expected a model whose queries have one scale at all positions, found {config.family}"
+        raise OptionError(msg)
     checkpoint = open_checkpoint(folder)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
@@ -36,6 +41,8 @@ def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: t
             if sources:
                 path, _, name = (part.target if part.kind == "table" else f"{part.target}.{key}").rpartition(".")
                 arrays = [_read(inventory, source, transposed=part.transposed) for source in sources]
+                if part.kind == "norm" and key == "weight" and config.norm_offset:
+                    arrays = [array.astype(np.float32) + np.float32(config.norm_offset) for array in arrays]
                 values = nn.Parameter(_concatenate(arrays, dtype, device), requires_grad=False)
                 setattr(module.get_submodule(path), name, values)
         checkpoint.release()

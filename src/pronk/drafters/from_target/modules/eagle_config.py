@@ -19,7 +19,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pronk.architecture.config import ModelConfig, parse_config
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.families import parse_config
 from pronk.architecture.rope import RopeConfig
 from pronk.checks import check_flag, check_integer
 from pronk.drafters.from_target.modules.eagle_names import EAGLE_NAMES, HeadNames, find_mtp_names

@@ -14,7 +14,7 @@ layer. Each head has its own norm. The unembedding is the target's, or a copy fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
@@ -78,7 +78,8 @@ def heads_config(shape: HeadsShape, target: ModelConfig) -> ModelConfig:
     All heads have the target's sliding window, since hidden states of tokens outside the window are not kept.
     """
     count = shape.num_heads
-    return replace(target, num_layers=count, intermediate_size=shape.mlp, windows=(target.window,) * count)
+    windows = (target.window,) * count
+    return target.plain_layers(0, count, intermediate_size=shape.mlp, windows=windows)
 
 
 class MultiTokenHeads:

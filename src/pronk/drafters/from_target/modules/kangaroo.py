@@ -12,7 +12,7 @@ The last three are the ablations of table 2. Attention is multi-head: as many ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pronk.architecture.config import ModelConfig
 from pronk.checks import check_choice
@@ -84,14 +84,12 @@ class KangarooShape:
 
         It has the exit layer's sliding window, since hidden states of tokens outside that window are not kept.
         """
-        window = target.windows[self.exit_layer - 1] if target.windows else None
-        return replace(
-            target,
-            num_layers=1,
+        return target.plain_layers(
+            self.exit_layer - 1,
             num_heads=self.heads,
             num_kv_heads=self.heads,
             intermediate_size=self.mlp,
-            windows=(window,),
+            rope=target.rope_of(0),  # as in training, whatever the exit layer has
         )
 
 
