@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.architecture.config import ModelConfig, parse_config
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.families import parse_config
 from pronk.arrays import FLOAT32, Array
 from pronk.errors import OptionError, PronkError
 from pronk.files.atomic import convert_write_errors, new_folder, write_json

@@ -79,7 +79,9 @@ def test_embedding_of_quantized_rows(kind: tuple[Bits, Minima, bool]) -> None:
     for product in products(weight):
         for dtype in (FLOAT32, BFLOAT16):
             program = product.backend.program(72, dtype)
-            program.embed(SimpleNamespace(table=product, positions=None, embedding=np.empty((0, 72), np.float32)))
+            config, embedding = SimpleNamespace(embedding_scale=1.0), np.empty((0, 72), np.float32)
+            decoder = SimpleNamespace(config=config, table=product, positions=None, embedding=embedding)
+            program.embed(decoder)
             rows = ProgramRows().set_segments([(BlockTable(), TokenTree.chain(tokens), 0)], tokens)
             out = np.empty((5, 72), dtype)
             program.run(rows, out)

@@ -248,7 +248,7 @@ def test_an_error_drops_what_is_queued(
         assert not store.has_room(1)
         assert not any(store.is_known(each) for each in chain(0, 100))
     assert [record.message for record in caplog.records] == [
-        f"prompt cache {tmp_path}: database is locked; requests are computed without it"
+        f"prompt cache {tmp_path}: database is locked; prompts are computed meanwhile"
     ]
 
 
@@ -281,7 +281,7 @@ def test_a_full_disk_is_reported_once(digits: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"prompt cache {tmp_path}: ")
-    assert done.stderr.endswith("; requests are computed without it\n")
+    assert done.stderr.endswith("; prompts are computed meanwhile\n")
     written, before, after = done.stdout.split()
     assert (int(written) > 0, before, after) == (digits == 6, "True", "False")
     with opened(tmp_path) as store:  # the disk has space again

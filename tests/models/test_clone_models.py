@@ -35,9 +35,11 @@ def test_names_in_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve_model("pronk-tiny") == Path("pronk-tiny")  # an existing folder has precedence
 
 
-def test_the_package_has_no_weights() -> None:
+def test_the_package_has_no_weights_but_small_heads() -> None:
     package = Path(clone_models.__file__).parents[1]
-    assert not [*package.rglob("*.safetensors"), *package.rglob("*.bin"), *package.rglob("*.gguf")]
+    found = [file for ending in ("safetensors", "bin", "gguf") for file in package.rglob(f"*.{ending}")]
+    assert {file.parents[1] for file in found} == {package / "heads"}
+    assert all(file.stat().st_size < 12_000_000 and (file.parent / "README.md").is_file() for file in found)
 
 
 def test_no_names_outside_a_clone(outside: Path) -> None:

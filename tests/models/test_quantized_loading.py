@@ -312,6 +312,7 @@ def keep(weight, bias, layout):
         kept.append((packed, weight.scale, weight.minimum))
     else:
         kept.append(weight)
+    return type("Linear", (), {})()
 
 def write(path, **sizes):
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}

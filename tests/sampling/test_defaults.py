@@ -43,7 +43,7 @@ def test_conversations_use_them(checkpoint: MakeCheckpoint, tmp_path: Path, monk
     assert recommended_params(config) == SamplingParams(temperature=1.0, top_k=7)
     assert config == read_config(checkpoint("llama"))  # a recommendation makes no other model
     used: list[SamplingParams | None] = []
-    monkeypatch.setattr(LLM, "chat_ids", lambda *_: [1])
+    monkeypatch.setattr(LLM, "chat_ids", lambda *_, **__: [1])
     monkeypatch.setattr(LLM, "generate", lambda _self, _prompt, params, **_: used.append(params))
     monkeypatch.setattr(LLM, "stream", lambda _self, _prompt, params, **_: used.append(params))
     llm = LLM(tmp_path)

@@ -78,14 +78,10 @@ class Engine:
         """
         self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
-        self.scheduler = Scheduler(
-            cache,
-            decoder.config.window,
-            max_batch,
-            prefill_chunk,
-            max_tree,
-            lambda: self.runner.cost_model.prompt_row,
-        )
+        costs = self.runner.cost_model  # without a reference to this engine, which would be a cycle
+        seconds_per_token = lambda: costs.prompt_row  # noqa: E731 - an argument
+        window = decoder.config.window
+        self.scheduler = Scheduler(cache, window, max_batch, prefill_chunk, max_tree, seconds_per_token)
         self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
         self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()
