@@ -2,43 +2,32 @@
 
     python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS --out results/drafters
 
-``--heads`` is a folder with trained drafters, ``RUNS/KIND/export`` or ``RUNS/KIND``, for KIND in eagle3, mtp, medusa,
-multi_token, kangaroo, glide and draft_model. All methods decode all prompts, interleaved, and must give the same
-tokens. Times are those of ``priced.py``, unless ``--wall``; they leave out the first token.
+``--heads`` is a folder with trained drafters, ``RUNS/KIND/export`` or ``RUNS/KIND``, where KIND is one of ``TRAINED``.
+All methods decode all prompts, interleaved, and must give the same tokens. Times are those of ``priced.py``, unless
+``--wall``; they leave out the first token.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from time import strftime
 from typing import Any, NamedTuple
 
-from policy import PLAIN, Prompt, Run, decode, measure, read_prompts, speed
-from priced import PricedClock
+from policy import PLAIN, Prompt, Run, make_parser, measure_all, read_prompts, speed, write_report
 from safetensors import safe_open
 
-from pronk import LLM, SamplingParams
-from pronk.bench.machine import describe_hardware
+from pronk import LLM
 
-# Published speedups over plain decoding, with the models and GPUs of the papers.
+TRAINED = ("draft_model", "kangaroo", "glide", "medusa", "multi_token", "eagle3", "mtp")
+# Speedups over plain decoding that the methods' authors publish, with their models and GPUs.
 PUBLISHED = {
     "lookahead": "1.5 to 2.3 (Fu et al. 2024)",
     "prompt_lookup": "2 to 4 where the prompt is repeated (Saxena 2023)",
-    "suffix": "up to 5.3, agents (Oliaro et al. 2024)",
-    "recycling": "about 2 (Luo et al. 2024)",
-    "draft_model": "2 to 3 (Leviathan et al. 2023)",
     "kangaroo": "up to 1.7 (Liu et al. 2024)",
-    "glide": "2.2 to 2.6 with CAPE (Du et al. 2024)",
-    "medusa": "2.2, 2.3 to 3.6 with a trained target (Cai et al. 2024)",
+    "glide": "up to 2.2, 2.6 with CAPE (Du et al. 2024)",
     "multi_token": "up to 3 (Gloeckle et al. 2024)",
-    "eagle3": "3.0 to 6.5 (Li et al. 2025)",
-    "mtp": "1.8 (DeepSeek-V3, 2024)",
 }
 WITHOUT_MODEL = ("lookahead", "prompt_lookup", "recycling", "suffix(store_tokens=0)")
 
@@ -58,8 +47,11 @@ class Method(NamedTuple):
         total = 0
         for file in self.folder.glob("*.safetensors"):
             with safe_open(file, framework="np") as tensors:
-                names = [name for name in tensors.keys() if name not in {"d2t", "t2d"}]  # noqa: SIM118
-                total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+                for name in tensors.keys():  # noqa: SIM118
+                    if name.endswith(".weight_shape"):  # of a quantized matrix, beside its codes and scales
+                        total += math.prod(tensors.get_tensor(name).tolist())
+                    elif name not in {"d2t", "t2d"} and not name.endswith((".weight_packed", ".weight_scale")):
+                        total += math.prod(tensors.get_slice(name).get_shape())
         return total / 1e6
 
     @property
@@ -73,7 +65,7 @@ class Method(NamedTuple):
 def find_methods(heads: Path | None) -> list[Method]:
     """Return all methods; trained ones need a folder in ``heads``."""
     methods = [Method(spec.partition("(")[0], spec) for spec in WITHOUT_MODEL]
-    for name in PUBLISHED:
+    for name in TRAINED:
         for folder in () if heads is None else (heads / name / "export", heads / name):
             if (folder / "README.md").is_file():
                 methods.append(Method(name, f"{name}(model={str(folder)!r})", folder))
@@ -129,41 +121,19 @@ def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
 
 def main() -> None:
     """Measure, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True)
+    parser = make_parser(__doc__ or "", per_suite=5)
     parser.add_argument("--heads", type=Path, help="folder with trained drafters")
-    parser.add_argument("--per-suite", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
-    parser.add_argument("--wall", action="store_true", help="use the wall clock")
-    parser.add_argument("--prices", type=Path, help="file that keeps the table of costs for later runs")
-    parser.add_argument("--out", help="file name without ending, for .md and .json")
     options = parser.parse_args()
     methods, prompts = find_methods(options.heads), read_prompts(options.prompts, options.per_suite)
-    specs = [PLAIN, *(method.spec for method in methods)]
-    llm, clock = LLM(options.model, drafter=PLAIN), PricedClock(options.prices)
-    if not options.wall:
-        clock.attach(llm)
-    tables, document = [], []
-    with clock.installed(only=not options.wall):
-        for spec in specs:  # bind, measure prices, prepare
-            decode(llm, prompts[0], SamplingParams(max_tokens=16), spec)
-        for temperature in options.temperatures:
-            params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
-            found = rows(prompts, measure(llm, prompts, specs, params, random.Random(0)), methods)
-            tables.append(table(found, temperature))
-            document.append({"temperature": temperature, "rows": found})
-            print(tables[-1], flush=True)
-    if options.out:
-        hardware = describe_hardware("cpu")
-        machine = f"{hardware['processor']}, {hardware['threads']} threads, {strftime('%B %Y')}"
-        count = f"{len(prompts)} prompts, {options.tokens} tokens each; all methods gave the tokens of plain decoding"
-        head = f"# Every method on one model\n\n{llm.path.name}, {llm.kernels}; {machine}; {count}\n\n"
-        Path(f"{options.out}.md").write_text(head + "\n\n".join(tables) + "\n")
-        Path(f"{options.out}.json").write_text(
-            json.dumps({"model": llm.path.name, "machine": machine, "cells": document})
-        )
+    llm = LLM(options.model, drafter=PLAIN)
+    tables, cells = [], []
+    for temperature, runs in measure_all(llm, prompts, [PLAIN, *(method.spec for method in methods)], options):
+        found = rows(prompts, runs, methods)
+        tables.append(table(found, temperature))
+        cells.append({"temperature": temperature, "rows": found})
+        print(tables[-1], flush=True)
+    more = f"; {len(prompts)} prompts, {options.tokens} tokens each; all methods gave the tokens of plain decoding"
+    write_report(options.out, "Every method on one model", llm, tables, cells, more)
 
 
 if __name__ == "__main__":

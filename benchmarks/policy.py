@@ -19,7 +19,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from time import strftime
 from typing import Any, NamedTuple
@@ -171,19 +171,53 @@ def by_drafter(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Measure, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of :func:`measure_all` and :func:`write_report`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
-    parser.add_argument("--per-suite", type=int, default=8)
+    parser.add_argument("--per-suite", type=int, default=per_suite)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
-    parser.add_argument("--drafters", nargs="*", default=[*SINGLE], help="single drafters to compare with")
-    parser.add_argument("--draft", help="a draft model: added to `auto`, and a single drafter")
     parser.add_argument("--wall", action="store_true", help="use the wall clock")
     parser.add_argument("--prices", type=Path, help="file that keeps the table of costs for later runs")
     parser.add_argument("--out", help="file name without ending, for .md and .json")
+    return parser
+
+
+def measure_all(
+    llm: LLM, prompts: Sequence[Prompt], drafters: Sequence[str], options: argparse.Namespace
+) -> Iterator[tuple[float, dict[str, list[Run]]]]:
+    """Decode all prompts with all drafters; yield each temperature with its runs."""
+    clock = PricedClock(options.prices)
+    if not options.wall:
+        clock.attach(llm)
+    with clock.installed(only=not options.wall):
+        for drafter in drafters:  # bind, measure prices, prepare
+            decode(llm, prompts[0], SamplingParams(max_tokens=16), drafter)
+        for temperature in options.temperatures:
+            params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
+            yield temperature, measure(llm, prompts, drafters, params, random.Random(0))
+
+
+def write_report(
+    out: str | None, title: str, llm: LLM, tables: Sequence[str], cells: Sequence[Any], more: str = ""
+) -> None:
+    """Write ``out``.md with the tables and ``out``.json with the figures, each with model, processor and date."""
+    if out is None:
+        return
+    hardware = describe_hardware("cpu")
+    machine = f"{hardware['processor']}, {hardware['threads']} threads, {strftime('%B %Y')}"
+    head = f"# {title}\n\n{llm.path.name}, {llm.kernels}; {machine}{more}\n\n"
+    Path(f"{out}.md").write_text(head + "\n\n".join(tables) + "\n")
+    Path(f"{out}.json").write_text(json.dumps({"model": llm.path.name, "machine": machine, "cells": cells}))
+
+
+def main() -> None:
+    """Measure, and write the tables."""
+    parser = make_parser(__doc__ or "", per_suite=8)
+    parser.add_argument("--drafters", nargs="*", default=[*SINGLE], help="single drafters to compare with")
+    parser.add_argument("--draft", help="a draft model: added to `auto`, and a single drafter")
     options = parser.parse_args()
     if options.per_suite < 2:
         parser.error("--per-suite: expected at least 2, one prompt to choose by and one to compare on")
@@ -194,28 +228,14 @@ def main() -> None:
         AUTO = f"auto(draft_model(model='{options.draft}'))"
         drafters += [f"draft_model(model='{options.draft}')", "auto"]
     drafters.append(AUTO)
-    llm, clock = LLM(options.model, drafter=PLAIN), PricedClock(options.prices)
-    if not options.wall:
-        clock.attach(llm)
-    tables, document = [], []
-    with clock.installed(only=not options.wall):
-        for drafter in drafters:  # bind, measure prices, prepare
-            decode(llm, prompts[0], SamplingParams(max_tokens=16), drafter)
-        for temperature in options.temperatures:
-            params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
-            runs = measure(llm, prompts, drafters, params, random.Random(0))
-            rows = compare(prompts, runs)
-            tables.append(table(rows, temperature) + "\n\n" + by_drafter(prompts, runs))
-            document.append({"temperature": temperature, "rows": rows})
-            print(tables[-1], flush=True)
-    if options.out:
-        hardware = describe_hardware("cpu")
-        machine = f"{hardware['processor']}, {hardware['threads']} threads, {strftime('%B %Y')}"
-        head = f"# `auto` against the best single drafter\n\n{llm.path.name}, {llm.kernels}; {machine}\n\n"
-        Path(f"{options.out}.md").write_text(head + "\n\n".join(tables) + "\n")
-        Path(f"{options.out}.json").write_text(
-            json.dumps({"model": llm.path.name, "machine": machine, "cells": document})
-        )
+    llm = LLM(options.model, drafter=PLAIN)
+    tables, cells = [], []
+    for temperature, runs in measure_all(llm, prompts, drafters, options):
+        rows = compare(prompts, runs)
+        tables.append(table(rows, temperature) + "\n\n" + by_drafter(prompts, runs))
+        cells.append({"temperature": temperature, "rows": rows})
+        print(tables[-1], flush=True)
+    write_report(options.out, "`auto` against the best single drafter", llm, tables, cells)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from pronk.kv_cache.block_store import BlockStore
 from pronk.kv_cache.prompt_cache import PromptCache
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.cost_model import CostModel
 from pronk.speculation.tree import TokenTree
 from tiny_models import make_engine, make_request, run, run_alone, samples, tiny_decoder
 
@@ -343,7 +344,9 @@ def test_blocks_are_read_only_if_that_is_faster(tmp_path: Path) -> None:
         engine = server.start(decoder)
         assert engine.cache.prompt_cache is not None
         engine.cache.prompt_cache._seconds_per_block = seconds_per_block
-        engine.scheduler.seconds_per_token = lambda seconds=seconds_per_token: seconds  # type: ignore[misc]
+        engine.scheduler.costs = CostModel()
+        if seconds_per_token is not None:
+            engine.scheduler.costs.learn_prompt(1, seconds_per_token)
         found.append(turn(engine, FIRST, AGAIN)[0].stats.disk_tokens)
     assert found == [96, 96, 96, 0]
     estimate = engine.cache.prompt_cache._seconds_per_block

@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from pronk.llm import LLM
-from server.browsing import ARGS, CHROMIUM, Visits, answer_with, ask, chunk, end
+from server.browsing import CHROMIUM, Visits, answer_with, ask, chunk, end
 from server.serving import Running, running
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM")
@@ -172,14 +172,6 @@ HUGE = [
 def here() -> Iterator[Running]:
     with running(LLM(threads=1), keys=()) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Anthropic's client on /v1/messages: text, thoughts, tools and JSON, streamed and whole."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 
+from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from server.serving import KEY, Running, running
 from server.test_tools import SCHEMAS
@@ -269,18 +270,8 @@ def test_keys(tooled: Running, api: anthropic.Anthropic) -> None:
 
 
 @pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
-def test_an_error_in_a_stream(tooled: Running, api: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, steps = tooled.llm.engine.step, 0
-
-    def fail() -> None:
-        nonlocal steps
-        steps += 1
-        if steps > 3:
-            msg = "SECRET"
-            raise RuntimeError(msg)
-        step()
-
-    monkeypatch.setattr(tooled.llm.engine, "step", fail)
+def test_an_error_in_a_stream(tooled: Running, api: anthropic.Anthropic, fail: Callable[[LLM], None]) -> None:
+    fail(tooled.llm)
     body = {"ignore_eos": True, "drafter": "autoregressive"}
     with pytest.raises(anthropic.APIError, match="internal server error") as caught:
         streamed(api, messages=ASK, **{**OPTIONS, "extra_body": body})

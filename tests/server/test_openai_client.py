@@ -1,7 +1,7 @@
 """OpenAI's client on every route; the answers equal those of LLM."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,25 +175,15 @@ def test_errors_raise_exceptions_of_the_client(api: openai.OpenAI, served: Runni
         other.models.list()
 
 
-def test_errors_within_a_stream(api: openai.OpenAI, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, steps = served.llm.engine.step, 0
-
-    def fail() -> None:
-        nonlocal steps
-        steps += 1
-        if steps > 3:
-            msg = "SECRET"
-            raise RuntimeError(msg)
-        step()
-
-    monkeypatch.setattr(served.llm.engine, "step", fail)
+def test_errors_within_a_stream(api: openai.OpenAI, served: Running, fail: Callable[[LLM], None]) -> None:
+    fail(served.llm)
     whole = {"ignore_eos": True}  # a longer text than the steps before the error
     events = [*api.responses.create(model="tiny", input="Hi", max_output_tokens=50, stream=True, extra_body=whole)]
     assert [event.sequence_number for event in events] == [*range(len(events))]
     last: Any = events[-1]
     assert (last.type, last.code, last.param) == ("error", "internal_error", None)
     assert "SECRET" not in last.message
-    steps = 0
+    fail(served.llm)
     with pytest.raises(openai.APIError, match="internal server error"):
         list(api.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=50, stream=True, extra_body=whole))
 

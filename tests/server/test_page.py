@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Route, expect
 
 from pronk.llm import LLM
 from server import browsing
-from server.browsing import ARGS, CHAT, CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle, until
+from server.browsing import CHAT, CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle, until
 from server.serving import KEY, Running, running
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM")
@@ -22,14 +22,6 @@ def here() -> Iterator[Running]:
     model = LLM(prefix_cache=True, max_batch=8, threads=1, budget="all", drafter="suffix")
     with running(model, keys=(), allowed_drafters=("draft_model",)) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

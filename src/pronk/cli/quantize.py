@@ -11,11 +11,10 @@ from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint
-    from pronk.quantization.quantize.heads import QuantizedHead
 
 __all__ = ["quantize"]
 
-PLAIN_BITS = 16
+_PLAIN_BITS = 16  # of a head that is exported
 
 
 def quantize(
@@ -67,7 +66,7 @@ def quantize(
         from pronk.hub.resolve import resolve_model
         from pronk.kernels.threads import set_threads
         from pronk.quantization.quantize.checkpoint import quantize as write_checkpoint
-        from pronk.quantization.quantize.heads import dequantize_head, find_head_kind, quantize_head
+        from pronk.quantization.quantize.heads import find_head_kind
         from pronk.quantization.quantize.texts import read_texts
 
         set_threads(threads, workers=1)
@@ -78,10 +77,7 @@ def quantize(
                 msg = "calibrate: expected no text for a head, which is rounded to the nearest; leave the option out"
                 raise OptionError(msg)
             command = command_line("quantize", name, out.name, bits=bits, group=group)
-            if bits == PLAIN_BITS:
-                screen.print(f"{out}: bfloat16, {dequantize_head(folder, out, command) / 1e6:,.1f} MB", markup=False)
-                return
-            screen.print(f"{out}: {_head_summary(quantize_head(folder, out, bits, group, command))}", markup=False)
+            screen.print(f"{out}: {_write_head(folder, out, bits, group, command)}", markup=False)
             return
         calibration, text = {}, "the text that comes with pronk"
         if calibrate:
@@ -101,7 +97,13 @@ def quantize(
     screen.print(f"{out}: {_summary(result)}", markup=False)
 
 
-def _head_summary(result: "QuantizedHead") -> str:
+def _write_head(folder: Path, out: Path, bits: int, group: int | None, command: str) -> str:
+    """Quantize the head of a drafter, or export a quantized one; return a summary."""
+    from pronk.quantization.quantize.heads import dequantize_head, quantize_head
+
+    if bits == _PLAIN_BITS:
+        return f"bfloat16, {dequantize_head(folder, out, command) / 1e6:,.1f} MB"
+    result = quantize_head(folder, out, bits, group, command)
     rule = result.rule
     return (
         f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}; "

@@ -78,10 +78,8 @@ class Engine:
         """
         self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
-        costs = self.runner.cost_model  # without a reference to this engine, which would be a cycle
-        seconds_per_token = lambda: costs.prompt_row  # noqa: E731 - an argument
-        window = decoder.config.window
-        self.scheduler = Scheduler(cache, window, max_batch, prefill_chunk, max_tree, seconds_per_token)
+        window, costs = decoder.config.window, self.runner.cost_model
+        self.scheduler = Scheduler(cache, window, max_batch, prefill_chunk, max_tree, costs)
         self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
         self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()

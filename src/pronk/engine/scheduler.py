@@ -8,15 +8,14 @@ computes the same keys and values, so the request's tokens do not change.
 
 Priorities are strict: requests of low priority may wait forever. Among equal priorities, the least served tenant starts
 first, and within a tenant the first arrival. Running requests are ordered by their first start, and this order never
-changes. The first running request therefore always advances, and two requests cannot preempt each other in turns (they
-could if the most served tenant was preempted, because another tenant is the most served one after a few tokens). A
-tenant waits at most until the requests that started earlier have ended.
+changes. The first running request therefore always advances, and two requests cannot preempt each other in turns, as
+they could if the most served tenant was preempted. A tenant waits at most until earlier started requests have ended.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
@@ -27,6 +26,7 @@ from pronk.engine.request import AdmissionRefusal, Request
 from pronk.errors import CacheFullError, DeadlineError
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
+from pronk.speculation.cost_model import CostModel
 
 __all__ = ["ScheduledRequest", "Scheduler"]
 
@@ -59,7 +59,7 @@ class Scheduler:
     # ``max(prefill_chunk - num_decoding, prefill_chunk // 2)``.
     prefill_chunk: int
     max_tree: int  # maximum number of rows per decoding request and forward pass
-    seconds_per_token: Callable[[], float | None] = lambda: None  # measured duration of computing a prompt's token
+    costs: CostModel = field(default_factory=CostModel)  # measured durations of forward passes
     waiting: list[Request] = field(default_factory=list)  # sorted by priority, then by arrival
     running: list[Request] = field(default_factory=list)  # sorted by priority, then by first start
     preempted: list[Request] = field(default_factory=list)  # requests preempted by the last ``schedule``
@@ -130,7 +130,7 @@ class Scheduler:
         """Read the blocks after a cached prefix from disk if that is faster; return the number of tokens."""
         if self.cache.prompt_cache is None:
             return 0
-        loaded = self.cache.prompt_cache.load(block_table, tokens, salt, digests, self.seconds_per_token())
+        loaded = self.cache.prompt_cache.load(block_table, tokens, salt, digests, self.costs.prompt_row)
         self.release_outside_window(block_table)
         return loaded
 

@@ -10,7 +10,9 @@ import torch
 from pronk.errors import CheckpointError
 from pronk.files.atomic import convert_write_errors, replace_file
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["CHECKPOINT", "load_checkpoint", "save_checkpoint"]
+
+CHECKPOINT = "checkpoint.pt"  # name of the file in the run's folder
 
 _FORMAT = "pronk-train-1"
 

@@ -8,7 +8,7 @@ are within an answer are trained; the other rows serve as keys and values only.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft vocabulary, where the
 target's likeliest token is in it. The deployed target computes features and distributions
-(:mod:`pronk.train.target_states`).
+(:mod:`pronk.train.target_states`); the distributions are those of its last output and of its dequantized LM head.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from pronk.corpus.answers import read_answers
 from pronk.train.chain_attention import ChainAttention
+from pronk.train.checkpoint import CHECKPOINT
 from pronk.train.clock import limit_time
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_head
@@ -117,7 +118,8 @@ class EagleTraining:
         self.states = StateSource(teacher.llm.target, self.sources, norm, teacher.fingerprint.weights, options.states)
         generator = torch.Generator().manual_seed(options.seed)
         self.module.initialize(target, generator)
-        begin_linear(self.module, target, self.states, training, options.length, generator)
+        if not (folder / CHECKPOINT).exists():  # a resumed run has its weights
+            begin_linear(self.module, target, self.states, training, options.length, generator)
         self.module.to(self.device)
         self.identity = {"target": teacher.fingerprints}
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from pronk.errors import OptionError, PronkError
 from pronk.kernels.threads import set_threads
 from pronk.train.batches import Batches
-from pronk.train.checkpoint import load_checkpoint, save_checkpoint
+from pronk.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
 from pronk.train.distributed import ProcessGroup, local_device
 from pronk.train.optim import Optimizers
@@ -148,7 +148,7 @@ class Trainer(Generic[Trained]):
     @property
     def checkpoint(self) -> Path:
         """Path of the checkpoint."""
-        return self.folder / "checkpoint.pt"
+        return self.folder / CHECKPOINT
 
     @property
     def is_finished(self) -> bool:

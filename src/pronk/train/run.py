@@ -17,7 +17,7 @@ from rich.console import Console
 from pronk.corpus.collection import Collection
 from pronk.train.answers_text import has_answers, write_answers_text
 from pronk.train.card import model_card, student_card
-from pronk.train.checkpoint import load_checkpoint
+from pronk.train.checkpoint import CHECKPOINT, load_checkpoint
 from pronk.train.clock import EVALUATION, TEXT_BY, TOKENS_BY, TRAINED_BY, Clock
 from pronk.train.data import prepare
 from pronk.train.display import PLAIN, TrainingDisplay, WritingDisplay, figure_lines
@@ -109,7 +109,7 @@ def begin_run(
 
     With a time limit, print how it is divided; ``writes_text``: whether the run prepares its own text.
     """
-    checkpoint = folder / "checkpoint.pt"
+    checkpoint = folder / CHECKPOINT
     if checkpoint.exists():
         state = load_checkpoint(checkpoint, mapped=True)
         check_run(folder, state["options"], options.defining() | identity)
