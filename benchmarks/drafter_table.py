@@ -27,7 +27,10 @@ PUBLISHED = {
     "prompt_lookup": "2 to 4 where the prompt is repeated (Saxena 2023)",
     "kangaroo": "up to 1.7 (Liu et al. 2024)",
     "glide": "up to 2.2, 2.6 with CAPE (Du et al. 2024)",
+    "medusa": "2.2 to 3.6 (Cai et al. 2024)",
     "multi_token": "up to 3 (Gloeckle et al. 2024)",
+    "eagle3": "up to 6.5 (Li et al. 2025)",
+    "mtp": "1.8 (DeepSeek-V3)",
 }
 WITHOUT_MODEL = ("lookahead", "prompt_lookup", "recycling", "suffix(store_tokens=0)")
 

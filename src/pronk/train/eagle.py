@@ -200,7 +200,7 @@ class EagleTraining:
             states = self.states(ids.tolist(), first)
             positions = torch.arange(count)
             pieces = {
-                "hidden": self.module.inputs(states.hidden[:count].float()),
+                "hidden": states.hidden[:count],
                 "ids": ids,
                 "tokens": num_ids + 1 + positions,
                 "positions": positions,
@@ -219,6 +219,7 @@ class EagleTraining:
         if not rows:
             return None
         tensors = {name: torch.cat(pieces) for name, pieces in parts.items()}
+        tensors["hidden"] = self.module.inputs(tensors["hidden"].float())
         dtype = product_dtype(self.device)
         logits = tensors.pop("last").to(dtype) @ self._head.to(dtype).T
         return _Batch(**tensors, logits=logits, attend=ChainAttention(lengths, active_rows))
@@ -310,9 +311,6 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
 
 def _run_lengths(flags: Tensor) -> Tensor:
     """Return the number of successive true flags from each place on: ``1 1 0 1`` gives ``2 1 0 1``."""
-    lengths = torch.zeros(len(flags), dtype=torch.int64)
-    run = 0
-    for place in range(len(flags) - 1, -1, -1):
-        run = run + 1 if flags[place] else 0
-        lengths[place] = run
-    return lengths
+    places = torch.arange(len(flags))
+    ends = torch.where(flags, len(flags), places)  # of a false flag its place
+    return ends.flip(0).cummin(0).values.flip(0) - places

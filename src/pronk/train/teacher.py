@@ -34,7 +34,8 @@ class Teacher:
     """A frozen target from a folder or the Hub; ``None``: ``pronk-tiny``, which a git clone contains.
 
     :attr:`name` is the model's id on the Hub or its folder's name. With several processes, device ``cuda`` is this
-    process's own GPU.
+    process's own GPU. The engine computes with a GGUF file on the processor, as when the file is served; a second copy
+    of its weights, dequantized, is on ``device``.
 
     Raises:
         OptionError: ``model`` is ``None`` and this installation is not a git clone.
@@ -45,7 +46,8 @@ class Teacher:
         hub = model is not None and not Path(model).expanduser().exists()
         self.device = find_device(device)
         set_all_threads(threads)
-        self.llm = LLM(path, drafter="autoregressive", device=str(self.device), max_batch=_BATCH, budget="all")
+        deployed = "cpu" if is_gguf(path) else str(self.device)
+        self.llm = LLM(path, drafter="autoregressive", device=deployed, max_batch=_BATCH, budget="all")
         self.name = str(model) if hub else self.llm.path.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
 
