@@ -58,11 +58,11 @@ class Method(NamedTuple):
         return total / 1e6
 
     @property
-    def hours(self) -> float:
-        """Hours of training, from the card."""
+    def training(self) -> str:
+        """Duration and device of the training, and the tokens trained on, from the card."""
         card = "" if self.folder is None else (self.folder / "README.md").read_text()
-        found = re.search(r"([\d.]+) minutes on", card)
-        return float(found[1]) / 60 if found else 0.0
+        time, tokens = re.search(r"([\d.]+ minutes on \w+)", card), re.search(r"([\d.]+ [MB]) tokens in", card)
+        return ", ".join(found[1] for found in (tokens, time) if found)
 
 
 def find_methods(heads: Path | None) -> list[Method]:
@@ -98,7 +98,7 @@ def rows(prompts: Sequence[Prompt], runs: dict[str, list[Run]], methods: Sequenc
             {
                 "method": method.name,
                 "parameters": method.parameters,
-                "hours": method.hours,
+                "training": method.training,
                 "tokens per pass": passes,
                 "mean": math.exp(sum(map(math.log, passes.values())) / len(passes)),
                 "over plain": math.exp(sum(map(math.log, ratios)) / len(ratios)),
@@ -110,12 +110,12 @@ def rows(prompts: Sequence[Prompt], runs: dict[str, list[Run]], methods: Sequenc
 def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
     """Return the rows as Markdown."""
     suites = [*found[0]["tokens per pass"]]
-    columns = ["method", "M parameters", "hours of training", *suites, "mean", "× plain", "published, × plain"]
+    columns = ["method", "M parameters", "training: tokens, duration", *suites, "mean", "× plain", "published, × plain"]
     lines = [f"T = {temperature}; tokens per forward pass of the target by task", "", f"| {' | '.join(columns)} |"]
     lines.append("|---" * len(columns) + "|")
     for row in found:
         cells = [f"`{row['method']}`", f"{row['parameters']:.1f}" if row["parameters"] else ""]
-        cells += [f"{row['hours']:.1f}" if row["hours"] else ""]
+        cells += [row["training"]]
         cells += [f"{row['tokens per pass'][suite]:.2f}" for suite in suites]
         cells += [f"{row['mean']:.2f}", f"{row['over plain']:.2f}", PUBLISHED.get(row["method"], "")]
         lines.append(f"| {' | '.join(cells)} |")
