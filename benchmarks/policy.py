@@ -223,7 +223,7 @@ def write_report(
 def main() -> None:
     """Measure, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=8)
-    parser.add_argument("--drafters", nargs="*", default=[*SINGLE], help="single drafters to compare with")
+    parser.add_argument("--drafters", nargs="+", default=[*SINGLE], help="single drafters to compare with")
     parser.add_argument("--draft", help="a draft model: added to `auto`, and a single drafter")
     options = parser.parse_args()
     if options.per_suite < 2:
