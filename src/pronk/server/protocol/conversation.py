@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pronk.errors import GuideError, OptionError, PromptError, PronkError
 from pronk.server.errors import ApiError
@@ -41,9 +41,26 @@ class AnswerBuilder:
 class ConversationRequest(FormattedRequest):
     """Base of requests with a conversation."""
 
+    messages_field: ClassVar = "messages"  # name of the field with the conversation, for error messages
+
     @abstractmethod
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages for the chat template."""
+
+    def checked_conversation(self) -> list[dict[str, Any]]:
+        """Return the messages for the chat template; check that each result of a tool has a call.
+
+        Raises:
+            ApiError: a result belongs to no earlier call of the conversation.
+        """
+        messages, called = self.conversation(), set[str]()
+        for message in messages:
+            called.update(call["id"] for call in message.get("tool_calls", ()))
+            if message["role"] == "tool" and message["tool_call_id"] not in called:
+                expected = "expected the result of a tool call in an earlier message of the assistant"
+                found = f"found the id {message['tool_call_id']!r:.40} of no such call; send the call, too"
+                raise refuse(self.messages_field, f"{expected}, {found}")
+        return messages
 
     @abstractmethod
     def tool_use(self) -> ToolUse:
