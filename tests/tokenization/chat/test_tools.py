@@ -512,6 +512,85 @@ def test_a_json_object_as_the_whole_answer_is_a_call(text: str) -> None:
     assert read(mistral, [(text, None)]) == (text, [])
 
 
+# Texts up to the colon before the arguments of a call without markers, and the text after the arguments.
+BEGUN = [
+    ('{"name": "add", "arguments":', "}"),
+    ('\n{"name":"add_more","arguments":', "}"),
+    ('{\n  "name" : "add",\n  "arguments" :', "}"),
+    ('```json\n{"name": "add", "arguments":', "}\n```"),
+    ('```\n{\t"name": "add_more",\r\n "arguments":', "}```"),
+]
+FREE = [
+    '{"name": "rm", "arguments": {}}', '{"name": "add"', '{"name": "add", "parameters": {}} x', "```json\n{}\n```",
+    'So: {"name": "add", "arguments": {}}', '{"arguments": {}, "name": "add"}', '[{"name": "add", "arguments": {}}]',
+    '```python\n{"name": "add", "arguments": {}}\n```', "", " \n", '{"name": " add", "arguments": {}}',
+]  # fmt: skip
+
+
+def follow(tokenizer: Tokenizer, guide: Guide, text: str) -> Any:
+    """Return the guide's processor after a text, written letter by letter; check that the text is allowed."""
+    follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
+    for at, letter in enumerate(text):
+        (token,) = tokenizer.encode(letter)[:1]
+        assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(letter), text[: at + 1]
+        follower.advance(token)
+    return follower
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("several", [False, True])
+def test_arguments_of_calls_without_markers_follow_the_schema(tokens: bool, several: bool) -> None:
+    """Whatever is drawn after the beginning of a call, the whole answer is one call that fits."""
+    jsonschema = pytest.importorskip("jsonschema")
+    tokenizer = tool_tokenizer("hermes", tokens=tokens)
+    form = Form(tokenizer)
+    guide = form.guide(SCHEMAS, allow_text=True, allow_multiple=several)
+    rng = np.random.default_rng(5)
+    for begun, ending in BEGUN:
+        for _ in range(4):
+            follower, written = follow(tokenizer, guide, begun), list[int]()
+            while not (mask := np.isfinite(follower.mask(np.zeros(tokenizer.vocab_size, np.float32))))[0]:
+                written.append(int(rng.choice(np.flatnonzero(mask))))
+                follower.advance(written[-1])
+                assert len(written) < 200
+            text = begun + tokenizer.decode(written)
+            found, ((name, arguments),) = read(form, [(text, None)])
+            assert (found, name) == ("", "add_more" if "add_more" in begun else "add")
+            jsonschema.validate(json.loads(arguments), json.loads(SCHEMAS[name]))
+            assert text.rstrip().endswith(ending[-1])
+        # The model cannot give other arguments, nor say anything after the call.
+        assert not follow(tokenizer, guide, begun + " ").allows(tokenizer.encode('"')[0])
+        whole = f'{begun} {{"a": 7, "b": "x}}"}}{ending}' if "add_more" not in begun else f"{begun} {{}}{ending}"
+        follower = follow(tokenizer, guide, whole)
+        (allowed,) = np.nonzero(np.isfinite(follower.mask(np.zeros(tokenizer.vocab_size, np.float32))))
+        assert allowed[0] == 0
+        assert tokenizer.decode(allowed[1:].tolist()).strip() == ""
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("text", FREE)
+def test_text_that_is_no_call_without_markers_is_free(text: str, tokens: bool) -> None:
+    tokenizer = tool_tokenizer("hermes", tokens=tokens)
+    form = Form(tokenizer)
+    guide = form.guide(SCHEMAS, allow_text=True, allow_multiple=True)
+    assert follow(tokenizer, guide, text).allows(0)
+    assert read(form, [(text, None)]) == (text, [])
+    call = "".join(piece or "<tool_call>" for piece, _ in form.written(("add_more", "{}"))) if not tokens else ""
+    if call:  # a call with markers may follow, and after it another text
+        assert follow(tokenizer, guide, text + call).allows(0)
+        assert follow(tokenizer, guide, text + call + BARE[0]).allows(0)
+
+
+def test_many_tools_may_be_called_without_markers() -> None:
+    tokenizer = tool_tokenizer("hermes")
+    schemas = {f"tool_{number:02}_{'x' * 50}": SCHEMAS["add"] for number in range(128)}
+    begun = time.perf_counter()
+    guide = Form(tokenizer).guide(schemas, allow_text=True, allow_multiple=True)
+    follower = follow(tokenizer, guide, f'{{"name": "{[*schemas][-1]}", "arguments":')
+    assert time.perf_counter() - begun < 20
+    assert tokenizer.decode(follower.forced()).strip().startswith("{") or follower.allows(tokenizer.encode("{")[0])
+
+
 def test_text_is_held_back_only_while_the_answer_may_be_a_json_object() -> None:
     given = [
         ('{"na', ""), ('me": "ad', ""), ('d", "argu', ""), ('ments": {"a"', ""), (": 1}", ""), ("} ", ""),

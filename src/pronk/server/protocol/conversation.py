@@ -106,11 +106,11 @@ class ConversationRequest(FormattedRequest):
             ApiError: a schema is invalid, or the schemas are too large.
         """
         use, opened = self.tool_use(), answers.opened_by(prompt)
-        names = use.allowed_names
+        names, form = use.allowed_names, self.guide()
         try:
             guide = answers.grammar(tools=bool(names)).guide(
                 use.schemas(),
-                form=self.guide(),
+                form=form,
                 allow_text=use.allows_text,
                 allow_multiple=use.allows_multiple,
                 thinking="open" if opened else "never" if self.thinks is False else "optional",
@@ -121,7 +121,7 @@ class ConversationRequest(FormattedRequest):
         has_blocks = bool(names) or answers.reasoning is not None
 
         def new_parser() -> AnswerParser:
-            reader = answers.reader(names, opened=opened)
+            reader = answers.reader(names, opened=opened, has_form=form is not None)
             return AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
 
         builder = AnswerBuilder(shared_fields, TokenTexts(answers.tokenizer), len(prompt), has_blocks, new_parser)

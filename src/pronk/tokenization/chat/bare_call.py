@@ -1,30 +1,49 @@
-"""Recognition of an answer that is one JSON object of a call, without the markers of calls.
+"""Answers that are one JSON object of a call, without the markers of calls.
 
 Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer, alone or as a block of code
 between three backticks. Such an answer is a call if ``f`` is the name of a given tool. Whether anything follows the
 object is known at the end of the answer only.
+
+:data:`OPENINGS` and :func:`head_pattern` define such answers for the grammar too, which guides their arguments.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 
 from pronk.tokenization.chat.calls import CallPart, JsonEnd, new_call_id
 from pronk.tokenization.chat.symbols import plain_text
 
-__all__ = ["BareCallReader"]
+__all__ = ["OPENINGS", "SPACE", "BareCallReader", "head_pattern"]
+
+OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object to text after it
+SPACE = " \t\r\n"  # characters of white space in JSON
+_UNIT = re.compile('"[^"]*"|.')  # a part of a head that has no white space in it: a string, or another character
+
+
+def _head(name: str, opening: str) -> str:
+    """Return the text of a call up to the colon before the arguments, without white space outside strings."""
+    return f'{opening}{{"name":"{name}","arguments":'
+
+
+def head_pattern(names: Collection[str], openings: Collection[str] = tuple(OPENINGS)) -> str:
+    """Return a regular expression for calls of ``names`` up to the colon before the arguments, with white space."""
+    heads = [_head(f"({'|'.join(names)})", opening) for opening in openings]
+    spaced = [[unit if unit[0] == '"' else re.escape(unit) for unit in _UNIT.findall(head)] for head in heads]
+    return "|".join(r"[ \t\r\n]*".join(["", *units]) for units in spaced)
 
 
 class BareCallReader:
     """Streaming reader that holds an answer back while the whole of it may be a call of ``names``."""
 
     def __init__(self, names: Collection[str]) -> None:
-        # Text up to the first brace of the arguments, without white space outside strings; name and text after them.
+        # Text up to the first brace of the arguments to the name of the tool and the text after the arguments.
         self._heads = {
-            f'{fence}{{"name":"{name}","arguments":{{': (name, f"}}{fence[:3]}")
+            f"{_head(name, opening)}{{": (name, f"}}{closing}")
             for name in names
-            for fence in ("", "```", "```json")
+            for opening, closing in OPENINGS.items()
         }
         self._head = ""  # the part of such a beginning that was read so far
         self._symbols: list[str] = []
@@ -45,7 +64,7 @@ class BareCallReader:
             if self._head not in self._heads:
                 character = symbols[at]
                 is_quoted = self._head.count('"') % 2 == 1
-                self._head += character if is_quoted or not character.isspace() else ""
+                self._head += character if is_quoted or character not in SPACE else ""
                 if not any(head.startswith(self._head) for head in self._heads):
                     return False
                 at += 1
@@ -54,7 +73,7 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                self._tail += plain_text(symbols[at]).strip()  # without the token that ends the answer
+                self._tail += plain_text(symbols[at]).strip(SPACE)  # without the token that ends the answer
                 if not self._heads[self._head][1].startswith(self._tail):
                     return False
                 at += 1
