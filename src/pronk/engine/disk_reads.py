@@ -47,8 +47,8 @@ class DiskReads:
         """Return the number of tokens that are neither in memory nor left to read."""
         return request.num_pending - self._num_left.get(request, 0)
 
-    def hold_up(self, running: Sequence[Request]) -> bool:
-        """Return whether requests wait for blocks and no other running request can go on meanwhile."""
+    def all_wait(self, running: Sequence[Request]) -> bool:
+        """Return whether requests wait for their blocks, and no other running request can go on meanwhile."""
         return bool(self._parts) and all(self.is_reading(each) or each.ended for each in running)
 
     def stop(self, request: Request) -> None:

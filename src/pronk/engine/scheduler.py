@@ -89,7 +89,7 @@ class Scheduler:
             self._charge_tenant(request)
         self.disk_reads.read_parts()
         self._admit()
-        while self.disk_reads.hold_up(self.running):
+        while self.disk_reads.all_wait(self.running):
             self.disk_reads.read_parts()
         tokens_by_request: dict[Request, int] = {}  # values: number of pending tokens to compute
         num_decoding = sum(request.num_pending == 1 for request in self.running)

@@ -16,14 +16,23 @@ from pronk.errors import OptionError, PromptError, TokenizerError
 from pronk.sampling.guide import Guide
 from pronk.structured.grammars import Grammars
 from pronk.tokenization.chat.answer_grammar import AnswerGrammar, arguments_schema
-from pronk.tokenization.chat.answers import AnswerReader
+from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.dialects import TOOL_DIALECTS, find_tool_dialect
 from pronk.tokenization.chat.symbols import TokenSymbols
 from pronk.tokenization.chat.template import ChatTemplate
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
-from tokenization.chat.tool_templates import HERMES, LLAMA, MISTRAL, NEW_MISTRAL, TEMPLATES, TOKENS, tool_tokenizer
+from tokenization.chat.tool_templates import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    NEW_MISTRAL,
+    TEMPLATES,
+    TOKENS,
+    thinking_tokenizer,
+    tool_tokenizer,
+)
 
 FAMILIES = [(family, tokens) for family in TEMPLATES for tokens in (True, False)]
 ADD = {
@@ -579,6 +588,23 @@ def test_text_that_is_no_call_without_markers_is_free(text: str, tokens: bool) -
     if call:  # a call with markers may follow, and after it another text
         assert follow(tokenizer, guide, text + call).allows(0)
         assert follow(tokenizer, guide, text + call + BARE[0]).allows(0)
+
+
+def test_calls_without_markers_after_thoughts_and_beside_a_form() -> None:
+    """Thoughts may come before such a call. If the text has a required form, an object without markers is text."""
+    tokenizer = thinking_tokenizer("hermes", tokens=False)
+    answers = AnswerFormat(tokenizer)
+    guide = answers.grammar(tools=True).guide(SCHEMAS, thinking="open")
+    assert guide is not None
+    before = 'I call {"name": "add", "arguments": 5}.\n</think>\n\n'
+    assert follow(tokenizer, guide, before + BARE[0].replace("1", "7")).allows(0)
+    assert not follow(tokenizer, guide, before + BEGUN[0][0] + " ").allows(tokenizer.encode("5")[0])
+    assert follow(tokenizer, guide, before + FREE[0]).allows(0)
+    for has_form in (False, True):
+        reader = answers.reader(SCHEMAS, opened=True, has_form=has_form)
+        parts = [*reader.push(before + BARE[0]), *reader.flush()]
+        assert any(isinstance(part, CallPart) for part in parts) != has_form
+        assert (parts[-1] == BARE[0]) == has_form
 
 
 def test_many_tools_may_be_called_without_markers() -> None:

@@ -23,13 +23,14 @@ If a call without markers may be the whole answer (:mod:`pronk.tokenization.chat
 such a call, so that only the rule ``bare`` continues one::
 
     answer: bare | first_call body (call_start body)* text | first
-    bare: HEAD_0 SPACE? arguments_0 SPACE? "}" SPACE?
-    HEAD_0: /{"name":"f","arguments":/         (and white space between the parts)
+    bare: OPENING_0_0 SPACE? arguments_0 SPACE? "}" SPACE? | …
+    OPENING_0_0: OPENING_0 "\"f\"" AFTER_NAME
+    BARE: (OPENING_0 | OPENING_1 | OPENING_2) NAME AFTER_NAME TEXT
     first: PLAIN? | PLAIN? <[5]> (TEXT <[5]>)* TEXT
-    PLAIN: TEXT & ~/{"name":"f","arguments":(?s:.*)/
+    PLAIN: TEXT & ~BARE
     first_call: first <[7]> | first_call_marker | PLAIN? <[5]> (TEXT <[5]>)* call_start_marker
     first_call_marker[lazy]: MARKED
-    MARKED: TEXT "<tool_call>" & ~/{"name":"f","arguments":(?s:.*)/
+    MARKED: (TEXT "<tool_call>") & ~BARE
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from typing import Any, Literal
 
 from pronk.errors import OptionError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
-from pronk.tokenization.chat.bare_call import OPENINGS, head_pattern
+from pronk.tokenization.chat.bare_call import AFTER_NAME, BEFORE_NAME, OPENINGS
 from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, ToolDialect
 from pronk.tokenization.chat.symbols import TokenSymbols, ranges
 
@@ -52,6 +53,7 @@ __all__ = ["AnswerGrammar", "Thinking", "arguments_schema"]
 Thinking = Literal["never", "optional", "open"]
 
 _MAX_SPACE = 16  # characters of white space at one place of a call without markers, so that it cannot go on for ever
+_SPACES = r"[ \t\r\n]*"
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an escaped character, or a slash, which Lark needs escaped
 
 
@@ -118,10 +120,10 @@ class AnswerGrammar:
     def _text(self) -> list[str]:
         return ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
 
-    def _first_text(self, excluded: str) -> list[str]:
-        """Return the rules for an answer's text that does not begin like the regular expression ``excluded``."""
+    def _first_text(self) -> list[str]:
+        """Return the rules for an answer's text that does not begin like a call without markers (``BARE``)."""
         more = f" | {self._first_others} TEXT" if self._other_ids else ""
-        return [f"PLAIN: TEXT & ~/({excluded})(?s:.*)/", f"first: PLAIN?{more}"]
+        return ["PLAIN: TEXT & ~BARE", f"first: PLAIN?{more}"]
 
     def _start(self, thinking: Thinking) -> str:
         reasoning = self.reasoning
@@ -178,39 +180,47 @@ class AnswerGrammar:
 
     def _text_and_calls(self, dialect: ToolDialect, names: Collection[str], *, allow_multiple: bool) -> list[str]:
         """Return the rules for free text with calls in it."""
-        if dialect.marker_optional:  # no call without a marker: the text does not begin like a call
+        if dialect.marker_optional:
             begin = f" ({self.symbols.grammar(dialect.begin)} body)?" if dialect.begin else ""
-            return [f"answer: body | first{begin}", *self._first_text(re.escape(dialect.before_name))]
+            bare = f"BARE: {json.dumps(dialect.before_name)} TEXT"
+            return [f"answer: body | first{begin}", bare, *self._first_text()]
         several, rules = allow_multiple and dialect.repeats_markers, self._until("call_start", dialect.begin)
         if not dialect.allows_bare:
             return [f"answer: {'(call_start body)* text' if several else 'call_start body | text'}", *rules]
-        excluded, rest = head_pattern(names), " (call_start body)* text" if several else ""
-        rules += [*self._first_text(excluded), *self._first_call(dialect.begin, excluded), *_bare_calls(names)]
+        rest = " (call_start body)* text" if several else ""
+        rules += [*self._first_text(), *self._first_call(dialect.begin), *_bare_calls(names)]
         return [f"answer: bare | first_call body{rest} | first", *rules]
 
-    def _first_call(self, marker: str, excluded: str) -> list[str]:
-        """Return the rules for text that does not begin like ``excluded``, up to the first marker."""
+    def _first_call(self, marker: str) -> list[str]:
+        """Return the rules for text up to the first marker that does not begin like a call without markers."""
         alternatives, rules = [], []
         if self.symbols.is_id_only(marker):
             alternatives.append(f"first {self.symbols.grammar(marker)}")
         if not self.symbols.is_special(marker):
             alternatives.append("first_call_marker")
             alternatives += [f"{self._first_others} call_start_marker"] if self._other_ids else []
-            rules.append("first_call_marker[lazy]: MARKED")
-            rules.append(f"MARKED: (TEXT {json.dumps(marker)}) & ~/({excluded})(?s:.*)/")
+            rules += ["first_call_marker[lazy]: MARKED", f"MARKED: (TEXT {json.dumps(marker)}) & ~BARE"]
         return [f"first_call: {' | '.join(alternatives)}", *rules]
 
 
 def _bare_calls(names: Collection[str]) -> list[str]:
-    """Return the rules for a call without markers that is the whole answer."""
-    bare, rules = [], [f"SPACE: /[ \\t\\r\\n]{{1,{_MAX_SPACE}}}/"]
-    for opening, closing in OPENINGS.items():
-        for number, name in enumerate(names):
-            head = f"HEAD_{len(rules)}"
-            rules.append(f"{head}: /{head_pattern([name], [opening])}/")
-            end = f" SPACE? {json.dumps(closing)}" if closing else ""
-            bare.append(f'{head} SPACE? arguments_{number} SPACE? "}}"{end} SPACE?')
+    """Return the rules for a call without markers that is the whole answer (``bare``), and for its text (``BARE``)."""
+    quoted, openings = [json.dumps(f'"{name}"') for name in names], [f"OPENING_{n}" for n in range(len(OPENINGS))]
+    rules = [f"SPACE: /[ \\t\\r\\n]{{1,{_MAX_SPACE}}}/", f"AFTER_NAME: /{_spaced(AFTER_NAME)}/"]
+    rules += [f"NAME: {' | '.join(quoted)}", f"BARE: ({' | '.join(openings)}) NAME AFTER_NAME TEXT"]
+    bare = list[str]()
+    for opening, (before, after) in zip(openings, OPENINGS.items(), strict=True):
+        rules.append(f"{opening}: /{_spaced(before + BEFORE_NAME)}{_SPACES}/")
+        end = f"SPACE? {json.dumps(after)} SPACE?" if after else "SPACE?"
+        for number, name in enumerate(quoted):
+            rules.append(f"{opening}_{number}: {opening} {name} AFTER_NAME")
+            bare.append(f'{opening}_{number} SPACE? arguments_{number} SPACE? "}}" {end}')
     return [*rules, f"bare: {' | '.join(bare)}"]
+
+
+def _spaced(text: str) -> str:
+    """Return a regular expression for a text with white space before its parts: strings and single characters."""
+    return "".join(f"{_SPACES}{re.escape(part)}" for part in re.findall('"[^"]*"|.', text))
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:

@@ -4,35 +4,23 @@ Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their 
 between three backticks. Such an answer is a call if ``f`` is the name of a given tool. Whether anything follows the
 object is known at the end of the answer only.
 
-:data:`OPENINGS` and :func:`head_pattern` define such answers for the grammar too, which guides their arguments.
+The constants of this module also define such answers for the grammar, which guides their arguments.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection
 
 from pronk.tokenization.chat.calls import CallPart, JsonEnd, new_call_id
 from pronk.tokenization.chat.symbols import plain_text
 
-__all__ = ["OPENINGS", "SPACE", "BareCallReader", "head_pattern"]
+__all__ = ["AFTER_NAME", "BEFORE_NAME", "OPENINGS", "SPACE", "BareCallReader"]
 
+# Parts of a call, without the white space that may be around each part and between its characters outside strings.
 OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object to text after it
+BEFORE_NAME, AFTER_NAME = '{"name":', ',"arguments":'
 SPACE = " \t\r\n"  # characters of white space in JSON
-_UNIT = re.compile('"[^"]*"|.')  # a part of a head that has no white space in it: a string, or another character
-
-
-def _head(name: str, opening: str) -> str:
-    """Return the text of a call up to the colon before the arguments, without white space outside strings."""
-    return f'{opening}{{"name":"{name}","arguments":'
-
-
-def head_pattern(names: Collection[str], openings: Collection[str] = tuple(OPENINGS)) -> str:
-    """Return a regular expression for calls of ``names`` up to the colon before the arguments, with white space."""
-    heads = [_head(f"({'|'.join(names)})", opening) for opening in openings]
-    spaced = [[unit if unit[0] == '"' else re.escape(unit) for unit in _UNIT.findall(head)] for head in heads]
-    return "|".join(r"[ \t\r\n]*".join(["", *units]) for units in spaced)
 
 
 class BareCallReader:
@@ -41,7 +29,7 @@ class BareCallReader:
     def __init__(self, names: Collection[str]) -> None:
         # Text up to the first brace of the arguments to the name of the tool and the text after the arguments.
         self._heads = {
-            f"{_head(name, opening)}{{": (name, f"}}{closing}")
+            f'{opening}{BEFORE_NAME}"{name}"{AFTER_NAME}{{': (name, f"}}{closing}")
             for name in names
             for opening, closing in OPENINGS.items()
         }
