@@ -4,6 +4,7 @@ A JSON schema cannot say all that makes a body valid, for example that a result 
 valid body of the schema is sent as it is, and once more with its contradictions repaired.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,7 +54,7 @@ TOOL_FIELDS = ("tool_calls", "tool_call_id")
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Server of a model that thinks and calls tools."""
-    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3"), allowed_drafters=("draft_model",)) as made:
+    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3")) as made:
         yield made
 
 
@@ -75,11 +76,16 @@ def repaired(route: str, body: Any) -> Any:
     """Return a valid body of the schema without what only the server knows to be invalid."""
     if not isinstance(body, dict):
         return body
+    # To a schema, 2.0 is an integer.
+    body = json.loads(json.dumps(body), parse_float=lambda text: int(x) if (x := float(text)).is_integer() else x)
     body = {name: value for name, value in body.items() if name not in RESTRICTED}
+    if route == "/detokenize":
+        return {"tokens": [token % 300 for token in body["tokens"]]}
     if route == "/v1/completions":
         return {**body, "prompt": "Hi"}
-    if route in ("/v1/chat/completions", "/tokenize") and body.get("messages"):
-        return {**body, "messages": [fixed for each in body["messages"] for fixed in _chat_messages(each)]}
+    if route in ("/v1/chat/completions", "/tokenize") and (messages := body.get("messages")):
+        body.pop("prompt", None)
+        return {**body, "messages": [fixed for each in messages for fixed in _chat_messages(each)]}
     if route.startswith("/v1/messages"):
         return {**body, "messages": [*map(_anthropic_message, body["messages"]), {"role": "user", "content": "Hi"}]}
     if isinstance(items := body.get("input"), list) and route == "/v1/responses":
@@ -109,11 +115,11 @@ def _item(item: dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": "Hi"} if item.get("type") == "function_call_output" else item
 
 
-def drive(served: Running, route: str, mode: GenerationMode, examples: int) -> int:
-    """Send generated requests to a route; return the number of answers with status 200."""
+def drive(served: Running, route: str, mode: GenerationMode, examples: int) -> float:
+    """Send generated requests to a route; return the share of answers with status 200."""
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json", headers={"Authorization": f"Bearer {KEY}"})
     (operation,) = (found.ok() for found in schema.include(path=route).get_all_operations())
-    fine = 0
+    statuses = list[int]()
 
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     @hypothesis.settings(
@@ -124,17 +130,16 @@ def drive(served: Running, route: str, mode: GenerationMode, examples: int) -> i
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     def run(case: schemathesis.Case) -> None:
-        nonlocal fine
         body = case.body
         bodies = [body] if mode is GenerationMode.NEGATIVE else [body, repaired(route, body)]
         for each in bodies:
             case.body = shortened(route, each)
             answer = case.call(headers={"Authorization": f"Bearer {KEY}"}, timeout=30)
             case.validate_response(answer, checks=[not_a_server_error])
-            fine += answer.status_code == 200
+            statuses.append(answer.status_code)
 
     run()
-    return fine
+    return statuses.count(200) / len(statuses)
 
 
 @pytest.mark.parametrize(("route", "mode"), QUICK, ids=str)
@@ -149,5 +154,5 @@ def test_generated_requests_cause_no_server_error(thinking: Running, route: str,
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.name)
 def test_many_generated_requests_cause_no_server_error(thinking: Running, route: str, mode: GenerationMode) -> None:
     fine = drive(thinking, route, mode, 600)
-    assert fine >= 300 or mode is GenerationMode.NEGATIVE
+    assert fine > 0.4 or mode is GenerationMode.NEGATIVE
     assert thinking.drained
