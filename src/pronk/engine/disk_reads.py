@@ -1,4 +1,7 @@
-"""Reads of KV blocks from the prompt cache on disk: a part in each step, so that other requests go on meanwhile."""
+"""Reads of KV blocks from the prompt cache on disk.
+
+Each step reads a part of the blocks, so that other requests go on meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class DiskReads:
     _num_left: dict[Request, int] = field(default_factory=dict)  # number of tokens that are left to read
 
     def load(self, block_table: BlockTable, tokens: Sequence[int], salt: bytes, digests: list[bytes]) -> Iterator[int]:
-        """Read the blocks after a cached prefix in parts; see :meth:`pronk.kv_cache.prompt_cache.PromptCache.load`."""
+        """Read the blocks after a cached prefix in parts; see :meth:`.PromptCache.load`."""
         prompts = self.cache.prompt_cache
         return iter(()) if prompts is None else prompts.load(block_table, tokens, salt, digests, self.costs.prompt_row)
 
