@@ -206,6 +206,14 @@ def test_thoughts_without_text_are_sent_back(thinking: Running, api: openai.Open
     assert got.usage.prompt_tokens == len(thinking.llm.tokenizer.encode(prompt, add_special_tokens=False))
 
 
+def test_stop_strings_apply_within_thoughts(thinking: Running, api: openai.OpenAI) -> None:
+    asked = options(thinking, 60)
+    thoughts = whole(api.chat.completions.create(messages=ASK, **asked))[0]["thoughts"]
+    stop = thoughts[2:4]
+    got = whole(api.chat.completions.create(messages=ASK, stop=stop, **asked))[0]
+    assert got == {"thoughts": thoughts[: thoughts.index(stop)], "text": "", "calls": [], "reason": "stop"}
+
+
 @pytest.mark.parametrize("thinking", ["qwen3"], indirect=True)
 def test_a_budget_needs_the_end_marker(thinking: Running, api: openai.OpenAI) -> None:
     extra: Any = {"thinking_budget": 3, "bad_words": ["</think>"]}

@@ -271,6 +271,23 @@ def test_invalid_tools_are_refused(tooled: Running, asked: Any, param: str, mess
     assert tooled.drained
 
 
+def test_stop_strings_apply_within_arguments(tooled: Running, api: openai.OpenAI) -> None:
+    options = {**OPTIONS, "tools": TOOLS, "tool_choice": NAMED}
+    whole_call = api.chat.completions.create(messages=ASK, **options).choices[0].message.tool_calls or []
+    arguments = whole_call[0].function.arguments  # type: ignore[union-attr]
+    got = api.chat.completions.create(messages=ASK, stop=['": "', "never"], **options).choices[0]
+    assert (got.finish_reason, got.message.content or None) == ("stop", None)
+    if family(tooled) in ("hermes", "mistral list", "llama"):  # the stop string is in the text before the arguments
+        assert not got.message.tool_calls
+    else:
+        (call,) = got.message.tool_calls or []
+        assert call.function.arguments == arguments[: arguments.index('": "')]  # type: ignore[union-attr]
+    got = api.chat.completions.create(messages=ASK, stop="zone", **options).choices[0]
+    (call,) = got.message.tool_calls or []
+    assert call.function.arguments == arguments[: arguments.index("zone")]  # type: ignore[union-attr]
+    assert got.finish_reason == "stop"
+
+
 @pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
 def test_results_in_responses_need_a_call(tooled: Running, api: openai.OpenAI) -> None:
     result: Any = {"type": "function_call_output", "call_id": "a", "output": "Noon."}
