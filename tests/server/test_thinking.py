@@ -206,6 +206,7 @@ def test_thoughts_without_text_are_sent_back(thinking: Running, api: openai.Open
     assert got.usage.prompt_tokens == len(thinking.llm.tokenizer.encode(prompt, add_special_tokens=False))
 
 
+@pytest.mark.parametrize("thinking", ["deepseek"], indirect=True)  # the bias of the other model repeats its marker
 def test_stop_strings_apply_within_thoughts(thinking: Running, api: openai.OpenAI) -> None:
     asked = options(thinking, 60)
     thoughts = whole(api.chat.completions.create(messages=ASK, **asked))[0]["thoughts"]
