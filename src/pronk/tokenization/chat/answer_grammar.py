@@ -204,7 +204,7 @@ class AnswerGrammar:
 
 
 def _bare_calls(names: Collection[str]) -> list[str]:
-    """Return the rules for a call without markers that is the whole answer (``bare``), and for its text (``BARE``)."""
+    """Return the rules for a call without markers: ``bare``, and ``BARE`` for texts that begin like one."""
     quoted, openings = [json.dumps(f'"{name}"') for name in names], [f"OPENING_{n}" for n in range(len(OPENINGS))]
     rules = [f"SPACE: /[ \\t\\r\\n]{{1,{_MAX_SPACE}}}/", f"AFTER_NAME: /{_spaced(AFTER_NAME)}/"]
     rules += [f"NAME: {' | '.join(quoted)}", f"BARE: ({' | '.join(openings)}) NAME AFTER_NAME TEXT"]
