@@ -66,7 +66,7 @@ class LLM:
         kv_dtype: str = "auto",
         prefix_cache: bool = False,
         prompt_cache: str | Path | None = None,
-        prompt_cache_size: str | int = "4GiB",
+        prompt_cache_size: str | int | None = None,
         max_batch: int = 16,
         prefill_chunk: int = 512,
         threads: int | None = None,
@@ -99,7 +99,7 @@ class LLM:
                 memory suffices. The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length.
             prompt_cache: folder that keeps these blocks on disk, for later processes with the same model and options,
                 too; it includes ``prefix_cache``. The text is the same.
-            prompt_cache_size: maximum size of the blocks on disk; beyond, the least recently used are deleted.
+            prompt_cache_size: maximum size of these blocks, by default "4GiB"; the least recently used are deleted.
             max_batch: maximum number of requests per forward pass, 1..1024.
             prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192.
             threads: number of CPU threads per process; ``None``: that of cores, divided by ``workers``.

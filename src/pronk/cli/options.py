@@ -168,8 +168,13 @@ def model_options(
         ),
     ] = None,
     prompt_cache_size: Annotated[
-        str, _model("Maximum size of the prompt cache; beyond, the least recently used prompts are deleted.")
-    ] = "4GiB",
+        str | None,
+        _model(
+            "Maximum size of the prompt cache; beyond, the least recently used prompts are deleted.",
+            metavar="SIZE",
+            show_default="4GiB",
+        ),
+    ] = None,
     threads: Annotated[
         int | None, _model("Number of threads to compute with.", show_default="number of cores", min=1)
     ] = None,

@@ -1,8 +1,9 @@
 """Check the messages of a conversation, which have the format of OpenAI's chat completions.
 
 A message has a ``role`` and a ``content``: a text, or a list of parts ``{"type": "text", "text": "…"}``. Other types of
-parts are refused. A message of the assistant that calls tools needs no content. The arguments of a call are the JSON
-text of an object, and the template receives that object. All other keys of a message go to the template unchanged.
+parts are refused. A message of the assistant with tool calls or thoughts needs no content. The arguments of a call are
+the JSON text of an object, and the template receives that object. All other keys of a message go to the template
+unchanged.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
         msg = f"{where}: expected a string for 'role', found {_describe_key(message, 'role')}"
         raise PromptError(msg)
     message = {**message, **_read_calls(message, where)}
+    if content is None and role == "assistant" and message.get("reasoning_content") and not message.get("tool_calls"):
+        return {**message, "content": ""}  # some templates would write None
     if isinstance(content, str) or (content is None and role == "assistant" and message.get("tool_calls")):
         return message
     if not isinstance(content, (list, tuple)):
