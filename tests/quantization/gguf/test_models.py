@@ -65,6 +65,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"tie_word_embeddings": True}),
     ("gemma2", {"query_pre_attn_scalar": 64}),
     ("gemma3_text", {"query_pre_attn_scalar": 64, "layer_types": None, "num_hidden_layers": 7}),
+    ("granite", {"embedding_multiplier": 3.0}),
+    ("ministral3", {}),
+    ("olmo2", {}),
+    ("olmo3", {"layer_types": None, "num_hidden_layers": 4}),
+    ("phi3", {}),
+    ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": None}),
 ]
 
 
