@@ -83,6 +83,8 @@ def test_families_of_mixed_blocks(
     found = logits(path)
     assert np.array_equal(found, logits(twin))
     assert np.abs(found - transformers_logits(twin, TOKENS)).max() < 2e-3
+    packed = text_logits(load(path, kernels=kernels()), TOKENS)  # with inputs of 8 bits
+    assert 0 < np.linalg.norm(packed - found) < 0.08 * np.linalg.norm(found)
 
 
 def test_rotations_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
