@@ -343,6 +343,8 @@ def test_more_tokens_than_the_model_has(tmp_path: Path) -> None:
         (["a", "<|im_end|>"], [1, 1], {}, ()),
         (["a", "b", "<|endoftext|>", "<|eot_id|>"], [1, 3, 3, 3], {"eos": 1}, (1, 2, 3)),
         (["a", "b", "c"], [1, 3, 3], {"eos": 2, "eot": 1}, (2, 1)),
+        # Gemma, Phi-3 and Phi-4-mini, Granite, Ministral; others are above.
+        (["a", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "</s>"], [1, 3, 3, 3, 3], {}, (1, 2, 3, 4)),
     ],
 )
 def test_stop_tokens(
