@@ -79,7 +79,10 @@ def tiny_config(
 
 
 def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
-    """Return what differs from a Llama in every layer: ``gemma``, ``outputs``, or ``growth``."""
+    """Return what differs from a Llama: ``gemma``, ``outputs``, ``growth``, or ``others``, which is not in Gemma.
+
+    The modules of training, oracles of other tests, have no growth of queries.
+    """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
         ropes = tuple(RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers))
@@ -91,6 +94,9 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
         scales = {"residual_scale": 0.7, "logits_scale": 1.25}
         norms = {"norm_places": "output", "qk_norm": True, "whole_qk_norm": True}
         return {"layer_ropes": ropes, **norms, **scales}
+    if name == "others":
+        scales = {"embedding_scale": 3.0, "attention_scale": 0.2}
+        return special_fields("outputs", head_dim, layers) | special_fields("growth", head_dim, layers) | scales
     return {"query_growth": (0.3, 32)} if name == "growth" else {}
 
 

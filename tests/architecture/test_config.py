@@ -27,8 +27,9 @@ def of(family: str, **values: Any) -> dict[str, Any]:
     return base | {"model_type": family, "bos_token_id": None, "eos_token_id": None} | values
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo"}))  # transformers has no MiMo
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo", "granitemoehybrid"}))
 def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
+    """Without MiMo, which transformers lacks, and the hybrid Granite, whose layers are by default not supported."""
     from transformers import AutoConfig
 
     raw = of(family) if family == "gpt2" else of(family, num_attention_heads=32)
@@ -101,7 +102,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
     (
         {"model_type": "mixtral"},
-        r"'mixtral'; supported are gemma2, gemma3_text, gpt2, granite, llama, mimo, ministral3, ",
+        r"'mixtral'; supported are gemma2, gemma3, gemma3_text, gpt2, granite, granitemoehybrid, llama, ",
     ),
     ({"model_type": None}, r"model_type None; supported are gemma2"),
     ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),
@@ -127,7 +128,17 @@ REFUSED = [
     ({"num_experts": 8}, r"num_experts = 8 is not supported"),
     ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0.5 is not supported"),
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 0.5 is not supported"),
-    ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, r"'longrope' is not supported; supported are default"),
+    ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, r"'ntk' is not supported; supported are default"),
+    ({"rope_scaling": {"type": "longrope"}}, r"long_factor \(longrope\): expected a list of 8 numbers, found None"),
+    (
+        {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 7}},
+        r"short_factor \(longrope\): expected a list of 8 numbers, found \[1.0",
+    ),
+    (
+        {"rope_scaling": {"type": "longrope", "long_factor": [0.0] * 8, "short_factor": [1.0] * 8}},
+        r"long_factor \(longrope\): expected a number above 0 .*found 0",
+    ),
+    ({"model_type": "gemma3"}, r"expected an object as text_config, found None"),
     (
         {"rope_scaling": {"type": "linear"}},
         r"factor \(linear rope\): expected a number above 0 and at most 1e\+15, found None",
@@ -163,6 +174,16 @@ SLIDING = ["sliding_attention", "full_attention"]
         (
             of("qwen2", use_sliding_window=True, max_window_layers="x"),
             r"max_window_layers: expected an integer in 0.*, found 'x'",
+        ),
+        (of("granitemoehybrid"), r"expected 2 layer_types, each attention, found \[\]; use a dense Granite"),
+        (of("granitemoehybrid", layer_types=["attention", "mamba"]), r"each attention, found \['attention', 'mamba'\]"),
+        (
+            of("granitemoehybrid", layer_types=["attention"] * 2),
+            r"num_local_experts: expected an integer in 0..0, found 8",
+        ),
+        (
+            of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0),
+            r"position_embedding_type: expected one of rope, found None",
         ),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx = True is not supported"),
         (GPT2 | {"add_cross_attention": True}, r"add_cross_attention = True is not supported"),

@@ -147,7 +147,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
     args = """
         --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
-        --kernels portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
+        --context 128 --kernels portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
         --prompt-cache prompts --prompt-cache-size 1GiB
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
         --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
@@ -168,6 +168,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
         "drafter": "autoregressive",
         "device": "cpu",
         "dtype": "float32",
+        "context": 128,
         "kv_memory": "1GiB",
         "threads": 1,
         "workers": 1,

@@ -15,6 +15,7 @@ from checkpoints import MakeCheckpoint, transformers_greedy, transformers_logits
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.errors import OptionError, PromptError
 from pronk.models.backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.torch_backend.backend import TorchBackend
@@ -63,6 +64,20 @@ GEMMA_CAPPED = {
     "tie_word_embeddings": False,
 }
 SMALL_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+OLMO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": rope("yarn", **YARN)["rope_parameters"],
+}
+
+
+def longrope(dim: int, **values: Any) -> dict[str, Any]:
+    """Return rotations of ``dim`` dimensions of each head, with divisors that grow with the number of the frequency."""
+    short, long = ([1 + growth * i for i in range(dim // 2)] for growth in (0.2, 3.1))
+    return rope("longrope", short_factor=short, long_factor=long, **values)
+
+
+LONGROPE = {"original_max_position_embeddings": 32, **longrope(8)}
+PARTIAL_LONGROPE = LONGROPE | {"hidden_size": 96, **longrope(12, attention_factor=1.3, partial_rotary_factor=0.75)}
 CASES = [
     Case("grouped", "llama", {}),
     Case("one head each", "llama", {"num_key_value_heads": 6}),
@@ -115,6 +130,7 @@ CASES = [
     Case("small caps, one head each", "gemma2", {"num_key_value_heads": 6, **SMALL_CAPS}),
     Case("multipliers", "granite", {"embedding_multiplier": 3.0}),
     Case("biases, tied", "granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    Case("dense", "granitemoehybrid", {"embedding_multiplier": 3.0, "tie_word_embeddings": True}),
     Case("norms of outputs", "olmo2", {}),
     Case("norms of outputs, one head each", "olmo2", {"num_key_value_heads": 6, "attention_bias": True}),
     Case("layers without rotations", "smollm3", {}),
@@ -124,6 +140,12 @@ CASES = [
     Case("window, tied", "phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
     Case("queries scaled by position", "ministral3", {}, 100),
     Case("window, tied", "ministral3", {"sliding_window": 8, "tie_word_embeddings": True}),
+    Case("windows and full attention", "olmo3", {}),
+    Case("scaling in layers without a window", "olmo3", {"rope_parameters": OLMO_ROPES}, 80),
+    Case("text beyond pre-training", "phi3", LONGROPE, 40),
+    Case("factor of its own, a part of a head", "phi3", PARTIAL_LONGROPE, 40),
+    Case("language model of a multimodal model", "gemma3", {}),
+    Case("language model of a multimodal model", "mistral3", {}, 100),
     Case("shards", "llama", {"shard_size": "40KB"}),
     Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
     Case("float16 file, tied", "llama", {"save_dtype": torch.float16, "tie_word_embeddings": True}),
@@ -149,9 +171,9 @@ def reference() -> Reference:
     return get
 
 
-def logits(folder: Path, length: int, way: str = "torch") -> Array:
+def logits(folder: Path, length: int, way: str = "torch", context: int | None = None) -> Array:
     """Return logits by dense attention (``torch``), or with a KV cache by torch (``torch, paged``) or ``kernels``."""
-    config = read_config(folder)
+    config = read_config(folder, context=context)
     if way == "torch":
         return dense_logits(load_module(folder, config, torch.float32, CPU), tokens(length))
     backend = KernelBackend(kernels()) if way == "kernels" else TorchBackend("cpu", FLOAT32)
@@ -161,7 +183,7 @@ def logits(folder: Path, length: int, way: str = "torch") -> Array:
 @pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
 def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
-    if way == "torch" and case.family == "ministral3":
+    if way == "torch" and case.family in ("ministral3", "mistral3"):
         pytest.skip("the modules of training do not scale queries by position")
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
@@ -169,7 +191,46 @@ def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpo
     assert np.abs(logits(folder, case.length, way) - expected).max() < TOLERANCE
 
 
-GREEDY = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "phi3", "smollm3"]
+@pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
+def test_context_chooses_the_rotations_of_longrope(way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
+    """transformers chooses by the length of each text, pronk by the context that the model is opened with."""
+    folder = checkpoint("phi3", **LONGROPE)
+    short, long = reference(folder, 32), reference(folder, 33)
+    assert np.abs(logits(folder, 32, way, context=32) - short).max() < TOLERANCE
+    assert np.abs(logits(folder, 33, way) - long).max() < TOLERANCE
+    assert np.abs(logits(folder, 32, way) - short).max() > 100 * TOLERANCE
+
+
+def test_context_is_limited(checkpoint: MakeCheckpoint) -> None:
+    llm = LLM(checkpoint("llama"), threads=1, context=40)
+    assert llm.config.context == 40
+    with pytest.raises(PromptError, match=r"expected at most 39 tokens \(context 40\), found 40"):
+        llm.generate(tokens(40), SamplingParams(max_tokens=1))
+    for context in (0, 257):
+        with pytest.raises(OptionError, match=rf"context: expected an integer in 1..256, found {context}"):
+            LLM(checkpoint("llama"), context=context)
+    with pytest.raises(OptionError, match="context: expected no limit with learned positions, found 40"):
+        LLM(checkpoint("gpt2"), context=40)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+def test_names_of_multimodal_checkpoints(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Models on the Hub have the names of older versions of transformers."""
+    original = checkpoint(family)
+    folder, names = tmp_path / "model", set()
+    shutil.copytree(original, folder)
+    stored = read_tensors(folder)
+    for name in list(stored):
+        for old, new in (("model.language_model.", "language_model.model."), ("lm_head", "language_model.lm_head")):
+            if name.startswith(old):
+                stored[name.replace(old, new)] = stored.pop(name)
+    write_tensors(folder, stored)
+    names = {name.split(".")[0] for name in read_tensors(folder)}
+    assert names >= {"language_model", "vision_tower"}
+    assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
+
+
+GREEDY = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
 
 
 @pytest.mark.parametrize("family", GREEDY)

@@ -96,6 +96,16 @@ class ModelConfig:
         """Return the rotary embedding of a layer (from 0)."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
+    def for_context(self, context: int | None) -> ModelConfig:
+        """Return the configuration of the model, opened for texts of at most ``context`` tokens.
+
+        ``None`` is the longest context. The length selects the rotations of *longrope*, see
+        :meth:`RopeConfig.for_context`.
+        """
+        size = self.context if context is None else context
+        full, *layers = (rope and rope.for_context(size) for rope in (self.rope, *self.layer_ropes))
+        return replace(self, context=size, rope=full, layer_ropes=tuple(layers))
+
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return ``count`` layers as layer ``layer`` (from 0); ``sizes`` are other fields to replace."""
         windows = (self.windows[layer] if self.windows else None,) * count

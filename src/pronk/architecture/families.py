@@ -11,77 +11,23 @@ from typing import Any
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.config_reader import ConfigReader
-from pronk.architecture.rope import RopeConfig, parse_rope
-from pronk.checks import check_number
+from pronk.architecture.family_keys import DEFAULTS, MULTIMODAL, UNSUPPORTED_KEYS
+from pronk.architecture.rope import parse_rope
+from pronk.checks import check_choice, check_number
 from pronk.errors import ConfigError
 
 __all__ = ["FAMILIES", "parse_config"]
 
-# Values of keys that config.json lacks, by family, as in transformers. A key with the value null has another default:
-# that of the call which reads the key.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {
-        "max_position_embeddings": 8192,
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 2,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "tie_word_embeddings": True,
-    },
-    "gemma3_text": {
-        "max_position_embeddings": 131072,
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-    },
-    "ministral3": {
-        "max_position_embeddings": 262144,
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1000000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "olmo2": {"rms_norm_eps": 1e-5},
-    "phi3": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    "smollm3": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "rope_theta": 2000000.0,
-        "tie_word_embeddings": True,
-    },
-    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
-}
-_DEFAULTS["mimo"] = _DEFAULTS["qwen2"]
-
-# Keys that turn on computations. A family whose reader does not read such a key refuses a value other than null, 0 or
-# false: no family implements most of them, and others belong to some families only.
-_UNSUPPORTED_KEYS = (
-    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
-    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
-    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
-    "use_bidirectional_attention"
-).split()
-
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Parse a ``config.json`` document; raise a ConfigError if it is invalid or not supported."""
+    """Parse a ``config.json`` document; raise a ConfigError if it is invalid or not supported.
+
+    The result is for the longest context, see :meth:`ModelConfig.for_context`.
+    """
+    raw = _text_config(raw)
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+        known = ", ".join(sorted([*FAMILIES, *MULTIMODAL]))
         msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"
         raise ConfigError(msg)
     # Early versions of compressed-tensors wrote compression_config.
@@ -89,9 +35,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if quantization and not isinstance(quantization, Mapping):
         msg = f"config.json: expected an object as quantization_config, found {quantization!r:.80}"
         raise ConfigError(msg)
-    keys = ConfigReader({**_DEFAULTS.get(family, {}), **raw}, family)
+    keys = ConfigReader({**DEFAULTS.get(family, {}), **raw}, family)
     config = FAMILIES[family](keys)
-    unsupported = [key for key in _UNSUPPORTED_KEYS if raw.get(key) and key not in keys.used]
+    unsupported = [key for key in UNSUPPORTED_KEYS if raw.get(key) and key not in keys.used]
     unsupported += ["is_causal"] * (raw.get("is_causal") is False)
     if unsupported:
         msg = (
@@ -100,6 +46,21 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError(msg)
     _check_heads(config)
     return replace(config, quantization=quantization or None)
+
+
+def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of a multimodal model's language model, with missing keys of the whole model."""
+    family = raw.get("model_type")
+    if not isinstance(family, str) or family not in MULTIMODAL:
+        return raw
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        msg = f"config.json: expected an object as text_config, found {text!r:.80}"
+        raise ConfigError(msg)
+    shared = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config", "compression_config")
+    inherited = {key: raw[key] for key in shared if raw.get(key) is not None}
+    tied = {} if raw.get("tie_word_embeddings") is None else {"tie_word_embeddings": raw["tie_word_embeddings"]}
+    return {"model_type": MULTIMODAL[family], **inherited, **text, **tied}
 
 
 def _llama_like(
@@ -170,9 +131,8 @@ def _qwen3(keys: ConfigReader) -> ModelConfig:
     return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=bias, out_bias=bias, qk_norm=True)
 
 
-def _gemma_windows(keys: ConfigReader) -> tuple[int | None, ...]:
-    """Return the windows: every layer has one, but each ``sliding_window_pattern``-th."""
-    period = keys.integer("sliding_window_pattern")
+def _periodic_windows(keys: ConfigReader, period: int) -> tuple[int | None, ...]:
+    """Return the windows: every layer has one, but each ``period``-th."""
     return keys.windows(keys.integer("sliding_window"), lambda layer: (layer + 1) % period > 0)
 
 
@@ -197,28 +157,33 @@ def _gemma(keys: ConfigReader, *, windows: tuple[int | None, ...], **features: A
 
 
 def _gemma2(keys: ConfigReader) -> ModelConfig:
-    return _gemma(keys, windows=_gemma_windows(keys))
+    return _gemma(keys, windows=_periodic_windows(keys, keys.integer("sliding_window_pattern")))
 
 
 def _gemma3(keys: ConfigReader) -> ModelConfig:
     """Parse Gemma 3, which rotates the layers with a window by a base of their own, without scaling."""
-    windows, (full, sliding) = _gemma_windows(keys), _gemma3_ropes(keys)
-    return _gemma(
-        keys, windows=windows, qk_norm=True, rope=full, layer_ropes=tuple(sliding if w else full for w in windows)
-    )
+    windows = _periodic_windows(keys, keys.integer("sliding_window_pattern"))
+    ropes = _ropes(keys, windows, keys.number("rope_theta", 1e6), keys.number("rope_local_base_freq", 1e4))
+    return _gemma(keys, windows=windows, qk_norm=True, **ropes)
 
 
-def _gemma3_ropes(keys: ConfigReader) -> tuple[RopeConfig, RopeConfig]:
-    """Return the rotary embeddings of the layers with full attention and with a window."""
+def _ropes(keys: ConfigReader, windows: tuple[int | None, ...], theta: float, sliding_theta: float) -> dict[str, Any]:
+    """Return the fields ``rope`` and ``layer_ropes``: layers with and without a window have their own.
+
+    ``rope`` is that of the layers with full attention. Older checkpoints have one scaling, for these layers; the bases
+    are then ``theta`` and, in the layers with a window, ``sliding_theta``.
+    """
     both = keys.get("rope_parameters", {})
-    if "full_attention" not in both:  # older checkpoints
-        scaling = {"rope_type": "default", **(keys.get("rope_scaling") or both)}
-        full = {"rope_theta": keys.number("rope_theta", 1e6)} | scaling
-        both = {"full_attention": full, "sliding_attention": {"rope_theta": keys.number("rope_local_base_freq", 1e4)}}
-    head_dim, context = keys.integer("head_dim"), keys.integer("max_position_embeddings")
-    raws = ({"rope_parameters": both.get(kind)} for kind in ("full_attention", "sliding_attention"))
-    full_rope, sliding_rope = (parse_rope(raw, head_dim, context) for raw in raws)
-    return full_rope, sliding_rope
+    if "full_attention" not in both:
+        scaling = {"rope_theta": theta, "rope_type": "default", **(keys.get("rope_scaling") or both)}
+        both = {"full_attention": scaling, "sliding_attention": {"rope_theta": sliding_theta}}
+    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    head_dim, context = keys.integer("head_dim", hidden // heads), keys.integer("max_position_embeddings", 2048)
+    full, sliding = (
+        parse_rope({"rope_parameters": both.get(kind)}, head_dim, context)
+        for kind in ("full_attention", "sliding_attention")
+    )
+    return {"rope": full, "layer_ropes": tuple(full if window is None else sliding for window in windows)}
 
 
 def _granite(keys: ConfigReader) -> ModelConfig:
@@ -229,6 +194,25 @@ def _granite(keys: ConfigReader) -> ModelConfig:
         residual_scale=keys.number("residual_multiplier", 1.0),
         logits_scale=1.0 / keys.number("logits_scaling", 1.0),
     )
+
+
+def _granite_hybrid(keys: ConfigReader) -> ModelConfig:
+    """Parse Granite 4.0 without experts and Mamba layers: a Granite under the name of the hybrid family."""
+    num_layers, kinds = keys.layers("num_hidden_layers"), keys.get("layer_types", [])
+    if len(kinds) != num_layers or not all(kind in ("attention", "full_attention") for kind in kinds):
+        msg = (
+            f"config.json: expected {num_layers} layer_types, each attention, found {kinds!r:.80}; use a dense Granite"
+        )
+        raise ConfigError(msg)
+    keys.integer("num_local_experts", 8, low=0, high=0)
+    check_choice(
+        "config.json: position_embedding_type", keys.get("position_embedding_type"), ("rope",), error=ConfigError
+    )
+    size = {"intermediate_size": keys.integer("shared_intermediate_size", 1024), "layer_types": None}
+    own = ConfigReader({**keys.raw, **size}, keys.family)
+    config = _granite(own)
+    keys.used |= own.used
+    return config
 
 
 def _ministral3(keys: ConfigReader) -> ModelConfig:
@@ -248,7 +232,29 @@ def _olmo2(keys: ConfigReader) -> ModelConfig:
     return replace(_llama(keys), norm_places="output", qk_norm=True, whole_qk_norm=True)
 
 
+def _olmo3(keys: ConfigReader) -> ModelConfig:
+    """Parse OLMo 3: three of four layers have a window, and do not scale the rotations."""
+    windows, theta = _periodic_windows(keys, 4), keys.number("rope_theta", 500000.0)
+    bias = keys.flag("attention_bias")
+    return _llama_like(
+        keys,
+        windows=windows,
+        qkv_bias=bias,
+        out_bias=bias,
+        norm_places="output",
+        qk_norm=True,
+        whole_qk_norm=True,
+        **_ropes(keys, windows, theta, theta),
+    )
+
+
 def _phi3(keys: ConfigReader) -> ModelConfig:
+    """Parse Phi-3 and Phi-4; early configs have other names for *longrope*."""
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = keys.get(key)
+        if isinstance(scaling, Mapping):
+            kind = scaling.get("rope_type", scaling.get("type", "default"))
+            keys.raw = {**keys.raw, key: {**scaling, "rope_type": "longrope" if kind in ("su", "yarn") else kind}}
     size = None if keys.get("sliding_window") is None else keys.integer("sliding_window")
     return _llama_like(keys, windows=keys.windows(size), partial_rope=True)
 
@@ -300,11 +306,13 @@ FAMILIES: dict[str, Callable[[ConfigReader], ModelConfig]] = {
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "granite": _granite,
+    "granitemoehybrid": _granite_hybrid,
     "llama": _llama,
     "mimo": _qwen2,  # Qwen 2 with an MTP head
     "ministral3": _ministral3,
     "mistral": _mistral,
     "olmo2": _olmo2,
+    "olmo3": _olmo3,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -153,6 +153,15 @@ def model_options(
             metavar="on|off|FOLDER",
         ),
     ] = "off",
+    context: Annotated[
+        int | None,
+        _model(
+            "Maximum number of tokens of a text, prompt and output. It selects the rotations of models with longrope, "
+            "such as Phi-4-mini.",
+            show_default="that of the model",
+            min=1,
+        ),
+    ] = None,
     kv_memory: Annotated[
         str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="fitted to the model")
     ] = None,

@@ -16,6 +16,7 @@ from pronk.architecture.config import ModelConfig
 
 __all__ = [
     "FAMILY_NAMES",
+    "GGUF_FUSED_NAMES",
     "GGUF_NAMES",
     "CheckpointTensor",
     "DecoderPart",
@@ -25,6 +26,10 @@ __all__ = [
     "plan_norm",
     "plan_tensors",
 ]
+
+
+# Beginning of the names of a multimodal model's language model.
+_LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,8 @@ class FamilyNames:
     ignored: re.Pattern[str] = re.compile(r"(?!)")  # names of tensors that are not used; by default none
 
     def canonical(self, name: str) -> str:
-        """Return the name of a tensor without ``prefix``."""
-        return name.removeprefix(self.prefix)
+        """Return the name of a tensor without ``prefix`` and that of a multimodal model's language model."""
+        return _LANGUAGE_MODEL.sub("", name).removeprefix(self.prefix)
 
 
 _LLAMA_LAYER: dict[str, tuple[str, ...]] = {
@@ -63,6 +68,7 @@ _OUTPUT_NORMS_LAYER = _LLAMA_LAYER | {
     "mlp_output_norm": ("post_feedforward_layernorm",),
 }
 _FUSED_LAYER = _LLAMA_LAYER | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
+_SHARED_MLP_LAYER = _LLAMA_LAYER | {"up": ("shared_mlp.input_linear",), "down": ("shared_mlp.output_linear",)}
 
 _LLAMA = FamilyNames(
     prefix="model.",
@@ -70,8 +76,10 @@ _LLAMA = FamilyNames(
     layer=_LLAMA_LAYER,
     embedding="embed_tokens",
     norm="norm",
-    # MTP heads are loaded by the drafter ``mtp``.
-    ignored=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|mtp(_layers)?\..*"),
+    # MTP heads are loaded by the drafter ``mtp``. Images are not supported.
+    ignored=re.compile(
+        r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|(mtp(_layers)?|vision_tower|multi_modal_projector)\..*"
+    ),
 )
 
 _OUTPUT_NORMS = replace(_LLAMA, layer=_OUTPUT_NORMS_LAYER)
@@ -94,7 +102,7 @@ _GPT2 = FamilyNames(
     ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias"),
 )
 
-# Tensor names in GGUF files are the same for all families. ``rope_freqs`` is read with the config, not as a weight.
+# Tensor names in GGUF files are the same for all families. The ``rope`` tensors are read with the config.
 GGUF_NAMES = FamilyNames(
     prefix="",
     layers="blk",
@@ -113,19 +121,23 @@ GGUF_NAMES = FamilyNames(
     embedding="token_embd",
     norm="output_norm",
     head="output",
-    ignored=re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"),
+    ignored=re.compile(r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"),
 )
+# As GGUF_NAMES, in files with fused matrices (Phi-3).
+GGUF_FUSED_NAMES = replace(GGUF_NAMES, layer={**GGUF_NAMES.layer, "qkv": ("attn_qkv",), "up": ("ffn_up",)})
 
 FAMILY_NAMES: dict[str, FamilyNames] = {
     "gemma2": _OUTPUT_NORMS,
     "gemma3_text": _OUTPUT_NORMS,
     "gpt2": _GPT2,
     "granite": _LLAMA,
+    "granitemoehybrid": replace(_LLAMA, layer=_SHARED_MLP_LAYER),
     "llama": _LLAMA,
     "mimo": _LLAMA,
     "ministral3": _LLAMA,
     "mistral": _LLAMA,
     "olmo2": _OUTPUT_NORMS,
+    "olmo3": _OUTPUT_NORMS,
     "phi3": replace(_LLAMA, layer=_FUSED_LAYER),
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,

@@ -14,7 +14,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, as_bytes
 from pronk.errors import CheckpointError
 from pronk.models.checkpoint import AnyCheckpoint
-from pronk.models.families import FAMILY_NAMES, GGUF_NAMES, CheckpointTensor, DecoderPart, FamilyNames
+from pronk.models.families import FAMILY_NAMES, GGUF_FUSED_NAMES, GGUF_NAMES, CheckpointTensor, DecoderPart, FamilyNames
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
@@ -28,7 +28,9 @@ _COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
     """Return the tensor names to expect: those of GGUF files, or those of the model family."""
-    return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
+    if not isinstance(checkpoint, GgufCheckpoint):
+        return FAMILY_NAMES[config.family]
+    return GGUF_FUSED_NAMES if "blk.0.attn_qkv.weight" in checkpoint else GGUF_NAMES
 
 
 class Inventory:
@@ -146,7 +148,8 @@ def _quantized_weights(
 ) -> dict[str, StoredWeight]:
     """Return how linear layers' quantized weights are stored, by name without the family's prefix."""
     # Patterns of module names in quantization_config match names with the prefix, if the checkpoint has it.
-    prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
+    layers = (name for name in checkpoint if names.canonical(name).startswith(f"{names.layers}."))
+    prefix = next((name.removesuffix(names.canonical(name)) for name in layers), "")
     weights = {}
     for module, tensor in _linear_modules(names, parts, prefix):
         try:

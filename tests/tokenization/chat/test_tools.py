@@ -165,9 +165,10 @@ def test_names_of_special_tokens_stay_text(family: str) -> None:
 def test_dialects_are_detected(tokenizer: Tokenizer) -> None:
     row = find_tool_dialect(tokenizer)
     assert TEMPLATES[row.name] == tokenizer.chat_template
-    assert row.after_begin == {"hermes": "\n", "mistral list": " ["}.get(row.name, "")
+    assert row.after_begin == {"hermes": "\n", "granite": "[", "mistral list": " ["}.get(row.name, "")
     assert bool(row.begin) == (row.name != "llama" or "<|python_tag|>" in tokenizer.backend.get_vocab())
-    assert [each.name for each in TOOL_DIALECTS] == ["hermes", "mistral list", "mistral", "llama", "channels"]
+    names = ["hermes", "phi", "granite", "mistral list", "mistral", "llama", "channels"]
+    assert [each.name for each in TOOL_DIALECTS] == names
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "mistral-nemo"])
@@ -179,6 +180,52 @@ def test_dialects_of_published_templates(name: str) -> None:
     assert row.after_begin == ("[" if name == "mistral-nemo" else "\n")
 
 
+TOOL_LIST = "{%- for tool in tools %}{{ tool | string }}{% endfor %}"
+TURNS = "{%- for message in messages %}{{ '<' + message.role + '>' + message.content + '\\n' }}{% endfor %}"
+CALLED = [USER, called(("add", '{"a": 2}'), ("add_more", "{}")), answered(0, "4")]
+HERMES_CALLS = """<tool_call>
+{"name": "add", "arguments": {"a": 2}}
+</tool_call>
+<tool_call>
+{"name": "add_more", "arguments": {}}
+</tool_call>"""
+GRANITE_CALLS = '<|tool_call|>[{"name": "add", "arguments": {"a": 2}}, {"name": "add_more", "arguments": {}}]'
+
+
+@pytest.mark.parametrize(
+    ("family", "hint", "name", "calls"),
+    [
+        ("SmolLM3", '<tool_call>\\n{"name": <function-name>, "arguments": …}\\n</tool_call>', "hermes", HERMES_CALLS),
+        ("Granite 3.3", "<|tool_call|> followed by a JSON list", "granite", GRANITE_CALLS),
+    ],
+)
+def test_templates_that_describe_tools_and_write_no_calls(family: str, hint: str, name: str, calls: str) -> None:
+    """Calls of earlier messages are written as the template tells the model to write them, after their content."""
+    special = {"bos_token": "", "eos_token": ""}
+    for source in (TOOL_LIST + "{{- '" + hint + "' }}" + TURNS, TOOL_LIST + f"{{# {hint} #}}" + TURNS):
+        tokenizer = Tokenizer(byte_tokenizer(), chat_template=source, special_tokens=special)
+        assert find_tool_dialect(tokenizer).name == name
+        assert tokenizer.chat(CALLED, tools=TOOLS).endswith(f"<user>What is 2 + 2?\n<assistant>{calls}\n<tool>4\n")
+        parts = [USER, {**CALLED[1], "content": [{"type": "text", "text": "é"}]}]
+        assert tokenizer.chat(parts, tools=TOOLS).endswith(f"<assistant>é\n{calls}\n")
+        assert "tool_calls" in CALLED[1]
+
+
+@pytest.mark.parametrize(
+    ("calls", "name", "begin"),
+    [
+        ("{{- '<|tool_call|>' + (calls | map(attribute='function') | list | tojson(indent=4)) }}", "granite", "["),
+        ("{{- '<|tool_call|>' + (calls | map(attribute='function') | list | tojson) + '<|/tool_call|>' }}", "phi", "["),
+        ("{{- '<tool_call>' + (calls[0].function | tojson) + '</tool_call>' }}", "hermes", ""),
+    ],
+)
+def test_calls_as_templates_of_servers_write_them(calls: str, name: str, begin: str) -> None:
+    written = "{% set calls = message.tool_calls %}{% if calls %}" + calls + "{% endif %}{% endfor"
+    source = TOOL_LIST + TURNS.replace("{% endfor", written)
+    row = find_tool_dialect(Tokenizer(byte_tokenizer(), chat_template=source, special_tokens={}))
+    assert (row.name, row.after_begin) == (name, begin)
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -187,10 +234,10 @@ def test_dialects_of_published_templates(name: str) -> None:
         (HERMES.replace("arguments", "args"), "tools: expected a model whose chat template has tools"),
         (
             HERMES.replace("<tool_call>", "<call>"),
-            "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or gpt-oss write them",
+            "tools: expected calls as Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3 or gpt-oss write them",
         ),
-        (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or"),
-        (LLAMA.replace('"name"', '"function"'), "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or gpt-oss"),
+        (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, "),
+        (LLAMA.replace('"name"', '"function"'), "tools: expected calls as Hermes, Qwen, "),
         ("{{ raise_exception('no') }}", "tools: expected a model whose chat template has tools"),
     ],
 )

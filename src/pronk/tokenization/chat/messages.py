@@ -15,7 +15,16 @@ from typing import Any, NoReturn
 
 from pronk.errors import PromptError
 
-__all__ = ["Messages", "TemplateOptions", "Tools", "check_messages", "join_parts", "shorten_ids", "thinking_options"]
+__all__ = [
+    "Messages",
+    "TemplateOptions",
+    "Tools",
+    "check_messages",
+    "join_parts",
+    "shorten_ids",
+    "thinking_options",
+    "write_calls",
+]
 
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
@@ -45,6 +54,26 @@ def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(content, list):
         return dict(message)
     return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def write_calls(message: Mapping[str, Any], begin: str, separator: str, end: str) -> dict[str, Any]:
+    """Return a message with its calls as text of its content, for templates that write no calls.
+
+    ``begin`` precedes the calls, ``separator`` stands between two of them, and ``end`` follows.
+    """
+    calls, content = message.get("tool_calls"), message.get("content") or ""
+    if not isinstance(calls, list):
+        return dict(message)
+    functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
+    objects = [
+        {key: function[key] for key in ("name", "arguments") if key in function}
+        for function in functions
+        if isinstance(function, Mapping)
+    ]
+    text = f"{begin}{separator.join(json.dumps(each, ensure_ascii=False) for each in objects)}{end}"
+    others = {key: value for key, value in message.items() if key != "tool_calls"}
+    parts = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content}{text}"
+    return {**others, "content": parts}
 
 
 def shorten_ids(message: Mapping[str, Any]) -> dict[str, Any]:
