@@ -18,11 +18,31 @@ import numpy as np
 
 from pronk.architecture.rope import RopeConfig
 
-__all__ = ["Activation", "ModelConfig", "NormPlaces", "default_query_scale", "llama_config"]
+__all__ = ["Activation", "MixtureConfig", "ModelConfig", "NormPlaces", "default_query_scale", "llama_config"]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 # Norms of a branch (attention or MLP) of a layer: of its input, of its output before the residual sum, or of both.
 NormPlaces = Literal["input", "output", "both"]
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """Mixtures of experts: MLPs of which a router chooses some for each row (Shazeer et al. 2017).
+
+    The router has a score for each expert. The experts with the largest scores are computed, and their outputs are
+    added with the softmax of the scores as weights. Of equal scores, that of the smaller number counts as larger.
+    """
+
+    experts: int
+    per_row: int  # number of experts that are chosen for a row
+    width: int  # intermediate size of an expert
+    normalized: bool  # whether the softmax is over the chosen experts only, so that the weights sum to 1
+    layers: tuple[bool, ...]  # whether each layer is a mixture; the other layers have a plain MLP
+
+    @property
+    def read_by_row(self) -> int:
+        """Number of experts, over all layers, that a forward pass of one row reads."""
+        return self.per_row * sum(self.layers)
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,7 @@ class ModelConfig:
     norm_offset: float = 0.0  # number to add to the stored weights of norms: 1 if a checkpoint stores ``weight - 1``
     activation: Activation = "silu"
     gated: bool = True  # whether the MLP has a gate, as in SwiGLU
+    mixture: MixtureConfig | None = None  # mixtures of experts in place of MLPs; ``None``: no layer has one
     rope: RopeConfig | None = None  # rotary embedding of all layers; ``None``: learned position embeddings
     # Rotary embedding of each layer, if layers differ; ``None`` in it: the layer does not rotate. At most two differ.
     layer_ropes: tuple[RopeConfig | None, ...] = ()
@@ -96,6 +117,10 @@ class ModelConfig:
         """Return the rotary embedding of a layer (from 0)."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
+    def mixture_of(self, layer: int) -> MixtureConfig | None:
+        """Return the mixture of experts of a layer (from 0); ``None`` if the layer has a plain MLP."""
+        return self.mixture if self.mixture is not None and self.mixture.layers[layer] else None
+
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return ``count`` layers as layer ``layer`` (from 0); ``sizes`` are other fields to replace."""
         windows = (self.windows[layer] if self.windows else None,) * count
@@ -145,8 +170,8 @@ class ModelConfig:
 
 # Fields that few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset whole_qk_norm attention_scale attention_cap query_growth embedding_scale residual_scale "
-    "logits_scale logits_cap"
+    "norm_places norm_offset mixture whole_qk_norm attention_scale attention_cap query_growth embedding_scale "
+    "residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES}
 

@@ -60,7 +60,7 @@ class COp(Structure):
         ("q_norm k_norm keys values table positions", c_void_p),
         ("table_type collected", c_int32),
         ("scale cap query_growth", c_float),
-        ("query_period rope_dim", c_int32),
+        ("query_period rope_dim mixing experts per_row normalized", c_int32),
     )
 
 
@@ -84,7 +84,7 @@ class CForward(Structure):
         ("stream", c_void_p),
         ("rope", c_void_p * NUM_ROPE_TABLES),
         ("rope_by_row", c_int32 * NUM_ROPE_TABLES),
-        ("wanted logits collected", c_void_p),
+        ("wanted logits collected touched", c_void_p),
     )
 
 
