@@ -48,6 +48,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
     "gemma3_text": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
     "granite": _COMMON | {"attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 0.7},
+    "granitemoe": _COMMON
+    | {"attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 0.7, "num_local_experts": 6},
+    "mixtral": _COMMON | {"num_local_experts": 5, "sliding_window": None},
+    "qwen3_moe": _COMMON
+    | {"head_dim": 16, "num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": True},
     "ministral3": _COMMON | {"head_dim": 16, "rope_parameters": _GROWING},
     "olmo2": _COMMON,
     "phi3": _COMMON,
@@ -94,7 +99,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     offset = model.config.model_type.startswith("gemma")  # gains are stored as gain - 1
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else 1.2 * min(parameter.shape) ** -0.5
+            # The first size of a tensor with the matrices of all experts is their number.
+            smaller = min(parameter.shape[-2:])
+            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else 1.2 * smaller**-0.5
             parameter.normal_(0.0, std, generator=generator)
         elif name.endswith("norm.weight") and offset:
             parameter.uniform_(-0.5, 0.5, generator=generator)

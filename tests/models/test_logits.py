@@ -44,6 +44,7 @@ def window(size: int, **values: Any) -> dict[str, Any]:
     return {"use_sliding_window": True, "sliding_window": size, **values}
 
 
+TIED = {"tie_word_embeddings": True}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
 # Enough frequencies for YaRN's ramp to matter.
 WIDE = {"head_dim": 32}
@@ -124,6 +125,14 @@ CASES = [
     Case("window, tied", "phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
     Case("queries scaled by position", "ministral3", {}, 100),
     Case("window, tied", "ministral3", {"sliding_window": 8, "tie_word_embeddings": True}),
+    Case("experts", "mixtral", {}),
+    Case("experts, window, tied", "mixtral", {"sliding_window": 8, "num_experts_per_tok": 4, **TIED}),
+    Case("weights of all experts", "qwen3_moe", {"norm_topk_prob": False}),
+    Case("layers without experts", "qwen3_moe", {"mlp_only_layers": [0], "num_experts": 20, "attention_bias": True}),
+    Case("experts in every second layer", "qwen3_moe", {"decoder_sparse_step": 2, **TIED}),
+    Case("experts", "granitemoe", {}),
+    Case("one expert", "granitemoe", {"num_local_experts": 1, "num_experts_per_tok": 1, **TIED}),
+    Case("experts in bfloat16 shards", "qwen3_moe", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
     Case("shards", "llama", {"shard_size": "40KB"}),
     Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
     Case("float16 file, tied", "llama", {"save_dtype": torch.float16, "tie_word_embeddings": True}),
@@ -169,7 +178,8 @@ def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpo
     assert np.abs(logits(folder, case.length, way) - expected).max() < TOLERANCE
 
 
-GREEDY = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "phi3", "smollm3"]
+DENSE = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "phi3", "smollm3"]
+GREEDY = [*DENSE, "granitemoe", "mixtral", "qwen3_moe"]
 
 
 @pytest.mark.parametrize("family", GREEDY)
@@ -202,6 +212,32 @@ def test_options_change_the_logits(
 ) -> None:
     with_option, without = (logits(checkpoint(family, **values), 80) for values in (changed, plain))
     assert np.abs(with_option - without).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """As transformers 5 writes checkpoints with ``save_original_format=False``."""
+    original, folder, stored = checkpoint(family), tmp_path / "model", dict[str, Any]()
+    shutil.copytree(original, folder)
+    experts: dict[str, dict[tuple[int, str], Array]] = {}
+    for name, tensor in read_tensors(original).items():
+        layer, is_expert, rest = name.replace("block_sparse_moe", "mlp").partition("experts.")
+        if is_expert:
+            number, _, kind = rest.removesuffix(".weight").partition(".")
+            experts.setdefault(layer, {})[int(number), kind] = tensor
+        else:
+            stored[layer] = tensor
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    for layer, found in experts.items():
+        numbers = range(len(found) // 3)
+        both = [np.concatenate((found[number, gate], found[number, up])) for number in numbers]
+        stored[f"{layer}experts.gate_up_proj"] = np.stack(both)
+        stored[f"{layer}experts.down_proj"] = np.stack([found[number, down] for number in numbers])
+    assert len(experts) == 3
+    write_tensors(folder, stored)
+    assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
+    for way in ("torch", "torch, paged"):
+        assert np.abs(logits(folder, 20, way) - logits(original, 20, way)).max() < 1e-5
 
 
 def test_shards_are_several_files(checkpoint: MakeCheckpoint) -> None:

@@ -9,63 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.architecture.config_reader import ConfigReader
+from pronk.architecture.defaults import DEFAULTS
 from pronk.architecture.rope import RopeConfig, parse_rope
 from pronk.checks import check_number
 from pronk.errors import ConfigError
 
 __all__ = ["FAMILIES", "parse_config"]
 
-# Values of keys that config.json lacks, by family, as in transformers. A key with the value null has another default:
-# that of the call which reads the key.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {
-        "max_position_embeddings": 8192,
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 2,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "tie_word_embeddings": True,
-    },
-    "gemma3_text": {
-        "max_position_embeddings": 131072,
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-    },
-    "ministral3": {
-        "max_position_embeddings": 262144,
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1000000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "olmo2": {"rms_norm_eps": 1e-5},
-    "phi3": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    "smollm3": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "rope_theta": 2000000.0,
-        "tie_word_embeddings": True,
-    },
-    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
-}
-_DEFAULTS["mimo"] = _DEFAULTS["qwen2"]
+_MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
 
 # Keys that turn on computations. A family whose reader does not read such a key refuses a value other than null, 0 or
 # false: no family implements most of them, and others belong to some families only.
@@ -89,7 +42,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if quantization and not isinstance(quantization, Mapping):
         msg = f"config.json: expected an object as quantization_config, found {quantization!r:.80}"
         raise ConfigError(msg)
-    keys = ConfigReader({**_DEFAULTS.get(family, {}), **raw}, family)
+    keys = ConfigReader({**DEFAULTS.get(family, {}), **raw}, family)
     config = FAMILIES[family](keys)
     unsupported = [key for key in _UNSUPPORTED_KEYS if raw.get(key) and key not in keys.used]
     unsupported += ["is_causal"] * (raw.get("is_causal") is False)
@@ -231,6 +184,48 @@ def _granite(keys: ConfigReader) -> ModelConfig:
     )
 
 
+def _granite_moe(keys: ConfigReader) -> ModelConfig:
+    return replace(_granite(keys), mixture=_mixture(keys, "num_local_experts", "intermediate_size", normalized=True))
+
+
+def _mixtral(keys: ConfigReader) -> ModelConfig:
+    mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
+    return replace(_mistral(keys), mixture=mixture)
+
+
+def _qwen3_moe(keys: ConfigReader) -> ModelConfig:
+    """Parse Qwen3-MoE: layers of ``mlp_only_layers``, and those between the steps, have a plain MLP."""
+    plain, step = keys.get("mlp_only_layers", []), keys.integer("decoder_sparse_step", 1)
+    if not isinstance(plain, list):
+        msg = f"config.json: expected a list of layers in mlp_only_layers, found {plain!r:.80}"
+        raise ConfigError(msg)
+    sums_to_1 = keys.flag("norm_topk_prob")
+    renamed = keys.get("num_experts") is None and keys.get("num_local_experts") is not None  # by transformers 5
+    mixture = _mixture(
+        keys,
+        "num_local_experts" if renamed else "num_experts",
+        "moe_intermediate_size",
+        normalized=sums_to_1,
+        is_mixture=lambda layer: layer not in plain and (layer + 1) % step == 0,
+    )
+    return replace(_qwen3(keys), mixture=mixture)
+
+
+def _mixture(
+    keys: ConfigReader,
+    experts: str,
+    width: str,
+    *,
+    normalized: bool,
+    is_mixture: Callable[[int], bool] = lambda _: True,
+) -> MixtureConfig | None:
+    """Return the mixtures of experts; ``experts`` and ``width`` are keys. ``None`` if no layer has one."""
+    count = keys.integer(experts, 128, high=_MAX_EXPERTS)
+    layers = tuple(is_mixture(layer) for layer in range(keys.layers("num_hidden_layers")))
+    chosen = keys.integer("num_experts_per_tok", high=count)
+    return MixtureConfig(count, chosen, keys.integer(width), normalized, layers) if any(layers) else None
+
+
 def _ministral3(keys: ConfigReader) -> ModelConfig:
     """Parse Ministral 3: the keys of its query scaling are among those of the rotary embedding."""
     rope = dict(keys.get("rope_parameters", {}))
@@ -300,14 +295,17 @@ FAMILIES: dict[str, Callable[[ConfigReader], ModelConfig]] = {
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "granite": _granite,
+    "granitemoe": _granite_moe,
     "llama": _llama,
     "mimo": _qwen2,  # Qwen 2 with an MTP head
     "ministral3": _ministral3,
     "mistral": _mistral,
+    "mixtral": _mixtral,
     "olmo2": _olmo2,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
 }
 

@@ -7,6 +7,7 @@ tensor of a GGUF file, quantized or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,14 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, as_bytes
 from pronk.errors import CheckpointError
 from pronk.models.checkpoint import AnyCheckpoint
-from pronk.models.families import FAMILY_NAMES, GGUF_NAMES, CheckpointTensor, DecoderPart, FamilyNames
+from pronk.models.families import (
+    FAMILY_NAMES,
+    FUSED_EXPERTS,
+    GGUF_NAMES,
+    CheckpointTensor,
+    DecoderPart,
+    FamilyNames,
+)
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
@@ -28,7 +36,12 @@ _COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
     """Return the tensor names to expect: those of GGUF files, or those of the model family."""
-    return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
+    if isinstance(checkpoint, GgufCheckpoint):
+        return GGUF_NAMES
+    names = FAMILY_NAMES[config.family]
+    if any(name.endswith(FUSED_EXPERTS["experts.up"]) for name in checkpoint):
+        return replace(names, layer={**names.layer, **FUSED_EXPERTS})
+    return names
 
 
 class Inventory:
@@ -71,12 +84,17 @@ class Inventory:
 
     def nbytes(self, part: DecoderPart) -> int:
         """Return the size of all tensors of a part in the file, in bytes."""
-        tensors = [self._tensors_of_weight.get(source.name, {"": source.name}).values() for source in part.tensors]
-        return sum(self.checkpoint.nbytes(self._stored_name[name]) for names in tensors for name in names)
+        return sum(self._nbytes(source) for source in part.tensors)
+
+    def _nbytes(self, source: CheckpointTensor) -> int:
+        names = self._tensors_of_weight.get(source.name, {"": source.name}).values()
+        size = sum(self.checkpoint.nbytes(self._stored_name[name]) for name in names)
+        return size if source.expert is None else size // source.shape[0]
 
     def tensor(self, source: CheckpointTensor) -> Array:
         """Return an unquantized tensor as a view of the mapped file."""
-        return self.checkpoint.tensor(self._stored_name[source.name])
+        found = self.checkpoint.tensor(self._stored_name[source.name])
+        return found if source.expert is None else found[source.expert]
 
     def is_quantized(self, source: CheckpointTensor) -> bool:
         """Return whether a matrix is quantized in the checkpoint."""
@@ -164,6 +182,8 @@ def _linear_modules(
 ) -> Iterator[tuple[LinearModule, CheckpointTensor]]:
     for part in parts:
         for tensor in part.weight if part.kind == "linear" else ():
+            if tensor.expert is not None:
+                continue  # formats of quantized checkpoints have matrices only
             name, is_head = _module_of(tensor.name), _module_of(tensor.name) == names.head
             outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
             stored_name = name if is_head else prefix + name
