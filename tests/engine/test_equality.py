@@ -212,6 +212,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma": {"special": "gemma", "windows": (50, None)},
     "norms of outputs": {"special": "outputs"},
     "queries scaled by position": {"special": "growth"},
+    "experts": {"special": "experts"},
+    "experts, int4": {"special": "experts", "weights": "int4", "windows": (50, None, None)},
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},
