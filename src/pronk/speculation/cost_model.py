@@ -117,6 +117,11 @@ class _Regression:
         slope = max(0.0, (self.xy - x * y / count) / (self.xx - x * x / count + count * spread**2))
         return (y - slope * x) / count, slope
 
+    def slope_through(self, x: float, y: float) -> float:
+        """Return the slope, at least 0, of the regression line through a point."""
+        products = self.xy - x * self.y - y * self.x + x * y * self.count
+        return max(0.0, products / (self.xx - 2.0 * x * self.x + x * x * self.count))
+
 
 @dataclass
 class _Level:
@@ -230,8 +235,10 @@ class CostModel:
             cost = level.middle * read
             if level.middle > 1.05 or curve.start + curve.slope * number > read:
                 line.add(number, cost, _KEEP ** (now - level.latest) / (cost * cost))
-        start, self._slope = line.line(0.0)
-        self._start = min(start, 1.0 - self._slope)  # a pass of one row is the unit
+        self._start, self._slope = line.line(0.0)
+        if self._start + self._slope > 1.0:  # a pass of one row is the unit
+            self._slope = line.slope_through(1.0, 1.0)
+            self._start = 1.0 - self._slope
 
 
 def _touched(rows: int, overlap: float) -> float:
