@@ -294,3 +294,16 @@ def test_passes_of_few_rows_show_the_arithmetic_of_more_rows_beside_experts() ->
         costs = costs_of(model)
         errors.append(max(max(costs.at(n) / truth.at(n), truth.at(n) / costs.at(n)) for n in (1, 2, 4, 12, 16)))
     assert_small(errors, 1.2, 1.8)
+
+
+def test_costs_do_not_sink_in_batches() -> None:
+    """Passes that all have several rows keep the line, which begins near the cost of one row."""
+    truth, errors = CostCurve(0.005, 0.9, 0.14, experts=0.75, overlap=0.7), list[float]()
+    for seed in range(50):
+        dice, model = random.Random(seed), CostModel(experts=0.75, overlap=0.125)
+        learn_experts(model, truth, 40, (1, 1, 2, 5), dice)
+        learn_experts(model, truth, 400, (4, 5, 8, 12), dice)
+        model.learn(4, 100, truth.at(4), plain=True, touched=1.0 + (truth.read_bytes(4) - 1.0) / 0.75)
+        costs = costs_of(model)
+        errors.append(max(max(costs.at(n) / truth.at(n), truth.at(n) / costs.at(n)) for n in (4, 5, 8, 12)))
+    assert_small(errors, 1.25, 1.5)
