@@ -50,6 +50,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "granite": _COMMON | {"attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 0.7},
     "granitemoe": _COMMON
     | {"attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 0.7, "num_local_experts": 6},
+    "gpt_oss": _COMMON
+    | {
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 8,
+        "layer_types": _MIXED,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "mixtral": _COMMON | {"num_local_experts": 5, "sliding_window": None},
     "qwen3_moe": _COMMON
     | {"head_dim": 16, "num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": True},

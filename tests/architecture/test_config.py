@@ -108,7 +108,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
     (
         {"model_type": "deepseek_v2"},
-        r"'deepseek_v2'; supported are gemma2, gemma3_text, gpt2, granite, granitemoe, llama, mimo, ministral3, ",
+        r"'deepseek_v2'; supported are gemma2, gemma3_text, gpt2, gpt_oss, granite, granitemoe, llama, mimo, ",
     ),
     ({"model_type": None}, r"model_type None; supported are gemma2"),
     ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),

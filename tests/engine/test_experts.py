@@ -1,13 +1,16 @@
 """Mixtures of experts: same seed, same tokens and bits, whatever rows share a pass; and which experts passes read."""
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from checkpoints import MakeCheckpoint
 from engine.cases import MIXED, PROMPTS, assert_not_vacuous, assert_same, drafter, plain, total, watch
 from engine.test_equality import DTYPES, decode
 from parallel.dealt import partition_randomly, tree_parallel_engine
+from pronk import LLM, SamplingParams
 from pronk.arrays import BFLOAT16, FLOAT32, INT8, DType
 from pronk.execution.model_runner import ForwardJob, ForwardResult
 from pronk.parallel.runner import TreeRunner
@@ -105,3 +108,20 @@ def test_a_dense_model_reads_no_experts() -> None:
     watch(engine, lambda _, result: seen.add(result.touched))
     decode(engine, [drafter("random", ())], "temperature", PROMPTS[:2])
     assert seen == {None}
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize("weights", ["plain", "int4"])
+def test_checkpoints_in_batches_chunks_and_trees(family: str, weights: str, checkpoint: MakeCheckpoint) -> None:
+    """Sinks, biases and clamped gates do not depend on the other rows either."""
+    folder, dice = checkpoint(family, max_position_embeddings=512), random.Random(1)
+    prompts = [[dice.randrange(300) for _ in range(12)] * repeats for repeats in (1, 3, 9)]
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, logprobs=2, ignore_eos=True)
+    options: dict[str, Any] = {"dtype": "bfloat16", "weights": weights, "threads": 1}
+    llm = LLM(folder, **options)
+    alone = [llm.generate([prompt], params, drafter="autoregressive")[0] for prompt in prompts]
+    other = LLM(folder, prefill_chunk=16, budget="all", **options)
+    for drafter_name in ("autoregressive", "prompt_lookup(min_ngram=1, num_chains=3)", "lookahead"):
+        for got, want in zip(other.generate(prompts, params, drafter=drafter_name), alone, strict=True):
+            assert (got.token_ids, got.logprobs) == (want.token_ids, want.logprobs)
+    assert len({tuple(each.token_ids) for each in alone}) == 3

@@ -132,6 +132,8 @@ CASES = [
     Case("experts in every second layer", "qwen3_moe", {"decoder_sparse_step": 2, **TIED}),
     Case("experts", "granitemoe", {}),
     Case("one expert", "granitemoe", {"num_local_experts": 1, "num_experts_per_tok": 1, **TIED}),
+    Case("sinks, clamped experts with biases", "gpt_oss", {}),
+    Case("one head each, tied", "gpt_oss", {"num_key_value_heads": 6, "num_experts_per_tok": 1, **TIED}),
     Case("experts in bfloat16 shards", "qwen3_moe", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
     Case("shards", "llama", {"shard_size": "40KB"}),
     Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
@@ -170,8 +172,8 @@ def logits(folder: Path, length: int, way: str = "torch") -> Array:
 @pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
 def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
-    if way == "torch" and case.family == "ministral3":
-        pytest.skip("the modules of training do not scale queries by position")
+    if way == "torch" and case.family in ("ministral3", "gpt_oss"):
+        pytest.skip("the modules of training neither scale queries by position nor have sinks")
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
@@ -179,7 +181,7 @@ def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpo
 
 
 DENSE = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "phi3", "smollm3"]
-GREEDY = [*DENSE, "granitemoe", "mixtral", "qwen3_moe"]
+GREEDY = [*DENSE, "gpt_oss", "granitemoe", "mixtral", "qwen3_moe"]
 
 
 @pytest.mark.parametrize("family", GREEDY)
@@ -238,6 +240,44 @@ def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeChec
     assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
     for way in ("torch", "torch, paged"):
         assert np.abs(logits(folder, 20, way) - logits(original, 20, way)).max() < 1e-5
+
+
+def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The weights are those of a checkpoint with the same numbers as floats."""
+    sizes = {"hidden_size": 96, "intermediate_size": 64}
+    original, plain, coded = checkpoint("gpt_oss", **sizes), tmp_path / "plain", tmp_path / "coded"
+    shutil.copytree(original, plain)
+    shutil.copytree(original, coded)
+    dice, floats, codes = np.random.default_rng(0), dict[str, Array](), dict[str, Array]()
+    for name, tensor in read_tensors(original).items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            floats[name] = codes[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        four = dice.integers(16, size=(experts, outputs, inputs // 32, 32), dtype=np.uint8)
+        exponents = dice.integers(122, 126, size=(experts, outputs, inputs // 32), dtype=np.uint8)
+        codes[f"{name}_blocks"] = four[..., 0::2] | four[..., 1::2] << 4
+        codes[f"{name}_scales"] = exponents
+        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)[four]
+        values *= np.float32(2.0) ** (exponents[..., None].astype(np.float32) - 127)
+        floats[name] = values.reshape(experts, outputs, inputs).transpose(0, 2, 1).copy()
+    write_tensors(plain, floats)
+    write_tensors(coded, codes)
+    document = json.loads((coded / "config.json").read_text())
+    document["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "lm_head"]}
+    (coded / "config.json").write_text(json.dumps(document))
+    expected = transformers_logits(plain, tokens(40))
+    assert expected.std() > 0.5
+    assert np.abs(logits(coded, 40, "torch, paged") - expected).max() < TOLERANCE
+    found = logits(coded, 40, "kernels")  # rows are rounded to 8 bits
+    assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
+    decoder = load_decoder(coded, read_config(coded), dtype=FLOAT32, backend=KernelBackend(kernels()))
+    for layer in decoder.layers:
+        packed = [linear.packed for linear in layer.experts()]
+        assert {each.format for each in packed} == {"int5 in groups of 32"}
+    up = decoder.layers[1].up.parts[4].packed.unpack()
+    stored = floats["model.layers.1.mlp.experts.gate_up_proj"][4].T
+    assert np.array_equal(up, np.concatenate((stored[0::2], stored[1::2])))
 
 
 def test_shards_are_several_files(checkpoint: MakeCheckpoint) -> None:

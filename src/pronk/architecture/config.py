@@ -38,6 +38,7 @@ class MixtureConfig:
     width: int  # intermediate size of an expert
     normalized: bool  # whether the softmax is over the chosen experts only, so that the weights sum to 1
     layers: tuple[bool, ...]  # whether each layer is a mixture; the other layers have a plain MLP
+    bias: bool = False  # whether the router and the experts have biases
 
     @property
     def read_by_row(self) -> int:
@@ -64,6 +65,8 @@ class ModelConfig:
     norm_offset: float = 0.0  # number to add to the stored weights of norms: 1 if a checkpoint stores ``weight - 1``
     activation: Activation = "silu"
     gated: bool = True  # whether the MLP has a gate, as in SwiGLU
+    # Whether the gate is ``g · sigmoid(1.702 g)`` for ``g`` at most 7, and multiplies ``1 + u``, ``u`` in -7 … 7.
+    clamped_gate: bool = False
     mixture: MixtureConfig | None = None  # mixtures of experts in place of MLPs; ``None``: no layer has one
     rope: RopeConfig | None = None  # rotary embedding of all layers; ``None``: learned position embeddings
     # Rotary embedding of each layer, if layers differ; ``None`` in it: the layer does not rotate. At most two differ.
@@ -76,6 +79,7 @@ class ModelConfig:
     whole_qk_norm: bool = False  # whether such a norm spans all heads of a row, instead of each head
     attention_scale: float | None = None  # factor of attention scores; ``None``: ``head_dim ** -0.5``
     attention_cap: float | None = None  # soft cap ``c`` of attention scores: ``c * tanh(score / c)``
+    attention_sinks: bool = False  # whether each head has a score that takes part in the softmax without a value
     # ``(growth, period)``: queries are multiplied by ``1 + growth * log(1 + position // period)``
     query_growth: tuple[float, int] | None = None
     embedding_scale: float = 1.0  # factor of token embeddings, rounded to the dtype of the model
@@ -170,8 +174,8 @@ class ModelConfig:
 
 # Fields that few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset mixture whole_qk_norm attention_scale attention_cap query_growth embedding_scale "
-    "residual_scale logits_scale logits_cap"
+    "norm_places norm_offset clamped_gate mixture whole_qk_norm attention_scale attention_cap attention_sinks "
+    "query_growth embedding_scale residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES}
 

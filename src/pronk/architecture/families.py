@@ -188,6 +188,26 @@ def _granite_moe(keys: ConfigReader) -> ModelConfig:
     return replace(_granite(keys), mixture=_mixture(keys, "num_local_experts", "intermediate_size", normalized=True))
 
 
+def _gpt_oss(keys: ConfigReader) -> ModelConfig:
+    """Parse gpt-oss; every second layer has a window, from the first one on."""
+    for key, expected in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if keys.number(key, expected) != expected:
+            msg = f"config.json: expected {key} = {expected}, found {keys.get(key)}; other values are not supported"
+            raise ConfigError(msg)
+    bias = keys.flag("attention_bias")
+    mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
+    windows = keys.windows(keys.integer("sliding_window"), lambda layer: layer % 2 == 0)
+    return _llama_like(
+        keys,
+        windows=windows,
+        qkv_bias=bias,
+        out_bias=bias,
+        clamped_gate=True,
+        attention_sinks=True,
+        mixture=None if mixture is None else replace(mixture, bias=True),
+    )
+
+
 def _mixtral(keys: ConfigReader) -> ModelConfig:
     mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
     return replace(_mistral(keys), mixture=mixture)
@@ -294,6 +314,7 @@ FAMILIES: dict[str, Callable[[ConfigReader], ModelConfig]] = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
     "granite": _granite,
     "granitemoe": _granite_moe,
     "llama": _llama,

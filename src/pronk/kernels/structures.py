@@ -60,7 +60,9 @@ class COp(Structure):
         ("q_norm k_norm keys values table positions", c_void_p),
         ("table_type collected", c_int32),
         ("scale cap query_growth", c_float),
-        ("query_period rope_dim mixing experts per_row normalized", c_int32),
+        ("query_period rope_dim", c_int32),
+        ("sinks", c_void_p),
+        ("mixing experts per_row normalized", c_int32),
     )
 
 

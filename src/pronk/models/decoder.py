@@ -30,6 +30,7 @@ class Layer:
     qkv: Linear | StackedLinear
     q_norm: Norm | None = None  # norm of each query head, or of all of them
     k_norm: Norm | None = None  # norm of each key head, or of all of them
+    sinks: Array | None = None  # score of each head that takes part in its softmax alone
     out: Linear
     attention_output_norm: Norm | None = None
     mlp_norm: Norm | None = None

@@ -44,6 +44,8 @@ class FamilyNames:
     positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
     transposed: bool = False  # whether matrices are stored ``[inputs, outputs]``
+    # Whether matrices of experts are stored ``[inputs, outputs]``, with alternating outputs of gate and up projection.
+    interleaved_experts: bool = False
     ignored: re.Pattern[str] = re.compile(r"(?!)")  # names of tensors that are not used; by default none
 
     def canonical(self, name: str) -> str:
@@ -83,6 +85,12 @@ _GRANITE_MOE_LAYER = _LLAMA_LAYER | {
     "router": ("block_sparse_moe.router.layer",),
     "experts.up": ("block_sparse_moe.input_linear.weight",),
     "experts.down": ("block_sparse_moe.output_linear.weight",),
+}
+_GPT_OSS_LAYER = _LLAMA_LAYER | {
+    "sinks": ("self_attn.sinks",),
+    "router": ("mlp.router",),
+    "experts.up": ("mlp.experts.gate_up_proj",),
+    "experts.down": ("mlp.experts.down_proj",),
 }
 # Names in checkpoints of transformers 5 that were not saved in a family's original format.
 FUSED_EXPERTS: dict[str, tuple[str, ...]] = {
@@ -147,6 +155,7 @@ FAMILY_NAMES: dict[str, FamilyNames] = {
     "gemma2": _OUTPUT_NORMS,
     "gemma3_text": _OUTPUT_NORMS,
     "gpt2": _GPT2,
+    "gpt_oss": replace(_LLAMA, layer=_GPT_OSS_LAYER, interleaved_experts=True),
     "granite": _LLAMA,
     "granitemoe": replace(_LLAMA, layer=_GRANITE_MOE_LAYER),
     "llama": _LLAMA,
@@ -184,6 +193,7 @@ class DecoderPart:
     weight: tuple[CheckpointTensor, ...]  # tensors to stack; empty for an LM head tied to the embedding
     bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack; empty without a bias
     transposed: bool = False  # whether the ``weight`` tensors are stored ``[inputs, outputs]``
+    interleaved: bool = False  # whether the outputs alternate: of the gate, of the up projection, …
 
     @property
     def tensors(self) -> tuple[CheckpointTensor, ...]:
@@ -234,7 +244,8 @@ def plan_layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[
 def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
     """Yield the router of a layer, and the two matrices of each expert."""
     hidden, path = config.hidden_size, f"{names.layers}.{index}"
-    yield plan_linear(f"layers.{index}.router", (f"{path}.{names.layer['router'][0]}",), (mixture.experts,), hidden)
+    router = (f"{path}.{names.layer['router'][0]}",)
+    yield plan_linear(f"layers.{index}.router", router, (mixture.experts,), hidden, bias=mixture.bias)
     shapes = {"up": (mixture.width * (2 if config.gated else 1), hidden), "down": (hidden, mixture.width)}
     for expert, (module, (outputs, inputs)) in product(range(mixture.experts), shapes.items()):
         stored = [f"{path}.{name}" for name in names.layer[f"experts.{module}"]]
@@ -245,7 +256,17 @@ def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyName
             else CheckpointTensor(name, (mixture.experts, *shape), expert)
             for name in stored
         )
-        yield DecoderPart(f"layers.{index}.{module}.{expert}", "linear", tensors)
+        biases = tuple[CheckpointTensor, ...]()
+        if mixture.bias:
+            biases = tuple(CheckpointTensor(f"{name}_bias", (mixture.experts, shape[0]), expert) for name in stored)
+        part = DecoderPart(f"layers.{index}.{module}.{expert}", "linear", tensors, biases)
+        if names.interleaved_experts:
+            tensors = tuple(replace(tensor, shape=(*tensor.shape[:-2], *shape[::-1])) for tensor in tensors)
+            part = replace(part, weight=tensors, transposed=True, interleaved=module == "up")
+        yield part
+    if config.attention_sinks:
+        sinks = CheckpointTensor(f"{path}.{names.layer['sinks'][0]}", (config.num_heads,))
+        yield DecoderPart(f"layers.{index}.sinks", "table", (sinks,))
 
 
 def _norm_sizes(config: ModelConfig) -> dict[str, int]:

@@ -39,7 +39,8 @@ def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
     if isinstance(checkpoint, GgufCheckpoint):
         return GGUF_NAMES
     names = FAMILY_NAMES[config.family]
-    if any(name.endswith(FUSED_EXPERTS["experts.up"]) for name in checkpoint):
+    per_expert = "{}" in names.layer.get("experts.up", ("",))[0]
+    if per_expert and any(name.endswith(FUSED_EXPERTS["experts.up"]) for name in checkpoint):
         return replace(names, layer={**names.layer, **FUSED_EXPERTS})
     return names
 
@@ -118,6 +119,8 @@ class Inventory:
         stored = {key: self._stored_name[name] for key, name in self._tensors_of_weight[source.name].items()}
         try:
             tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
+            if source.expert is not None:
+                tensors = {key: tensor[source.expert] for key, tensor in tensors.items()}
             return self._quantized[source.name].read(tensors, codes)
         except CheckpointError as error:
             msg = f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}: {error}"
@@ -167,6 +170,8 @@ def _quantized_weights(
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
     weights = {}
     for module, tensor in _linear_modules(names, parts, prefix):
+        if module.experts and scheme.name != "mxfp4":
+            continue  # other formats have matrices only
         try:
             weight = scheme.weight(module)
         except CheckpointError as error:
@@ -182,12 +187,14 @@ def _linear_modules(
 ) -> Iterator[tuple[LinearModule, CheckpointTensor]]:
     for part in parts:
         for tensor in part.weight if part.kind == "linear" else ():
-            if tensor.expert is not None:
-                continue  # formats of quantized checkpoints have matrices only
             name, is_head = _module_of(tensor.name), _module_of(tensor.name) == names.head
-            outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
+            shape = tensor.shape[-2:]
+            outputs, inputs = shape[::-1] if part.transposed else shape
             stored_name = name if is_head else prefix + name
-            yield LinearModule(stored_name, outputs, inputs, head=is_head, transposed=part.transposed), tensor
+            module = LinearModule(stored_name, outputs, inputs, head=is_head, transposed=part.transposed)
+            if tensor.expert is not None:
+                module = module._replace(name=prefix + tensor.name, experts=tensor.shape[0])
+            yield module, tensor
 
 
 def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:

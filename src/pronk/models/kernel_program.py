@@ -24,7 +24,7 @@ _STREAM, _A, _B, _LOGITS, _SCORES = range(5)  # buffers that an operation reads 
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}
 _SPREAD, _GATHER = 1, 2  # ``pronk_mixing``
 _RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms (``pronk_norm_kind``); 0 means no norm
-_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4}
 
 
 class KernelProgram(Program):
@@ -101,9 +101,12 @@ class KernelProgram(Program):
             op.q_norm, op.k_norm = (self._keep_alive(norm.weight) for norm in head_norms)
         return op
 
-    def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
+    def attend(
+        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
+    ) -> None:
         """Implement :meth:`Program.attend`."""
         op = self._append(_ATTEND)
+        op.sinks = self._keep_alive(None if sinks is None else sinks.astype(np.float32))
         op.heads, op.kv_heads, op.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         op.window = config.windows[layer] or 0 if config.windows else 0
         op.cross = int(cross)

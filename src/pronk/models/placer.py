@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -101,6 +102,9 @@ class WeightPlacer:
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear | StackedLinear:
         blocks = self._blocks(part.weight, layout)
         weights, bias = self._weights(part, layout) if blocks is None else blocks, self._bias(part)
+        if part.interleaved:
+            weights = [_separate_halves(weight) for weight in weights]
+            bias = None if bias is None else _separate_halves(bias)
         if len(weights) == 1:
             return self._pack(weights[0], bias, layout)
         rows = [weight.shape[0] for weight in weights]
@@ -143,7 +147,8 @@ class WeightPlacer:
             plain = [self.inventory.tensor(source) for source in part.weight] or [self.decoder.embedding]
             shards = [self._shard(part, number, weight) for number, weight in enumerate(plain)]
             return [self._stack(shards, transposed=part.transposed, dtype=FLOAT32 if layout.exact else None)]
-        shapes = [source.shape[::-1] if part.transposed else source.shape for source in part.weight]
+        sizes = [source.shape[-2:] for source in part.weight]
+        shapes = [size[::-1] if part.transposed else size for size in sizes]
         rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
         # All codes are read into one allocation, so that stacking needs no copy.
         codes = mapped_zeros((sum(rows), inputs), UINT8)
@@ -226,6 +231,13 @@ class WeightPlacer:
             _fill(target, weight)
             self.inventory.checkpoint.release()
         return stacked
+
+
+def _separate_halves(weight: Any) -> Any:
+    """Return a matrix or bias of alternating outputs with those of the gate, then of the up projection."""
+    if isinstance(weight, QuantizedMatrix):
+        return replace(weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale))
+    return np.concatenate((weight[0::2], weight[1::2]))
 
 
 def _fill(target: Array, weight: Array | QuantizedMatrix) -> None:

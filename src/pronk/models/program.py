@@ -79,7 +79,7 @@ class Program(ABC):
         """
         assert self.cache is not None
         self.project(layer.qkv, layer.attention_norm, layer.config, index, (layer.q_norm, layer.k_norm))
-        self.attend(layer.config, self.cache, index)
+        self.attend(layer.config, self.cache, index, sinks=layer.sinks)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def cross(self, layer: Any, index: int) -> None:
@@ -92,13 +92,14 @@ class Program(ABC):
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
         """Append the MLP of a decoder layer, with its residual connection; for ``partial``, see ``attention``."""
+        activation = "clamped" if layer.config.clamped_gate else layer.config.activation
         if layer.router is None:
-            self.linear(layer.up, norm=layer.mlp_norm, activation=layer.config.activation, to="B")
+            self.linear(layer.up, norm=layer.mlp_norm, activation=activation, to="B")
         else:
             self.norm(layer.mlp_norm, to="A")
             self.linear(layer.router, source="A", to="scores")
             self.route(layer.up.mixture)
-            self.linear(layer.up, source="A", activation=layer.config.activation, to="B")
+            self.linear(layer.up, source="A", activation=activation, to="B")
         self._add_branch(layer.down, "B", layer.mlp_output_norm, layer.config, partial=partial)
 
     def _add_branch(self, linear: Any, source: str, norm: Any, config: ModelConfig, *, partial: bool) -> None:
@@ -145,10 +146,13 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
+    def attend(
+        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
+    ) -> None:
         """Append ``A = attention`` of the queries to a layer (from 0) of ``cache``.
 
-        With ``cross``, the cache is another model's.
+        With ``cross``, the cache is another model's. ``sinks`` has a score for each head, which takes part in the
+        softmax without a value.
         """
 
     @abstractmethod

@@ -22,11 +22,18 @@ from pronk.torch_backend.mixture import choose_experts
 
 __all__ = ["TorchProgram"]
 
+
+def _clamped(gate: Tensor) -> Tensor:
+    """Return ``gate · sigmoid(1.702 gate)``, of a gate of at most 7 (gpt-oss)."""
+    return gate * torch.sigmoid(1.702 * gate)
+
+
 _ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "clamped": _clamped,
 }
 
 
@@ -138,17 +145,20 @@ class TorchProgram(Program):
 
         self._ops.append(run)
 
-    def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
+    def attend(
+        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
+    ) -> None:
         """Implement :meth:`Program.attend`."""
         assert isinstance(cache, TorchCache)
 
         scale = default_query_scale(config.head_dim) if cross else config.query_scale
         cap = None if cross else config.attention_cap
+        scores = None if sinks is None else to_tensor(sinks).to(self.device)
 
         def run(state: _Pass) -> None:
             window = config.windows[layer] if config.windows else None
             keys = state.once((window, cross), lambda: visible_keys(state.rows, cache, window, cross=cross))
-            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap)
+            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap, sinks=scores)
 
         self._ops.append(run)
 
@@ -281,6 +291,8 @@ def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Ten
     if not matrix.gated:
         return activate(y)
     gate, up = y.chunk(2, dim=-1)
+    if activate is _clamped:
+        return activate(gate.clamp(max=7.0)) * (up.clamp(-7.0, 7.0) + 1.0)
     return activate(gate) * up
 
 

@@ -39,7 +39,11 @@ enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3
 // of the row's pairs times their shares, in the order of the experts.
 enum pronk_mixing { PRONK_DENSE = 0, PRONK_SPREAD = 1, PRONK_GATHER = 2 };
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
-enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3 };
+// CLAMPED (gpt-oss), for gated matrices only: silu with the slope 1.702 of the gate, which is at most 7, times one plus the
+// up projection, which is clamped to -7..7.
+enum pronk_activation {
+  PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4
+};
 
 // A matrix [N, K] packed in blocks of 16 outputs. Every `unit` outputs a new block begins; zeros fill the last block:
 //   f32, f16   [blocks][K][16]
@@ -107,6 +111,7 @@ typedef struct {
   float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
   int32_t query_period;   // query_growth 0: none
   int32_t rope_dim;       // number of dimensions of a head that RoPE rotates, the first ones
+  const float* sinks;     // PRONK_ATTEND: null, or [heads]: a score of each head that takes part in the softmax alone
   int32_t mixing;         // PRONK_LINEAR: pronk_mixing
   int32_t experts, per_row, normalized;  // PRONK_ROUTE, and PRONK_LINEAR with experts
 } pronk_op;
