@@ -60,6 +60,25 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
     "granite": _COMMON | _GRANITE,
     "granitemoehybrid": _COMMON | _GRANITE | _DENSE_HYBRID,
+    "granitemoe": _COMMON | _GRANITE | {"num_local_experts": 6},
+    "gpt_oss": _COMMON
+    | {
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 8,
+        "layer_types": _MIXED,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "mixtral": _COMMON | {"num_local_experts": 5, "sliding_window": None},
+    "qwen3_moe": _COMMON
+    | {"head_dim": 16, "num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": True},
     "ministral3": _COMMON | {"head_dim": 16, "rope_parameters": _GROWING},
     "olmo2": _COMMON,
     "olmo3": _COMMON | {"sliding_window": 8, "layer_types": _MIXED},
@@ -142,7 +161,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     offset = model.config.model_type.startswith("gemma")  # gains are stored as gain - 1
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else 1.2 * min(parameter.shape) ** -0.5
+            # The first size of a tensor with the matrices of all experts is their number.
+            smaller = min(parameter.shape[-2:])
+            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else 1.2 * smaller**-0.5
             parameter.normal_(0.0, std, generator=generator)
         elif name.endswith("norm.weight") and offset:
             parameter.uniform_(-0.5, 0.5, generator=generator)

@@ -43,7 +43,7 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
         return
     assert ours.rope is not None
     assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == getattr(theirs, "head_dim", 2)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
     assert ours.norm_eps == theirs.rms_norm_eps
     parameters = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     assert ours.rope.theta == parameters["rope_theta"]
@@ -51,7 +51,14 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 2
     size = getattr(theirs, "sliding_window", None)
     assert ours.windows == tuple(size if kind == "sliding_attention" else None for kind in types)
-    assert ours.attention_scale == (256**-0.5 if family.startswith("gemma") else 1.0 if family == "granite" else None)
+    scale = 256**-0.5 if family.startswith("gemma") else 1.0 if family.startswith("granite") else None
+    assert ours.attention_scale == scale
+    assert (ours.mixture is not None) == hasattr(theirs, "num_experts_per_tok")
+    if ours.mixture is not None:
+        width = getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        found = ours.mixture.experts, ours.mixture.per_row, ours.mixture.width, ours.mixture.normalized
+        normalized = getattr(theirs, "norm_topk_prob", True)
+        assert found == (theirs.num_local_experts, theirs.num_experts_per_tok, width, normalized)
     assert ours.attention_cap == getattr(theirs, "attn_logit_softcapping", None)
     assert ours.logits_cap == getattr(theirs, "final_logit_softcapping", None)
     assert ours.query_growth == ((0.1, 16384) if family == "ministral3" else None)
@@ -101,8 +108,8 @@ def test_unknown_dtype_option_lists_the_known(name: str) -> None:
 YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
     (
-        {"model_type": "mixtral"},
-        r"'mixtral'; supported are gemma2, gemma3, gemma3_text, gpt2, granite, granitemoehybrid, llama, ",
+        {"model_type": "deepseek_v2"},
+        r"'deepseek_v2'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoe, granitemoehyb",
     ),
     ({"model_type": None}, r"model_type None; supported are gemma2"),
     ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),

@@ -211,6 +211,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
     "other deviations": {"special": "others", "windows": (None, 50, None)},
+    "experts": {"special": "experts"},
+    "experts, int4": {"special": "experts", "weights": "int4", "windows": (50, None, None)},
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},

@@ -45,6 +45,7 @@ def window(size: int, **values: Any) -> dict[str, Any]:
     return {"use_sliding_window": True, "sliding_window": size, **values}
 
 
+TIED = {"tie_word_embeddings": True}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
 # Enough frequencies for YaRN's ramp to matter.
 WIDE = {"head_dim": 32}
@@ -146,6 +147,16 @@ CASES = [
     Case("factor of its own, a part of a head", "phi3", PARTIAL_LONGROPE, 40),
     Case("language model of a multimodal model", "gemma3", {}),
     Case("language model of a multimodal model", "mistral3", {}, 100),
+    Case("experts", "mixtral", {}),
+    Case("experts, window, tied", "mixtral", {"sliding_window": 8, "num_experts_per_tok": 4, **TIED}),
+    Case("weights of all experts", "qwen3_moe", {"norm_topk_prob": False}),
+    Case("layers without experts", "qwen3_moe", {"mlp_only_layers": [0], "num_experts": 20, "attention_bias": True}),
+    Case("experts in every second layer", "qwen3_moe", {"decoder_sparse_step": 2, **TIED}),
+    Case("experts", "granitemoe", {}),
+    Case("one expert", "granitemoe", {"num_local_experts": 1, "num_experts_per_tok": 1, **TIED}),
+    Case("sinks, clamped experts with biases", "gpt_oss", {}),
+    Case("one head each, tied", "gpt_oss", {"num_key_value_heads": 6, "num_experts_per_tok": 1, **TIED}),
+    Case("experts in bfloat16 shards", "qwen3_moe", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
     Case("shards", "llama", {"shard_size": "40KB"}),
     Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
     Case("float16 file, tied", "llama", {"save_dtype": torch.float16, "tie_word_embeddings": True}),
@@ -183,8 +194,8 @@ def logits(folder: Path, length: int, way: str = "torch", context: int | None = 
 @pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
 def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
-    if way == "torch" and case.family in ("ministral3", "mistral3"):
-        pytest.skip("the modules of training do not scale queries by position")
+    if way == "torch" and case.family in ("ministral3", "mistral3", "gpt_oss"):
+        pytest.skip("the modules of training neither scale queries by position nor have sinks")
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
@@ -230,7 +241,8 @@ def test_names_of_multimodal_checkpoints(family: str, checkpoint: MakeCheckpoint
     assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
 
 
-GREEDY = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
+DENSE = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
+GREEDY = [*DENSE, "gpt_oss", "granitemoe", "mixtral", "qwen3_moe"]
 
 
 @pytest.mark.parametrize("family", GREEDY)
@@ -263,6 +275,70 @@ def test_options_change_the_logits(
 ) -> None:
     with_option, without = (logits(checkpoint(family, **values), 80) for values in (changed, plain))
     assert np.abs(with_option - without).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """As transformers 5 writes checkpoints with ``save_original_format=False``."""
+    original, folder, stored = checkpoint(family), tmp_path / "model", dict[str, Any]()
+    shutil.copytree(original, folder)
+    experts: dict[str, dict[tuple[int, str], Array]] = {}
+    for name, tensor in read_tensors(original).items():
+        layer, is_expert, rest = name.replace("block_sparse_moe", "mlp").partition("experts.")
+        if is_expert:
+            number, _, kind = rest.removesuffix(".weight").partition(".")
+            experts.setdefault(layer, {})[int(number), kind] = tensor
+        else:
+            stored[layer] = tensor
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    for layer, found in experts.items():
+        numbers = range(len(found) // 3)
+        both = [np.concatenate((found[number, gate], found[number, up])) for number in numbers]
+        stored[f"{layer}experts.gate_up_proj"] = np.stack(both)
+        stored[f"{layer}experts.down_proj"] = np.stack([found[number, down] for number in numbers])
+    assert len(experts) == 3
+    write_tensors(folder, stored)
+    assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
+    for way in ("torch", "torch, paged"):
+        assert np.abs(logits(folder, 20, way) - logits(original, 20, way)).max() < 1e-5
+
+
+def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The weights are those of a checkpoint with the same numbers as floats."""
+    sizes = {"hidden_size": 96, "intermediate_size": 64}
+    original, plain, coded = checkpoint("gpt_oss", **sizes), tmp_path / "plain", tmp_path / "coded"
+    shutil.copytree(original, plain)
+    shutil.copytree(original, coded)
+    dice, floats, codes = np.random.default_rng(0), dict[str, Array](), dict[str, Array]()
+    for name, tensor in read_tensors(original).items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            floats[name] = codes[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        four = dice.integers(16, size=(experts, outputs, inputs // 32, 32), dtype=np.uint8)
+        exponents = dice.integers(122, 126, size=(experts, outputs, inputs // 32), dtype=np.uint8)
+        codes[f"{name}_blocks"] = four[..., 0::2] | four[..., 1::2] << 4
+        codes[f"{name}_scales"] = exponents
+        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)[four]
+        values *= np.float32(2.0) ** (exponents[..., None].astype(np.float32) - 127)
+        floats[name] = values.reshape(experts, outputs, inputs).transpose(0, 2, 1).copy()
+    write_tensors(plain, floats)
+    write_tensors(coded, codes)
+    document = json.loads((coded / "config.json").read_text())
+    document["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "lm_head"]}
+    (coded / "config.json").write_text(json.dumps(document))
+    expected = transformers_logits(plain, tokens(40))
+    assert expected.std() > 0.5
+    assert np.abs(logits(coded, 40, "torch, paged") - expected).max() < TOLERANCE
+    found = logits(coded, 40, "kernels")  # rows are rounded to 8 bits
+    assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
+    decoder = load_decoder(coded, read_config(coded), dtype=FLOAT32, backend=KernelBackend(kernels()))
+    for layer in decoder.layers:
+        packed = [linear.packed for linear in layer.experts()]
+        assert {each.format for each in packed} == {"int5 in groups of 32"}
+    up = decoder.layers[1].up.parts[4].packed.unpack()
+    stored = floats["model.layers.1.mlp.experts.gate_up_proj"][4].T
+    assert np.array_equal(up, np.concatenate((stored[0::2], stored[1::2])))
 
 
 def test_shards_are_several_files(checkpoint: MakeCheckpoint) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.architecture.config_reader import ConfigReader
 from pronk.architecture.family_keys import DEFAULTS, MULTIMODAL, UNSUPPORTED_KEYS
 from pronk.architecture.rope import parse_rope
@@ -17,6 +17,8 @@ from pronk.checks import check_choice, check_number
 from pronk.errors import ConfigError
 
 __all__ = ["FAMILIES", "parse_config"]
+
+_MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -215,6 +217,68 @@ def _granite_hybrid(keys: ConfigReader) -> ModelConfig:
     return config
 
 
+def _granite_moe(keys: ConfigReader) -> ModelConfig:
+    return replace(_granite(keys), mixture=_mixture(keys, "num_local_experts", "intermediate_size", normalized=True))
+
+
+def _gpt_oss(keys: ConfigReader) -> ModelConfig:
+    """Parse gpt-oss; every second layer has a window, from the first one on."""
+    for key, expected in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if keys.number(key, expected) != expected:
+            msg = f"config.json: expected {key} = {expected}, found {keys.get(key)}; other values are not supported"
+            raise ConfigError(msg)
+    bias = keys.flag("attention_bias")
+    mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
+    windows = keys.windows(keys.integer("sliding_window"), lambda layer: layer % 2 == 0)
+    return _llama_like(
+        keys,
+        windows=windows,
+        qkv_bias=bias,
+        out_bias=bias,
+        clamped_gate=True,
+        attention_sinks=True,
+        mixture=None if mixture is None else replace(mixture, bias=True),
+    )
+
+
+def _mixtral(keys: ConfigReader) -> ModelConfig:
+    mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
+    return replace(_mistral(keys), mixture=mixture)
+
+
+def _qwen3_moe(keys: ConfigReader) -> ModelConfig:
+    """Parse Qwen3-MoE: layers of ``mlp_only_layers``, and those between the steps, have a plain MLP."""
+    plain, step = keys.get("mlp_only_layers", []), keys.integer("decoder_sparse_step", 1)
+    if not isinstance(plain, list):
+        msg = f"config.json: expected a list of layers in mlp_only_layers, found {plain!r:.80}"
+        raise ConfigError(msg)
+    sums_to_1 = keys.flag("norm_topk_prob")
+    renamed = keys.get("num_experts") is None and keys.get("num_local_experts") is not None  # by transformers 5
+    mixture = _mixture(
+        keys,
+        "num_local_experts" if renamed else "num_experts",
+        "moe_intermediate_size",
+        normalized=sums_to_1,
+        is_mixture=lambda layer: layer not in plain and (layer + 1) % step == 0,
+    )
+    return replace(_qwen3(keys), mixture=mixture)
+
+
+def _mixture(
+    keys: ConfigReader,
+    experts: str,
+    width: str,
+    *,
+    normalized: bool,
+    is_mixture: Callable[[int], bool] = lambda _: True,
+) -> MixtureConfig | None:
+    """Return the mixtures of experts; ``experts`` and ``width`` are keys. ``None`` if no layer has one."""
+    count = keys.integer(experts, 128, high=_MAX_EXPERTS)
+    layers = tuple(is_mixture(layer) for layer in range(keys.layers("num_hidden_layers")))
+    chosen = keys.integer("num_experts_per_tok", high=count)
+    return MixtureConfig(count, chosen, keys.integer(width), normalized, layers) if any(layers) else None
+
+
 def _ministral3(keys: ConfigReader) -> ModelConfig:
     """Parse Ministral 3: the keys of its query scaling are among those of the rotary embedding."""
     rope = dict(keys.get("rope_parameters", {}))
@@ -305,17 +369,21 @@ FAMILIES: dict[str, Callable[[ConfigReader], ModelConfig]] = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
     "granite": _granite,
     "granitemoehybrid": _granite_hybrid,
+    "granitemoe": _granite_moe,
     "llama": _llama,
     "mimo": _qwen2,  # Qwen 2 with an MTP head
     "ministral3": _ministral3,
     "mistral": _mistral,
+    "mixtral": _mixtral,
     "olmo2": _olmo2,
     "olmo3": _olmo3,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
 }
 

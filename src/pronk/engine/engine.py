@@ -246,7 +246,7 @@ class Engine:
         result = self._forward(steps)
         verified = [self._verify(step, result.job_result(number)) for number, step in enumerate(steps)]
         outcomes = self._commit(verified)
-        self.speculator.update(steps, outcomes, result.context, start_time)
+        self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
 
     def _forward(self, steps: Sequence[RequestStep]) -> ForwardResult:
         layers = frozenset(layer for step in steps for layer in step.request.capabilities.hidden)
