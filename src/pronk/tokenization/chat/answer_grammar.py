@@ -219,7 +219,7 @@ def _bare_calls(names: Collection[str]) -> list[str]:
 
 
 def _spaced(text: str) -> str:
-    """Return a regular expression for a text with white space before its parts: strings and single characters."""
+    """Return a regular expression for a text, with white space before each string or other character."""
     return "".join(f"{_SPACES}{re.escape(part)}" for part in re.findall('"[^"]*"|.', text))
 
 
