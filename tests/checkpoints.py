@@ -4,6 +4,7 @@ Weights, norm gains and biases are far larger than at the start of a training ru
 and a comparison of logits shows nothing.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ _GROWING = {
     "llama_4_scaling_beta": 0.4,
 }
 
+_GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 0.7}
+# A dense Granite 4.0, under the name of the hybrid family.
+_DENSE_HYBRID = {
+    "shared_intermediate_size": 80,
+    "num_local_experts": 0,
+    "layer_types": ["full_attention"] * 3,
+    "position_embedding_type": "rope",
+    "mamba_n_heads": 4,
+}
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": _COMMON | {"sliding_window": None},
@@ -47,9 +58,30 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": _COMMON | {"head_dim": 16},
     "gemma2": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
     "gemma3_text": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
-    "granite": _COMMON | {"attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 0.7},
+    "granite": _COMMON | _GRANITE,
+    "granitemoehybrid": _COMMON | _GRANITE | _DENSE_HYBRID,
+    "granitemoe": _COMMON | _GRANITE | {"num_local_experts": 6},
+    "gpt_oss": _COMMON
+    | {
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 8,
+        "layer_types": _MIXED,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "mixtral": _COMMON | {"num_local_experts": 5, "sliding_window": None},
+    "qwen3_moe": _COMMON
+    | {"head_dim": 16, "num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": True},
     "ministral3": _COMMON | {"head_dim": 16, "rope_parameters": _GROWING},
     "olmo2": _COMMON,
+    "olmo3": _COMMON | {"sliding_window": 8, "layer_types": _MIXED},
     "phi3": _COMMON,
     "smollm3": _COMMON | {"no_rope_layers": [1, 0, 1]},
     "gpt2": {
@@ -64,6 +96,41 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+# The smallest image encoder.
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 14,
+}
+# Multimodal families.
+_DEFAULTS["gemma3"] = {
+    "text_config": {"model_type": "gemma3_text", **_DEFAULTS["gemma3_text"]},
+    "vision_config": _VISION,
+    "mm_tokens_per_image": 1,
+    "eos_token_id": [0, 1],
+}
+_DEFAULTS["mistral3"] = {
+    "text_config": {"model_type": "ministral3", **_DEFAULTS["ministral3"]},
+    "vision_config": _VISION,
+}
+
+
+def _auto_class(family: str) -> Any:
+    """Return the class of transformers that makes and loads a family."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if family in ("gemma3", "mistral3") else AutoModelForCausalLM
+
+
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    return _auto_class(family).from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
 def make_checkpoint(
     folder: Path,
     family: str,
@@ -75,15 +142,15 @@ def make_checkpoint(
     **overrides: Any,
 ) -> Path:
     """Write a random model of a family into a folder; ``overrides`` are values of its config."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(family, **(_DEFAULTS[family] | overrides))
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = _auto_class(family).from_config(config, dtype=torch.float32)
     randomize(model, seed)
     model.to(save_dtype).save_pretrained(folder, max_shard_size=shard_size)
     if tokenizer:
-        byte_tokenizer(config.vocab_size).save(str(folder / "tokenizer.json"))
+        byte_tokenizer(config.get_text_config().vocab_size).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -94,7 +161,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     offset = model.config.model_type.startswith("gemma")  # gains are stored as gain - 1
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else 1.2 * min(parameter.shape) ** -0.5
+            # The first size of a tensor with the matrices of all experts is their number.
+            smaller = min(parameter.shape[-2:])
+            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else 1.2 * smaller**-0.5
             parameter.normal_(0.0, std, generator=generator)
         elif name.endswith("norm.weight") and offset:
             parameter.uniform_(-0.5, 0.5, generator=generator)
@@ -106,9 +175,7 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
 
 def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Array:
     """Return logits, float32 ``[len(tokens), vocab]``, of transformers' own implementation."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model = _load(folder, dtype)
     with torch.no_grad():
         logits: Array = model(torch.tensor([tokens])).logits[0].float().numpy()
     return logits
@@ -116,9 +183,7 @@ def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = to
 
 def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
     """Return ``count`` greedy tokens of transformers' own implementation, in float32, without a KV cache."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = _load(folder, torch.float32)
     tokens = list(prompt)
     with torch.no_grad():
         for _ in range(count):

@@ -1,6 +1,7 @@
 """GGUF files for tests: models converted by llama.cpp's own writer, and headers byte by byte."""
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,10 @@ from pronk.quantization.gguf.vocabulary import TokenKind
 
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
+# Names of families in GGUF files, where they differ from ``model_type``.
+GGUF_FAMILIES = {"mistral": "llama", "gemma3_text": "gemma3", "ministral3": "mistral3", "olmo3": "olmo2"}
+# Families whose converters permute rows of queries and keys: subclasses of ``LlamaModel`` in ``conversion/``.
+PERMUTED = ("granite", "llama", "mistral3", "smollm3")
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -87,7 +92,7 @@ def convert(
         change: called with the writer before it writes.
     """
     raw = json.loads((folder / "config.json").read_text())
-    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(raw["model_type"], raw["model_type"])
+    arch = GGUF_FAMILIES.get(raw["model_type"], raw["model_type"])
     names = gguf.get_tensor_name_map(ARCHITECTURES[arch], raw["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, arch)
     write_keys(writer, raw)
@@ -101,7 +106,7 @@ def convert(
         dequantized[name] = decode(kind, stored) if weight.ndim == 2 else weight
         if arch.startswith("gemma") and weight.ndim == 1:
             stored = stored + np.float32(1.0)  # the factor of these norms is 1 + weight
-        if arch == "llama" and (".attn_q." in theirs or ".attn_k." in theirs):
+        if arch in PERMUTED and (".attn_q." in theirs or ".attn_k." in theirs):
             heads = raw["num_attention_heads"] if ".attn_q." in theirs else raw["num_key_value_heads"]
             stored = reorder(stored, heads)
         writer.add_tensor(theirs, stored, raw_dtype=None if kind in ("F32", "F16") else Type[kind])
@@ -146,25 +151,64 @@ def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
     rope = raw.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
-    if raw["model_type"].startswith("gemma"):
-        writer.add_sliding_window(raw["sliding_window"])
-    if raw["model_type"] == "gemma2":
-        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
-        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    write_family_keys(writer, raw, rope)
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     size = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     if size != raw["hidden_size"] // raw["num_attention_heads"]:
         writer.add_key_length(size)
         writer.add_value_length(size)
-    writer.add_rope_dimension_count(size)
+    writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * size))
     kind = rope.get("rope_type", "default")
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for key, add in (
+            ("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
+            ("beta_slow", writer.add_rope_scaling_yarn_beta_slow),
+            ("attention_factor", writer.add_rope_scaling_yarn_attn_factor),
+        ):
+            if rope.get(key) is not None:
+                add(rope[key])
+    if kind == "longrope":
+        write_longrope(writer, raw, rope)
     if kind == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, size))
+
+
+def write_family_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    """Write the keys that the converter of one family writes."""
+    family = raw["model_type"]
+    if family.startswith("gemma"):
+        writer.add_sliding_window(raw["sliding_window"])
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    elif family == "granite":
+        writer.add_attention_scale(raw["attention_multiplier"])
+        writer.add_embedding_scale(raw["embedding_multiplier"])
+        writer.add_residual_scale(raw["residual_multiplier"])
+        writer.add_logit_scale(raw["logits_scaling"])
+    elif family == "ministral3":
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        if rope.get("mscale_all_dim") is not None:
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    elif family == "olmo3":
+        writer.add_sliding_window(raw["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in raw["layer_types"]])
+    elif family == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(raw["original_max_position_embeddings"])
+        writer.add_sliding_window(raw["sliding_window"] or 0)
+
+
+def write_longrope(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    """Write the divisors of LongRoPE and its factor of cosines and sines."""
+    original = raw["original_max_position_embeddings"]
+    scale = raw["max_position_embeddings"] / original
+    writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
+    for name in ("long", "short"):
+        writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 
 
 def llama3_divisors(rope: Mapping[str, Any], size: int) -> NDArray[np.float32]:

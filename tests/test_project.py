@@ -72,6 +72,7 @@ LAYERS = (
     {"drafters", "parallel", "structured"},
     {"engine.decision_trace", "engine.fair_share", "engine.stats"},
     {"engine.request"},
+    {"engine.disk_reads"},
     {"engine.scheduler", "engine.validate_draft"},
     {"engine.request_step"},
     {"speculation.speculator"},

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from guides import ToyFollower, with_forced
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig
 from pronk.arrays import FLOAT32, Array, DType
 from pronk.drafters import Proposer
@@ -79,7 +79,10 @@ def tiny_config(
 
 
 def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
-    """Return what differs from a Llama in every layer: ``gemma``, ``outputs``, or ``growth``."""
+    """Return what differs from a Llama: ``gemma``, ``outputs``, ``growth``, ``experts``, or ``others``.
+
+    ``others`` is what Gemma has not. The modules of training, oracles of other tests, have no growth of queries.
+    """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
         ropes = tuple(RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers))
@@ -91,6 +94,12 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
         scales = {"residual_scale": 0.7, "logits_scale": 1.25}
         norms = {"norm_places": "output", "qk_norm": True, "whole_qk_norm": True}
         return {"layer_ropes": ropes, **norms, **scales}
+    if name == "others":
+        scales = {"embedding_scale": 3.0, "attention_scale": 0.2}
+        return special_fields("outputs", head_dim, layers) | special_fields("growth", head_dim, layers) | scales
+    if name == "experts":
+        mixed = tuple(layer != 1 for layer in range(layers))  # the second layer has a plain MLP
+        return {"mixture": MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=mixed)}
     return {"query_growth": (0.3, 32)} if name == "growth" else {}
 
 
@@ -153,8 +162,15 @@ def decoder_of(module: DecoderModule, backend: Backend, weights: str = "plain") 
             layer.q_norm, layer.k_norm = (
                 Norm(to_array(each.weight.float()), None, config.norm_eps) for each in (own.q_norm, own.k_norm)
             )
+        if own.router is not None:
+            layer.router = linear(to_array(own.router.weight.float()), None, layer.layout("router"))
         for name in ("qkv", "out", "up", "down"):
             part = getattr(own, name)
+            if isinstance(part, torch.nn.ModuleList):
+                experts = getattr(layer, name)
+                for number, each in enumerate(part):
+                    experts.set(number, linear(to_array(each.weight), None, experts.layout))
+                continue
             bias = None if part.bias is None else to_array(part.bias)
             setattr(layer, name, linear(to_array(part.weight), bias, layer.layout(name)))
     return decoder
@@ -233,7 +249,7 @@ class GivenTimes(CostModel):
         super().__init__()
         self.given = costs
 
-    def learn(self, rows: int, context: int, seconds: float, *, plain: bool | None = None, early: float = 0.0) -> None:
+    def learn(self, rows: int, context: int, seconds: float, **options: Any) -> None:
         pass
 
     def costs(self, context: int) -> CostCurve | None:

@@ -62,11 +62,12 @@ class LLM:
         dtype: str = "auto",
         weights: str = "plain",
         weight_cache: bool | str | Path = False,
+        context: int | None = None,
         kv_memory: str | int | None = None,
         kv_dtype: str = "auto",
         prefix_cache: bool = False,
         prompt_cache: str | Path | None = None,
-        prompt_cache_size: str | int = "4GiB",
+        prompt_cache_size: str | int | None = None,
         max_batch: int = 16,
         prefill_chunk: int = 512,
         threads: int | None = None,
@@ -88,18 +89,17 @@ class LLM:
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
             weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
                 when loading (the LM head always to 8 bits), which makes decoding faster and changes the output.
-            weight_cache: ``True`` or a folder keeps the packed weights of a GGUF file in ``~/.cache/pronk/weights`` or
-                in the folder. The file is as large as the model's. Later loads map it instead of packing the weights,
-                and share its memory.
+            weight_cache: ``True`` or a folder keeps the packed weights of a GGUF file, as large as the model, in
+                ``~/.cache/pronk/weights`` or the folder. Later loads map them, without packing, and share the memory.
+            context: maximum number of tokens of prompt and output; ``None``: the model's. It selects *longrope*'s list.
             kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default is the size of ``max_batch``
                 full contexts, at most a quarter of the machine's memory.
             kv_dtype: ``"auto"`` stores keys and values as computed; ``"int8"`` quantizes those of the target, with a
                 scale per head and token, which needs about half the memory or less and changes the output.
             prefix_cache: whether later prompts with the same beginning reuse the KV blocks of earlier texts, while
                 memory suffices. The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length.
-            prompt_cache: folder that keeps these blocks on disk, for later processes with the same model and options,
-                too; it includes ``prefix_cache``. The text is the same.
-            prompt_cache_size: maximum size of the blocks on disk; beyond, the least recently used are deleted.
+            prompt_cache: folder that keeps these blocks for later processes, too. It includes ``prefix_cache``.
+            prompt_cache_size: maximum size of these blocks, by default "4GiB"; the least recently used are deleted.
             max_batch: maximum number of requests per forward pass, 1..1024.
             prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192.
             threads: number of CPU threads per process; ``None``: that of cores, divided by ``workers``.
@@ -131,7 +131,7 @@ class LLM:
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
-        self.config = read_config(self.path, opened)
+        self.config = read_config(self.path, opened, context)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
         self.calibration = AcceptanceFile.open(calibration, self.path)
         self.dtype, self.workers = parse_dtype(dtype, self.config), workers
@@ -147,7 +147,7 @@ class LLM:
             prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
         )
         kv_budget = KVBudget(kv_memory, max_batch, workers, backend.memory)
-        self._team = team = start_workers(workers, parallel, self.config, backend.kernels, **settings)
+        self._team = team = start_workers(workers, parallel, self.config, backend.kernels, context=context, **settings)
         with ExitStack() as on_error:
             on_error.callback(team.end)
             how: dict[str, Any] = {"dtype": self.dtype, "backend": backend, "weights": weights, "split": team.split}

@@ -27,8 +27,9 @@ def of(family: str, **values: Any) -> dict[str, Any]:
     return base | {"model_type": family, "bos_token_id": None, "eos_token_id": None} | values
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo"}))  # transformers has no MiMo
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo", "granitemoehybrid"}))
 def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
+    """Without MiMo, which transformers lacks, and the hybrid Granite, whose layers are by default not supported."""
     from transformers import AutoConfig
 
     raw = of(family) if family == "gpt2" else of(family, num_attention_heads=32)
@@ -42,7 +43,7 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
         return
     assert ours.rope is not None
     assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == getattr(theirs, "head_dim", 2)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
     assert ours.norm_eps == theirs.rms_norm_eps
     parameters = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     assert ours.rope.theta == parameters["rope_theta"]
@@ -50,7 +51,14 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 2
     size = getattr(theirs, "sliding_window", None)
     assert ours.windows == tuple(size if kind == "sliding_attention" else None for kind in types)
-    assert ours.attention_scale == (256**-0.5 if family.startswith("gemma") else 1.0 if family == "granite" else None)
+    scale = 256**-0.5 if family.startswith("gemma") else 1.0 if family.startswith("granite") else None
+    assert ours.attention_scale == scale
+    assert (ours.mixture is not None) == hasattr(theirs, "num_experts_per_tok")
+    if ours.mixture is not None:
+        width = getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        found = ours.mixture.experts, ours.mixture.per_row, ours.mixture.width, ours.mixture.normalized
+        normalized = getattr(theirs, "norm_topk_prob", True)
+        assert found == (theirs.num_local_experts, theirs.num_experts_per_tok, width, normalized)
     assert ours.attention_cap == getattr(theirs, "attn_logit_softcapping", None)
     assert ours.logits_cap == getattr(theirs, "final_logit_softcapping", None)
     assert ours.query_growth == ((0.1, 16384) if family == "ministral3" else None)
@@ -100,8 +108,8 @@ def test_unknown_dtype_option_lists_the_known(name: str) -> None:
 YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
     (
-        {"model_type": "mixtral"},
-        r"'mixtral'; supported are gemma2, gemma3_text, gpt2, granite, llama, mimo, ministral3, ",
+        {"model_type": "deepseek_v2"},
+        r"'deepseek_v2'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoe, granitemoehyb",
     ),
     ({"model_type": None}, r"model_type None; supported are gemma2"),
     ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),
@@ -127,7 +135,17 @@ REFUSED = [
     ({"num_experts": 8}, r"num_experts = 8 is not supported"),
     ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0.5 is not supported"),
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 0.5 is not supported"),
-    ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, r"'longrope' is not supported; supported are default"),
+    ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, r"'ntk' is not supported; supported are default"),
+    ({"rope_scaling": {"type": "longrope"}}, r"long_factor \(longrope\): expected a list of 8 numbers, found None"),
+    (
+        {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 7}},
+        r"short_factor \(longrope\): expected a list of 8 numbers, found \[1.0",
+    ),
+    (
+        {"rope_scaling": {"type": "longrope", "long_factor": [0.0] * 8, "short_factor": [1.0] * 8}},
+        r"long_factor \(longrope\): expected a number above 0 .*found 0",
+    ),
+    ({"model_type": "gemma3"}, r"expected an object as text_config, found None"),
     (
         {"rope_scaling": {"type": "linear"}},
         r"factor \(linear rope\): expected a number above 0 and at most 1e\+15, found None",
@@ -163,6 +181,16 @@ SLIDING = ["sliding_attention", "full_attention"]
         (
             of("qwen2", use_sliding_window=True, max_window_layers="x"),
             r"max_window_layers: expected an integer in 0.*, found 'x'",
+        ),
+        (of("granitemoehybrid"), r"expected 2 layer_types, each attention, found \[\]; use a dense Granite"),
+        (of("granitemoehybrid", layer_types=["attention", "mamba"]), r"each attention, found \['attention', 'mamba'\]"),
+        (
+            of("granitemoehybrid", layer_types=["attention"] * 2),
+            r"num_local_experts: expected an integer in 0..0, found 8",
+        ),
+        (
+            of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0),
+            r"position_embedding_type: expected one of rope, found None",
         ),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx = True is not supported"),
         (GPT2 | {"add_cross_attention": True}, r"add_cross_attention = True is not supported"),

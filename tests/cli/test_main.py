@@ -29,6 +29,8 @@ from pronk.engine.stats import Stats, StepStats
 from pronk.errors import CacheFullError, TokenizerError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
+from pronk.tokenization.chat.answers import AnswerFormat
+from tokenization.chat.tool_templates import thinking_tokenizer, tool_tokenizer
 
 SEED = 11
 
@@ -38,13 +40,15 @@ class FakeLLM:
 
     made: FakeLLM
     kernels = "avx2"
+    answer: Sequence[str] = ("one", " two", " three")
+    answer_format = AnswerFormat(tool_tokenizer("hermes"))  # a model without thoughts
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.model, self.options = model, options
         self.config = SimpleNamespace(context=1000, sampling={})
-        self.request_factory = SimpleNamespace(encode_prompt=lambda text: text)
+        self.request_factory = SimpleNamespace(encode_prompt=lambda text: text, answer_format=self.answer_format)
         self.calibration = SimpleNamespace(save=lambda: None)
-        self.words = ["one", " two", " three"]
+        self.words = [*self.answer]
         self.error: BaseException | None = None
         self.asked: list[Any] = []
         self.used: list[tuple[SamplingParams, Any]] = []
@@ -143,7 +147,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
     args = """
         --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
-        --kernels portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
+        --context 128 --kernels portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
         --prompt-cache prompts --prompt-cache-size 1GiB
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
         --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
@@ -164,6 +168,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
         "drafter": "autoregressive",
         "device": "cpu",
         "dtype": "float32",
+        "context": 128,
         "kv_memory": "1GiB",
         "threads": 1,
         "workers": 1,
@@ -313,6 +318,33 @@ def test_chat_colours_draft_tokens_unless_turned_off(run: Run, fake: type[FakeLL
     assert out == "one\x1b[32m two\x1b[0m three\none two three\n"
     assert err.count("S 1.50") == 2
     assert "\x1b[32m" not in run("chat", "--no-color-guesses", given="a\n")[1]
+
+
+@pytest.fixture
+def thinking(fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake, "answer_format", AnswerFormat(thinking_tokenizer("hermes", tokens=False)))
+    monkeypatch.setattr(fake, "answer", ["<think>", "\n2 +", " 3", ".\n</think>\n\nIt", " is"])
+
+
+@pytest.mark.usefixtures("terminal", "thinking")
+def test_chat_shows_thoughts_dimmed_and_apart(run: Run) -> None:
+    assert (
+        run("chat", given="a\n")[1]
+        == "\x1b[2;32m2 +\x1b[0m\x1b[2m 3\x1b[0m\x1b[2;32m.\x1b[0m\n\n\x1b[32mIt\x1b[0m is\n"
+    )
+
+
+@pytest.mark.usefixtures("thinking")
+def test_piped_thoughts_are_between_tags_and_not_sent_back(run: Run, fake: type[FakeLLM]) -> None:
+    assert run("chat", given="a\nb\n") == (0, "<think>\n2 + 3.\n</think>\n\nIt is\n" * 2, "")
+    assert fake.made.asked[1][1] == {"role": "assistant", "content": "It is"}
+
+
+@pytest.mark.usefixtures("thinking")
+def test_interrupted_thoughts_are_ended(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_third_token(fake, monkeypatch)
+    assert run("chat", given="a\nb\n") == (0, "<think>\n2 +\n</think>\n" * 2, "stopped\nstopped\n")
+    assert fake.made.asked[1][1] == {"role": "assistant", "content": ""}
 
 
 def test_long_chat_forgets_its_oldest_turns(run: Run, fake: type[FakeLLM]) -> None:

@@ -145,9 +145,9 @@ def plain(
     return tuple(made)
 
 
-def engine_of(dtype: DType, *, kv_dtype: DType | None = None, **variant: Any) -> Engine:
+def engine_of(dtype: DType, *, kv_dtype: DType | None = None, share_prefixes: bool = False, **variant: Any) -> Engine:
     """Return a fresh engine; ``variant`` are options of the model."""
-    return make_engine(tiny_decoder(dtype, **variant), kv_dtype=kv_dtype)
+    return make_engine(tiny_decoder(dtype, **variant), kv_dtype=kv_dtype, share_prefixes=share_prefixes)
 
 
 def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[int]]:

@@ -60,6 +60,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
     "norms of outputs": {"special": "outputs"},
+    "experts": {"special": "experts"},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),
@@ -67,6 +68,8 @@ OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "int4": (FLOAT32, {"weights": "int4"}),
     "int4, rows of bfloat16": (BFLOAT16, {"weights": "int4", "qk_norm": True}),
     "int8, rows of bfloat16": (BFLOAT16, {"weights": "int8", "classic": True}),
+    "experts, int4": (FLOAT32, {"weights": "int4", "special": "experts"}),
+    "experts, int8, rows of bfloat16": (BFLOAT16, {"weights": "int8", "special": "experts"}),
 }
 # In float32 most variants are slow tests.
 EACH = pytest.mark.parametrize(

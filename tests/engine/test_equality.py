@@ -210,8 +210,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
-    "norms of outputs": {"special": "outputs"},
-    "queries scaled by position": {"special": "growth"},
+    "other deviations": {"special": "others", "windows": (None, 50, None)},
+    "experts": {"special": "experts"},
+    "experts, int4": {"special": "experts", "weights": "int4", "windows": (50, None, None)},
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},
@@ -230,6 +231,57 @@ def test_other_models(variant: str, options: str, dtype: DType) -> None:
     assert_same(got, want)
     assert total(got, "accepted") > 0
     assert total(got, "moved") > 0
+
+
+DEVIATING = pytest.mark.parametrize("variant", ["gemma", "other deviations"])
+
+
+@DEVIATING
+@pytest.mark.parametrize("settings", [{"prefill_chunk": 16, "max_batch": 2}, {"share_prefixes": True}], ids=str)
+def test_settings_of_deviating_models(settings: dict[str, Any], variant: str) -> None:
+    """Chunks of prompts and small batches; a second turn with prompts from the prefix cache."""
+    shape, shares = VARIANTS[variant], "share_prefixes" in settings
+    want = plain(BFLOAT16, "temperature", **shape)
+    engine = make_engine(tiny_decoder(BFLOAT16, **shape), **settings)
+    got = [decode(engine, [drafter(name, want) for name in MIXED], "temperature") for _ in range(1 + shares)]
+    for requests in got:
+        assert_same(requests, want)
+        assert total(requests, "accepted") > 0
+    assert (total(got[-1], "cached_tokens") > 1000) == shares
+
+
+@DEVIATING
+def test_preemption_in_deviating_models(variant: str) -> None:
+    """Each request is more urgent than the earlier ones."""
+    shape = VARIANTS[variant]
+    want = plain(BFLOAT16, "temperature", **shape)
+    engine = make_engine(tiny_decoder(BFLOAT16, **shape), max_batch=2)
+    proposer = drafter("oracle", want).bind(engine.target)
+    got = [ask(prompt, params("temperature", i), proposer) for i, prompt in enumerate(PROMPTS)]
+    for priority, request in enumerate(got):
+        request.priority = priority
+        engine.add(request)
+        for _ in range(3):
+            engine.step()
+    while not all(request.ended for request in got):
+        engine.step()
+    assert_same(got, want)
+    assert total(got, "preemptions") > 0
+    assert total(got, "accepted") > 0
+
+
+@DEVIATING
+def test_trees_of_deviating_models_on_several_workers(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition_randomly(monkeypatch)
+    shape = VARIANTS[variant]
+    want = plain(FLOAT32, "temperature", PROMPTS[:5], 30, **shape)
+    with tree_parallel_engine(tiny_decoder(**shape), 3) as engine:
+        got = decode(
+            engine, [drafter(name, want) for name in ("oracle", "adversarial")], "temperature", PROMPTS[:5], 30
+        )
+    assert_same(got, want)
+    assert isinstance(engine.runner, TreeRunner)
+    assert engine.runner.num_shared_passes > 5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Prompt cache on disk: texts that continue from disk have the tokens, bits and draft tokens of a fresh computation."""
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.cases import (
     assert_not_vacuous,
     assert_same,
     drafter,
+    engine_of,
     params,
     plain,
     step_until_ended,
@@ -24,19 +26,20 @@ from engine.cases import (
     total,
 )
 from engine.test_drafters_prefixes import AGAIN, FIRST, ONCE, conversation
+from engine.test_equality import VARIANTS
 from engine.test_shared_pool import WITH_POOLS
 from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk.arrays import BFLOAT16, FLOAT32, INT8, DType
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.kv_cache import block_store
+from pronk.kv_cache import block_store, prompt_cache
 from pronk.kv_cache.block_store import BlockStore
 from pronk.kv_cache.prompt_cache import PromptCache
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.tree import TokenTree
-from tiny_models import make_engine, make_request, run, run_alone, samples, tiny_decoder
+from tiny_models import assert_idle, make_engine, make_request, run, run_alone, samples, tiny_decoder
 
 BLOCK = 16
 
@@ -139,26 +142,44 @@ def test_drafters_propose_as_after_a_fresh_prompt(name: str, dtype: DType, serve
     assert got.stats.disk_tokens == got.stats.cached_tokens == 128
 
 
+def ask_twice(server: Server, names: Sequence[str], options: str, dtype: DType, **variant: Any) -> list[list[Request]]:
+    """Decode a ragged batch, prompt number i with drafter number i modulo their count, computed and then from disk."""
+    want, found = plain(dtype, options, **variant), list[list[Request]]()
+    for _ in range(2):
+        engine = server.attach(engine_of(dtype, share_prefixes=True, **variant))
+        proposers = cycle([drafter(name, want).bind(engine.target) for name in names])
+        got = [ask(request.prompt, params(options, i), next(proposers)) for i, request in enumerate(want)]
+        run(engine, got)
+        assert_same(got, want)
+        found.append(got)
+    assert total(found[0], "disk_tokens") == 0
+    return found
+
+
 CASES = [
-    pytest.param(name, options, marks=() if name in ("oracle", "adversarial") and options in CORE else pytest.mark.slow)
-    for name in DRAFTERS
-    for options in OPTIONS
+    pytest.param(*case, marks=() if fast else pytest.mark.slow)
+    for case in product(DRAFTERS, OPTIONS, (FLOAT32, BFLOAT16))
+    for fast in [case[0] in ("oracle", "adversarial") and case[1] in CORE and case[2] is BFLOAT16]
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_equality_matrix(name: str, options: str, server: Server) -> None:
-    """A ragged batch with every drafter and all sampling options, first computed and then read from disk."""
-    want, found = plain(BFLOAT16, options), []
-    for _ in range(2):
-        engine = server.start(tiny_decoder(BFLOAT16))
-        proposer = drafter(name, want).bind(engine.target)
-        got = [ask(request.prompt, params(options, index), proposer) for index, request in enumerate(want)]
-        run(engine, got)
-        assert_same(got, want)
+@pytest.mark.parametrize(("name", "options", "dtype"), CASES, ids=str)
+def test_equality_matrix(name: str, options: str, dtype: DType, server: Server) -> None:
+    """Every drafter with all sampling options."""
+    for got in ask_twice(server, [name], options, dtype):
         assert_not_vacuous(name, got)
-        found.append([request.stats.disk_tokens for request in got])
-    assert found == [[0] * 6, [(len(request.prompt) - 1) // BLOCK * BLOCK for request in want]]
+    assert [each.stats.disk_tokens for each in got] == [(len(each.prompt) - 1) // BLOCK * BLOCK for each in got]
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str)
+@pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_models_and_mixed_batches(variant: str, options: str, dtype: DType, server: Server) -> None:
+    names = ("oracle", "adversarial", "prompt_lookup", "random")
+    got = ask_twice(server, names, options, dtype, **VARIANTS[variant])[1]
+    assert total(got, "accepted") > 0
+    dynamic = VARIANTS[variant].get("dynamic")  # keys depend on the length of the prompt, so nothing is shared
+    assert (total(got, "disk_tokens") > 1000) != bool(dynamic)
 
 
 def test_kept_features_belong_to_the_blocks(server: Server) -> None:
@@ -249,9 +270,79 @@ def test_preempted_requests_read_their_own_text(server: Server) -> None:
     assert low.stats.disk_tokens > 0
 
 
+@pytest.fixture
+def single_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read one block per part."""
+    monkeypatch.setattr(prompt_cache, "_READ_BYTES", 1)
+
+
+@pytest.mark.usefixtures("single_blocks")
+def test_other_requests_go_on_while_blocks_are_read(server: Server) -> None:
+    decoder = tiny_decoder()
+    prompts, counts = [text(3, 200), text(4, 20), text(5, 200)], list[int]()
+    options = SamplingParams(max_tokens=40, seed=1, temperature=0.8, logprobs=1)
+    want = [run_alone(decoder, prompt, options) for prompt in prompts]
+    for prompt in prompts:
+        turn(server.start(decoder), prompt, ONCE)
+    engine = server.start(decoder)
+    got = [make_request(prompt, options) for prompt in prompts]
+    engine.add(got[0])
+    engine.step()  # no other request can go on meanwhile, so all blocks are read
+    assert (got[0].num_generated, got[0].stats.disk_tokens) == (1, 192)
+    engine.add(got[1])
+    engine.step()
+    assert (got[1].num_generated, got[1].stats.disk_tokens) == (1, 16)
+    engine.add(got[2])
+    while not got[2].num_generated:
+        engine.step()
+        counts.append(got[2].stats.disk_tokens)
+    assert counts == [*range(16, 193, 16)]
+    assert [request.num_generated for request in got] == [14, 13, 1]
+    step_until_ended(engine, got)
+    assert_same(got, want)
+    assert [request.stats.cached_tokens for request in got] == [192, 16, 192]
+    assert engine.cache.prompt_cache is not None
+    assert engine.cache.prompt_cache.num_hits == 3
+
+
+@pytest.mark.usefixtures("single_blocks")
+@pytest.mark.parametrize("ending", ["abort", "deadline", "preempt"])
+def test_requests_that_end_while_their_blocks_are_read(ending: str, server: Server) -> None:
+    decoder, options = tiny_decoder(), SamplingParams(max_tokens=30, seed=1, temperature=0.8, logprobs=1)
+    prompts = [text(4, 20), text(5, 200), text(6, 100)]
+    want = [run_alone(decoder, prompt, options) for prompt in prompts]
+    turn(server.start(decoder), prompts[1], ONCE)
+    engine = server.start(decoder, max_batch=2)
+    first, reading, urgent = (make_request(prompt, options) for prompt in prompts)
+    engine.add(first)
+    engine.step()
+    engine.add(reading)
+    engine.step()
+    assert 0 < reading.stats.disk_tokens < 192
+    if ending == "abort":
+        engine.abort(reading)
+    elif ending == "deadline":
+        reading.deadline = 0.0
+    else:
+        urgent.priority = 1
+        engine.add(urgent)
+        engine.step()
+        assert reading.stats.preemptions == 1
+        step_until_ended(engine, [urgent, reading])
+        assert_same([urgent, reading], [want[2], want[1]])
+        assert reading.stats.disk_tokens >= 16
+    step_until_ended(engine, [first])
+    assert_same([first], [want[0]])
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("read_bytes", [1, 16 << 20])
 @pytest.mark.parametrize("windows", [(None, None), (50, 30)], ids=str)
-def test_batches_with_drafts_in_a_small_cache(windows: tuple[int | None, ...], server: Server) -> None:
+def test_batches_with_drafts_in_a_small_cache(
+    windows: tuple[int | None, ...], read_bytes: int, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests with common beginnings, preemptions and evictions in memory and on disk, in two processes."""
+    monkeypatch.setattr(prompt_cache, "_READ_BYTES", read_bytes)
     decoder = tiny_decoder(windows=windows)
     prompts = [text(9, 70)[: 20 + 7 * index] + text(index, 15) for index in range(8)]
     settings = [SamplingParams(max_tokens=40, seed=index, temperature=0.7, logprobs=1) for index in range(8)]
@@ -344,9 +435,9 @@ def test_blocks_are_read_only_if_that_is_faster(tmp_path: Path) -> None:
         engine = server.start(decoder)
         assert engine.cache.prompt_cache is not None
         engine.cache.prompt_cache._seconds_per_block = seconds_per_block
-        engine.scheduler.costs = CostModel()
+        engine.scheduler.disk_reads.costs = CostModel()
         if seconds_per_token is not None:
-            engine.scheduler.costs.learn_prompt(1, seconds_per_token)
+            engine.scheduler.disk_reads.costs.learn_prompt(1, seconds_per_token)
         found.append(turn(engine, FIRST, AGAIN)[0].stats.disk_tokens)
     assert found == [96, 96, 96, 0]
     estimate = engine.cache.prompt_cache._seconds_per_block

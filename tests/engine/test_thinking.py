@@ -9,6 +9,7 @@ import pytest
 from engine.cases import ENDS, MIXED, PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, total
 from pronk.arrays import FLOAT32
 from pronk.engine.request import Request
+from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers
@@ -110,6 +111,21 @@ def test_masks_follow_the_context(budget: int, opened: bool) -> None:
                 count, at = count + thinking, at + 1
         assert (np.isfinite(scores).sum() == 1) == (thinking and count >= budget)
     assert forced > 5
+
+
+def test_a_banned_end_marker_is_an_error() -> None:
+    def sampler(output: Sequence[int], bad_words: Sequence[Sequence[int]]) -> Sampler:
+        made = ThinkingBudget(1, THOUGHTS, [1, 3], output)
+        return Sampler(SamplingParams(), 0, [1, 3, *output], 64, num_prompt=2, bad_words=bad_words, processors=[made])
+
+    logits = np.zeros(64, np.float32)
+    for output, bad_words, token in (([7], [[5]], 5), ([7, 5], [[5, 50]], 50)):
+        with pytest.raises(OptionError, match=f"^thinking_budget: expected .*, found its token {token} banned"):
+            sampler(output, bad_words).choose(logits)
+        assert sampler(output, bad_words).draft_token(logits, 0) is None
+    assert sampler([7, 5], [[5]]).choose(logits) == 50
+    with pytest.raises(OptionError, match=r"^expected an allowed token"):
+        sampler([], [[token] for token in range(64)]).choose(logits)
 
 
 def test_markers_may_be_parts_of_tokens() -> None:

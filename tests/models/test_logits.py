@@ -15,6 +15,7 @@ from checkpoints import MakeCheckpoint, transformers_greedy, transformers_logits
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.errors import OptionError, PromptError
 from pronk.models.backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.torch_backend.backend import TorchBackend
@@ -44,6 +45,7 @@ def window(size: int, **values: Any) -> dict[str, Any]:
     return {"use_sliding_window": True, "sliding_window": size, **values}
 
 
+TIED = {"tie_word_embeddings": True}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
 # Enough frequencies for YaRN's ramp to matter.
 WIDE = {"head_dim": 32}
@@ -63,6 +65,20 @@ GEMMA_CAPPED = {
     "tie_word_embeddings": False,
 }
 SMALL_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+OLMO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": rope("yarn", **YARN)["rope_parameters"],
+}
+
+
+def longrope(dim: int, **values: Any) -> dict[str, Any]:
+    """Return rotations of ``dim`` dimensions of each head, with divisors that grow with the number of the frequency."""
+    short, long = ([1 + growth * i for i in range(dim // 2)] for growth in (0.2, 3.1))
+    return rope("longrope", short_factor=short, long_factor=long, **values)
+
+
+LONGROPE = {"original_max_position_embeddings": 32, **longrope(8)}
+PARTIAL_LONGROPE = LONGROPE | {"hidden_size": 96, **longrope(12, attention_factor=1.3, partial_rotary_factor=0.75)}
 CASES = [
     Case("grouped", "llama", {}),
     Case("one head each", "llama", {"num_key_value_heads": 6}),
@@ -115,6 +131,7 @@ CASES = [
     Case("small caps, one head each", "gemma2", {"num_key_value_heads": 6, **SMALL_CAPS}),
     Case("multipliers", "granite", {"embedding_multiplier": 3.0}),
     Case("biases, tied", "granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    Case("dense", "granitemoehybrid", {"embedding_multiplier": 3.0, "tie_word_embeddings": True}),
     Case("norms of outputs", "olmo2", {}),
     Case("norms of outputs, one head each", "olmo2", {"num_key_value_heads": 6, "attention_bias": True}),
     Case("layers without rotations", "smollm3", {}),
@@ -124,6 +141,22 @@ CASES = [
     Case("window, tied", "phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
     Case("queries scaled by position", "ministral3", {}, 100),
     Case("window, tied", "ministral3", {"sliding_window": 8, "tie_word_embeddings": True}),
+    Case("windows and full attention", "olmo3", {}),
+    Case("scaling in layers without a window", "olmo3", {"rope_parameters": OLMO_ROPES}, 80),
+    Case("text beyond pre-training", "phi3", LONGROPE, 40),
+    Case("factor of its own, a part of a head", "phi3", PARTIAL_LONGROPE, 40),
+    Case("language model of a multimodal model", "gemma3", {}),
+    Case("language model of a multimodal model", "mistral3", {}, 100),
+    Case("experts", "mixtral", {}),
+    Case("experts, window, tied", "mixtral", {"sliding_window": 8, "num_experts_per_tok": 4, **TIED}),
+    Case("weights of all experts", "qwen3_moe", {"norm_topk_prob": False}),
+    Case("layers without experts", "qwen3_moe", {"mlp_only_layers": [0], "num_experts": 20, "attention_bias": True}),
+    Case("experts in every second layer", "qwen3_moe", {"decoder_sparse_step": 2, **TIED}),
+    Case("experts", "granitemoe", {}),
+    Case("one expert", "granitemoe", {"num_local_experts": 1, "num_experts_per_tok": 1, **TIED}),
+    Case("sinks, clamped experts with biases", "gpt_oss", {}),
+    Case("one head each, tied", "gpt_oss", {"num_key_value_heads": 6, "num_experts_per_tok": 1, **TIED}),
+    Case("experts in bfloat16 shards", "qwen3_moe", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
     Case("shards", "llama", {"shard_size": "40KB"}),
     Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
     Case("float16 file, tied", "llama", {"save_dtype": torch.float16, "tie_word_embeddings": True}),
@@ -149,9 +182,9 @@ def reference() -> Reference:
     return get
 
 
-def logits(folder: Path, length: int, way: str = "torch") -> Array:
+def logits(folder: Path, length: int, way: str = "torch", context: int | None = None) -> Array:
     """Return logits by dense attention (``torch``), or with a KV cache by torch (``torch, paged``) or ``kernels``."""
-    config = read_config(folder)
+    config = read_config(folder, context=context)
     if way == "torch":
         return dense_logits(load_module(folder, config, torch.float32, CPU), tokens(length))
     backend = KernelBackend(kernels()) if way == "kernels" else TorchBackend("cpu", FLOAT32)
@@ -161,15 +194,55 @@ def logits(folder: Path, length: int, way: str = "torch") -> Array:
 @pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
 def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
-    if way == "torch" and case.family == "ministral3":
-        pytest.skip("the modules of training do not scale queries by position")
+    if way == "torch" and case.family in ("ministral3", "mistral3", "gpt_oss"):
+        pytest.skip("the modules of training neither scale queries by position nor have sinks")
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
     assert np.abs(logits(folder, case.length, way) - expected).max() < TOLERANCE
 
 
-GREEDY = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "phi3", "smollm3"]
+@pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
+def test_context_chooses_the_rotations_of_longrope(way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
+    """transformers chooses by the length of each text, pronk by the context that the model is opened with."""
+    folder = checkpoint("phi3", **LONGROPE)
+    short, long = reference(folder, 32), reference(folder, 33)
+    assert np.abs(logits(folder, 32, way, context=32) - short).max() < TOLERANCE
+    assert np.abs(logits(folder, 33, way) - long).max() < TOLERANCE
+    assert np.abs(logits(folder, 32, way) - short).max() > 100 * TOLERANCE
+
+
+def test_context_is_limited(checkpoint: MakeCheckpoint) -> None:
+    llm = LLM(checkpoint("llama"), threads=1, context=40)
+    assert llm.config.context == 40
+    with pytest.raises(PromptError, match=r"expected at most 39 tokens \(context 40\), found 40"):
+        llm.generate(tokens(40), SamplingParams(max_tokens=1))
+    for context in (0, 257):
+        with pytest.raises(OptionError, match=rf"context: expected an integer in 1..256, found {context}"):
+            LLM(checkpoint("llama"), context=context)
+    with pytest.raises(OptionError, match="context: expected no limit with learned positions, found 40"):
+        LLM(checkpoint("gpt2"), context=40)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+def test_names_of_multimodal_checkpoints(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Models on the Hub have the names of older versions of transformers."""
+    original = checkpoint(family)
+    folder, names = tmp_path / "model", set()
+    shutil.copytree(original, folder)
+    stored = read_tensors(folder)
+    for name in list(stored):
+        for old, new in (("model.language_model.", "language_model.model."), ("lm_head", "language_model.lm_head")):
+            if name.startswith(old):
+                stored[name.replace(old, new)] = stored.pop(name)
+    write_tensors(folder, stored)
+    names = {name.split(".")[0] for name in read_tensors(folder)}
+    assert names >= {"language_model", "vision_tower"}
+    assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
+
+
+DENSE = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
+GREEDY = [*DENSE, "gpt_oss", "granitemoe", "mixtral", "qwen3_moe"]
 
 
 @pytest.mark.parametrize("family", GREEDY)
@@ -202,6 +275,70 @@ def test_options_change_the_logits(
 ) -> None:
     with_option, without = (logits(checkpoint(family, **values), 80) for values in (changed, plain))
     assert np.abs(with_option - without).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """As transformers 5 writes checkpoints with ``save_original_format=False``."""
+    original, folder, stored = checkpoint(family), tmp_path / "model", dict[str, Any]()
+    shutil.copytree(original, folder)
+    experts: dict[str, dict[tuple[int, str], Array]] = {}
+    for name, tensor in read_tensors(original).items():
+        layer, is_expert, rest = name.replace("block_sparse_moe", "mlp").partition("experts.")
+        if is_expert:
+            number, _, kind = rest.removesuffix(".weight").partition(".")
+            experts.setdefault(layer, {})[int(number), kind] = tensor
+        else:
+            stored[layer] = tensor
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    for layer, found in experts.items():
+        numbers = range(len(found) // 3)
+        both = [np.concatenate((found[number, gate], found[number, up])) for number in numbers]
+        stored[f"{layer}experts.gate_up_proj"] = np.stack(both)
+        stored[f"{layer}experts.down_proj"] = np.stack([found[number, down] for number in numbers])
+    assert len(experts) == 3
+    write_tensors(folder, stored)
+    assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
+    for way in ("torch", "torch, paged"):
+        assert np.abs(logits(folder, 20, way) - logits(original, 20, way)).max() < 1e-5
+
+
+def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The weights are those of a checkpoint with the same numbers as floats."""
+    sizes = {"hidden_size": 96, "intermediate_size": 64}
+    original, plain, coded = checkpoint("gpt_oss", **sizes), tmp_path / "plain", tmp_path / "coded"
+    shutil.copytree(original, plain)
+    shutil.copytree(original, coded)
+    dice, floats, codes = np.random.default_rng(0), dict[str, Array](), dict[str, Array]()
+    for name, tensor in read_tensors(original).items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            floats[name] = codes[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        four = dice.integers(16, size=(experts, outputs, inputs // 32, 32), dtype=np.uint8)
+        exponents = dice.integers(122, 126, size=(experts, outputs, inputs // 32), dtype=np.uint8)
+        codes[f"{name}_blocks"] = four[..., 0::2] | four[..., 1::2] << 4
+        codes[f"{name}_scales"] = exponents
+        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)[four]
+        values *= np.float32(2.0) ** (exponents[..., None].astype(np.float32) - 127)
+        floats[name] = values.reshape(experts, outputs, inputs).transpose(0, 2, 1).copy()
+    write_tensors(plain, floats)
+    write_tensors(coded, codes)
+    document = json.loads((coded / "config.json").read_text())
+    document["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "lm_head"]}
+    (coded / "config.json").write_text(json.dumps(document))
+    expected = transformers_logits(plain, tokens(40))
+    assert expected.std() > 0.5
+    assert np.abs(logits(coded, 40, "torch, paged") - expected).max() < TOLERANCE
+    found = logits(coded, 40, "kernels")  # rows are rounded to 8 bits
+    assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
+    decoder = load_decoder(coded, read_config(coded), dtype=FLOAT32, backend=KernelBackend(kernels()))
+    for layer in decoder.layers:
+        packed = [linear.packed for linear in layer.experts()]
+        assert {each.format for each in packed} == {"int5 in groups of 32"}
+    up = decoder.layers[1].up.parts[4].packed.unpack()
+    stored = floats["model.layers.1.mlp.experts.gate_up_proj"][4].T
+    assert np.array_equal(up, np.concatenate((stored[0::2], stored[1::2])))
 
 
 def test_shards_are_several_files(checkpoint: MakeCheckpoint) -> None:

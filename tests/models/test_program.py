@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +25,7 @@ from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.program import Program, ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.train.modules.decoder import DecoderModule
-from tiny_models import decoder_of, make_cache, make_engine, tiny_config, tiny_decoder
+from tiny_models import decoder_of, make_cache, make_engine, text_logits, tiny_config, tiny_decoder, tiny_module
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
@@ -199,6 +200,17 @@ class _RecordingAttend(DenseAttend):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.seen = [each.transpose(0, 1) for each in (k, v)]
         return super().__call__(layer, q, k, v)
+
+
+@pytest.mark.parametrize("shape", [{}, {"special": "gemma"}, {"special": "others"}], ids=str)
+def test_bits_in_float32_on_every_instruction_set(shape: dict[str, Any]) -> None:
+    """All instruction sets give the same bits, except ``portable``, which has no fused multiply-add."""
+    module, tokens = tiny_module(windows=(None, 30), **shape), np.random.default_rng(0).integers(99, size=99).tolist()
+    by_set = {each.name: text_logits(decoder_of(module, KernelBackend(each)), tokens) for each in candidates()}
+    portable = by_set.pop("portable")
+    for found in by_set.values():
+        assert np.array_equal(found, next(iter(by_set.values())))
+        assert np.abs(found - portable).max() < 1e-3 < portable.std()
 
 
 @EVERY

@@ -155,6 +155,7 @@ def test_the_model_is_read_once_for_its_digest(
             {"prompt_cache": "DIR", "prompt_cache_size": "much"},
             "prompt_cache_size: expected a positive number of bytes",
         ),
+        ({"prompt_cache_size": "1GiB"}, "prompt_cache_size: expected prompt_cache with it, found '1GiB' alone"),
         ({"prompt_cache": "DIR", "kernels": "torch"}, "prompt_cache: expected pronk's kernels .*found torch"),
         ({"prompt_cache": "DIR", "workers": 2, "parallel": "tensor"}, "prompt_cache: .*found tensor parallelism"),
     ],
@@ -163,7 +164,7 @@ def test_wrong_options_are_refused_before_the_weights_are_read(
     options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pronk.llm.load_decoder", None)
-    if options["prompt_cache"] == "DIR":
+    if options.get("prompt_cache") == "DIR":
         options = options | {"prompt_cache": tmp_path}
     with pytest.raises(OptionError, match=f"^{message}"):
         LLM(**options)

@@ -22,12 +22,13 @@ from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk import LLM, AsyncLLM, OptionError, PronkError, SamplingParams
 from pronk.arrays import FLOAT32
 from pronk.execution.model_runner import ModelRunner
+from pronk.models.loader import read_config
 from pronk.outputs import Completion
 from pronk.parallel import connection, processes, runner
 from pronk.parallel.processes import SpawnedProcesses
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.work_request import WorkRequest
-from pronk.parallel.worker import WorkerLoop
+from pronk.parallel.worker import WorkerLoop, WorkerSettings
 from sockets import sockets
 from tiny_models import run, tiny_decoder
 
@@ -371,3 +372,12 @@ def test_refused_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         LLM(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_workers_open_the_model_for_the_same_context(checkpoint: MakeCheckpoint) -> None:
+    """The context selects the rotations of longrope."""
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    folder = checkpoint("phi3", original_max_position_embeddings=32, rope_parameters=factors)
+    configs = [WorkerSettings(model=str(folder), context=context).read_config() for context in (32, None)]
+    assert configs == [read_config(folder, context=32), read_config(folder)]
+    assert [config.rope and config.rope.divisors[0] for config in configs] == [1.0, 2.0]

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
 from server.serving import KEY, Running, running
 
 SCHEMA = {
@@ -67,6 +68,31 @@ def test_openai(made: Running) -> None:
         plain = {"model": "real", "max_tokens": 40, "temperature": 0.0, "tools": tools, "tool_choice": "none"}
         again = api.chat.completions.create(messages=talk, **plain).choices[0].message  # type: ignore[call-overload]
         assert "4" in again.content
+
+
+def test_calls_that_the_model_begins_by_itself_follow_the_schema(made: Running) -> None:
+    """Qwen2.5-Coder writes such calls without markers."""
+    if not has_tools(made):
+        pytest.skip("the model calls no tools")
+    narrow: Any = {**SCHEMA, "properties": {**SCHEMA["properties"], "city": {"enum": ["paris", "tokyo"]}}}
+    tools: Any = [{"type": "function", "function": {**FUNCTION, "parameters": narrow, "strict": True}}]
+    asked: Any = {"model": "real", "messages": ASK, "max_tokens": 80, "temperature": 0.0, "tools": tools}
+    with openai.OpenAI(base_url=f"{made.url}/v1", api_key=KEY, max_retries=0) as api:
+        choice = api.chat.completions.create(**asked).choices[0]
+        plain = made.llm.chat_ids(ASK, tools=tools)
+        text = made.llm.generate(plain, SamplingParams(max_tokens=80, temperature=0.0)).text
+        for drafter in ("autoregressive", "suffix"):
+            again = api.chat.completions.create(**asked, extra_body={"drafter": drafter}).choices[0]
+            assert again.message.content == choice.message.content
+            assert [each.function for each in again.message.tool_calls or ()] == [  # type: ignore[union-attr]
+                each.function
+                for each in choice.message.tool_calls or ()  # type: ignore[union-attr]
+            ]
+    assert "get_weather" in text
+    assert "<tool_call>" not in text
+    (call,) = choice.message.tool_calls or []
+    assert choice.finish_reason == "tool_calls"
+    jsonschema.validate(json.loads(call.function.arguments), narrow)  # type: ignore[union-attr]
 
 
 def test_anthropic(made: Running) -> None:

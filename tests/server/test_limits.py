@@ -1,5 +1,7 @@
 """Limits, unknown fields and API keys: every refusal has its own status and code."""
 
+import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -174,19 +176,39 @@ def test_another_model_name_is_not_found(client: httpx.Client) -> None:
         error(client.post(route, json=body | {"model": "gpt-4"}), 404, "model_not_found")
 
 
-def test_media_types_other_than_json_are_refused(client: httpx.Client) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
-        error(answer, 415, "unsupported_media_type")
+# Media types of curl without -H, of fetch() in Node.js, and of clients that set none.
+DEFAULT_TYPES = ["application/x-www-form-urlencoded", "text/plain;charset=UTF-8", "", None]
 
 
-def test_json_without_a_media_type_is_read_unless_a_browser_sends_it(client: httpx.Client) -> None:
+@pytest.mark.parametrize("kind", DEFAULT_TYPES)
+def test_json_is_read_under_the_default_media_types_of_clients(client: httpx.Client, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
     body = b'{"prompt": "x", "max_tokens": 1}'
-    assert client.post("/v1/completions", content=body).status_code == 200
-    for name in ("Origin", "Referer", "Sec-Fetch-Site"):
-        answer = client.post("/v1/completions", content=body, headers={name: "http://127.0.0.1"})
-        error(answer, 415, "unsupported_media_type")
-    error(client.post("/v1/completions", content=b"prompt=x"), 400, "invalid_value")
+    assert client.post("/v1/completions", content=body, headers=headers).status_code == 200
+    error(client.post("/v1/completions", content=b"prompt=x", headers=headers), 400, "invalid_value")
+
+
+@pytest.mark.parametrize("name", ["Origin", "Referer", "Sec-Fetch-Site"])
+@pytest.mark.parametrize("kind", DEFAULT_TYPES)
+def test_requests_of_browsers_need_the_media_type_of_json(client: httpx.Client, kind: str | None, name: str) -> None:
+    """A page of another origin can send the default media types without a preflight request."""
+    body, headers = b'{"prompt": "x", "max_tokens": 1}', {name: "http://127.0.0.1"}
+    plain = headers if kind is None else {**headers, "Content-Type": kind}
+    error(client.post("/v1/completions", content=body, headers=plain), 415, "unsupported_media_type")
+    as_json = {**headers, "Content-Type": "application/json; charset=utf-8"}
+    assert client.post("/v1/completions", content=body, headers=as_json).status_code == 200
+
+
+def test_other_media_types_are_refused(client: httpx.Client) -> None:
+    for kind in ("multipart/form-data; boundary=x", "image/png", "json"):
+        answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
+        assert repr(kind.partition(";")[0]) in error(answer, 415, "unsupported_media_type")["message"]
+
+
+def test_curl_needs_no_media_type(served: Running) -> None:
+    command = ["curl", "-s", f"{served.url}/v1/completions", "-H", f"Authorization: Bearer {KEY}", "-d", "@-"]
+    done = subprocess.run(command, input=json.dumps(TEXT), capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["object"] == "text_completion"
 
 
 @pytest.mark.parametrize("name", ["tiny", "TINY", "tiny.gguf", "Tiny.GGUF"])

@@ -86,6 +86,22 @@ def test_plain_decoding_beside_it_shows_the_same_text(visit: Visits) -> None:
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]  # type: ignore[index]
 
 
+def test_an_answer_in_one_read_has_a_speed(visit: Visits) -> None:
+    """A fast server or a slow browser may leave no time between the first and the last read of the stream."""
+    page = visit()
+    answer_with(page, chunk(["one", " two"], 0), chunk([" three"], 1), *end(3, 2))
+    ask(page)
+    assert float(number(page, "rate").replace(",", "")) > 0
+    page.click("text=Compare with plain decoding")
+    settle(page)
+    expect(page.locator(".verdict .gain")).to_contain_text(re.compile(r"[0-9]× the speed: [0-9.,]+ tokens per second"))
+    expect(page.locator(".verdict .note")).to_contain_text("from the request on")
+    page.unroute(CHAT)
+    page.click("text=Compare again")  # now with a stream of several reads
+    settle(page)
+    expect(page.locator(".verdict .gain")).to_contain_text("× the speed")
+
+
 def test_different_texts_are_marked(visit: Visits) -> None:
     page = visit()
     answer_with(page, chunk(["one", " two"], 0), *end(2, 1))

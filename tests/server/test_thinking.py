@@ -193,6 +193,37 @@ def test_thoughts_are_sent_back(thinking: Running, api: openai.OpenAI) -> None:
     assert again.usage.prompt_tokens == len(thinking.llm.tokenizer.encode(prompt, add_special_tokens=False))
 
 
+@pytest.mark.parametrize("thinking", ["qwen3"], indirect=True)
+def test_thoughts_without_text_are_sent_back(thinking: Running, api: openai.OpenAI) -> None:
+    """An answer that was cut off within its thoughts has no content."""
+    cut: Any = {"role": "assistant", "content": None, "reasoning_content": "It is"}
+    talk: Any = [*ASK, cut, *ASK]
+    got = api.chat.completions.create(messages=talk, **OPTIONS, max_tokens=1)
+    prompt = thinking.llm.tokenizer.chat(talk)
+    assert prompt == thinking.llm.tokenizer.chat([*ASK, {**cut, "content": ""}, *ASK])
+    assert "None" not in prompt
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == len(thinking.llm.tokenizer.encode(prompt, add_special_tokens=False))
+
+
+@pytest.mark.parametrize("thinking", ["deepseek"], indirect=True)  # the bias of the other model repeats its marker
+def test_stop_strings_apply_within_thoughts(thinking: Running, api: openai.OpenAI) -> None:
+    asked = options(thinking, 60)
+    thoughts = whole(api.chat.completions.create(messages=ASK, **asked))[0]["thoughts"]
+    stop = thoughts[2:4]
+    got = whole(api.chat.completions.create(messages=ASK, stop=stop, **asked))[0]
+    assert got == {"thoughts": thoughts[: thoughts.index(stop)], "text": "", "calls": [], "reason": "stop"}
+
+
+@pytest.mark.parametrize("thinking", ["qwen3"], indirect=True)
+def test_a_budget_needs_the_end_marker(thinking: Running, api: openai.OpenAI) -> None:
+    extra: Any = {"thinking_budget": 3, "bad_words": ["</think>"]}
+    with pytest.raises(openai.BadRequestError, match=rf"found its token {END_THOUGHT} banned by .*bad_words") as caught:
+        api.chat.completions.create(messages=ASK, **{**options(thinking, 9), "extra_body": extra})
+    assert caught.value.param == "thinking_budget"
+    assert thinking.drained
+
+
 def named(name: str) -> Any:
     return {"type": "function", "function": {"name": name}}
 

@@ -242,6 +242,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "expected a valid boolean"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "expected a tool_call_id with the role 'tool'"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages", "with the role 'tool'"),
+    ({"messages": [*ASK, {"role": "tool", "tool_call_id": "abc", "content": "x"}]}, "messages",
+     "expected the result of a tool call in an earlier message of the assistant, found the id 'abc'"),
+    ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "x"},  # before its call
+                   {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}]},
+     "messages", "found the id 'a' of no such call; send the call, too"),
     ({"messages": [{"role": "assistant"}]}, "messages.0.content", "expected a value, found no such field"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages", "with the role 'assistant'"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[]"}}]}]},
@@ -264,6 +269,34 @@ def test_invalid_tools_are_refused(tooled: Running, asked: Any, param: str, mess
     assert message in error["message"]
     assert "\n" not in error["message"]
     assert tooled.drained
+
+
+def test_stop_strings_apply_within_arguments(tooled: Running, api: openai.OpenAI) -> None:
+    options = {**OPTIONS, "tools": TOOLS, "tool_choice": NAMED}
+    whole_call = api.chat.completions.create(messages=ASK, **options).choices[0].message.tool_calls or []
+    arguments = whole_call[0].function.arguments  # type: ignore[union-attr]
+    got = api.chat.completions.create(messages=ASK, stop=['": "', "never"], **options).choices[0]
+    assert (got.finish_reason, got.message.content or None) == ("stop", None)
+    if family(tooled) in ("hermes", "mistral list", "llama"):  # the stop string is in the text before the arguments
+        assert not got.message.tool_calls
+    else:
+        (call,) = got.message.tool_calls or []
+        assert call.function.arguments == arguments[: arguments.index('": "')]  # type: ignore[union-attr]
+    got = api.chat.completions.create(messages=ASK, stop="zone", **options).choices[0]
+    (call,) = got.message.tool_calls or []
+    assert call.function.arguments == arguments[: arguments.index("zone")]  # type: ignore[union-attr]
+    assert got.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
+def test_results_in_responses_need_a_call(tooled: Running, api: openai.OpenAI) -> None:
+    result: Any = {"type": "function_call_output", "call_id": "a", "output": "Noon."}
+    call: Any = {"type": "function_call", "call_id": "a", "name": "time_in", "arguments": "{}"}
+    for items in ([*ASK, result], [*ASK, result, call]):
+        with pytest.raises(openai.BadRequestError, match="found the id 'a' of no such call") as caught:
+            api.responses.create(model="tiny", input=items, max_output_tokens=1)
+        assert caught.value.param == "input"
+    assert api.responses.create(model="tiny", input=[*ASK, call, result], max_output_tokens=1).output
 
 
 def test_special_tokens_in_tools_are_text(tooled: Running) -> None:

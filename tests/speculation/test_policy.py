@@ -86,6 +86,23 @@ def test_an_expensive_source_is_used_if_the_cheap_one_has_nothing() -> None:
     assert (len(requests[0].tokens) - 4) / world.clock.now > 1.4
 
 
+@pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.9])
+def test_draft_rows_that_need_other_experts_are_verified_only_if_they_pay(right: float) -> None:
+    """A draft token costs 0.79 of a plain step. In a dense model, where it costs 0.1, all but the first source pay."""
+    speeds, counts = list[float](), list[int]()
+    for curve in (COSTS._replace(experts=0.9, overlap=0.125), COSTS):
+        world = World(curve=curve)
+        source = Source(world, "copy", 0.01, always(right))
+        request = world.request([source])
+        world.decode([request], [source], 1500)
+        speeds.append((len(request.tokens) - 4) / world.clock.now)
+        counts.append(sum(world.num_draft_tokens))
+    assert speeds[0] > 0.98
+    assert (counts[0] > 1000) == (right > 0.8)
+    assert counts[1] > 1000 or right < 0.2
+    assert speeds[1] > speeds[0] or right < 0.2
+
+
 def test_unprofitable_sources_are_asked_rarely() -> None:
     world = World()
     sources = [Source(world, str(seconds), seconds, always(0.1)) for seconds in (0.2, 0.6, 3.0)]

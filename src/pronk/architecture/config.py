@@ -18,11 +18,32 @@ import numpy as np
 
 from pronk.architecture.rope import RopeConfig
 
-__all__ = ["Activation", "ModelConfig", "NormPlaces", "default_query_scale", "llama_config"]
+__all__ = ["Activation", "MixtureConfig", "ModelConfig", "NormPlaces", "default_query_scale", "llama_config"]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 # Norms of a branch (attention or MLP) of a layer: of its input, of its output before the residual sum, or of both.
 NormPlaces = Literal["input", "output", "both"]
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """Mixtures of experts: MLPs of which a router chooses some for each row (Shazeer et al. 2017).
+
+    The router has a score for each expert. The experts with the largest scores are computed, and their outputs are
+    added with the softmax of the scores as weights. Of equal scores, that of the smaller number counts as larger.
+    """
+
+    experts: int
+    per_row: int  # number of experts that are chosen for a row
+    width: int  # intermediate size of an expert
+    normalized: bool  # whether the softmax is over the chosen experts only, so that the weights sum to 1
+    layers: tuple[bool, ...]  # whether each layer is a mixture; the other layers have a plain MLP
+    bias: bool = False  # whether the router and the experts have biases
+
+    @property
+    def read_by_row(self) -> int:
+        """Number of experts, over all layers, that a forward pass of one row reads."""
+        return self.per_row * sum(self.layers)
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,9 @@ class ModelConfig:
     norm_offset: float = 0.0  # number to add to the stored weights of norms: 1 if a checkpoint stores ``weight - 1``
     activation: Activation = "silu"
     gated: bool = True  # whether the MLP has a gate, as in SwiGLU
+    # Whether the gate is ``g · sigmoid(1.702 g)`` for ``g`` at most 7, and multiplies ``1 + u``, ``u`` in -7 … 7.
+    clamped_gate: bool = False
+    mixture: MixtureConfig | None = None  # mixtures of experts in place of MLPs; ``None``: no layer has one
     rope: RopeConfig | None = None  # rotary embedding of all layers; ``None``: learned position embeddings
     # Rotary embedding of each layer, if layers differ; ``None`` in it: the layer does not rotate. At most two differ.
     layer_ropes: tuple[RopeConfig | None, ...] = ()
@@ -55,6 +79,7 @@ class ModelConfig:
     whole_qk_norm: bool = False  # whether such a norm spans all heads of a row, instead of each head
     attention_scale: float | None = None  # factor of attention scores; ``None``: ``head_dim ** -0.5``
     attention_cap: float | None = None  # soft cap ``c`` of attention scores: ``c * tanh(score / c)``
+    attention_sinks: bool = False  # whether each head has a score that takes part in the softmax without a value
     # ``(growth, period)``: queries are multiplied by ``1 + growth * log(1 + position // period)``
     query_growth: tuple[float, int] | None = None
     embedding_scale: float = 1.0  # factor of token embeddings, rounded to the dtype of the model
@@ -95,6 +120,20 @@ class ModelConfig:
     def rope_of(self, layer: int) -> RopeConfig | None:
         """Return the rotary embedding of a layer (from 0)."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    def for_context(self, context: int | None) -> ModelConfig:
+        """Return the configuration of the model, opened for texts of at most ``context`` tokens.
+
+        ``None`` is the longest context. The length selects the rotations of *longrope*, see
+        :meth:`RopeConfig.for_context`.
+        """
+        size = self.context if context is None else context
+        full, *layers = (rope and rope.for_context(size) for rope in (self.rope, *self.layer_ropes))
+        return replace(self, context=size, rope=full, layer_ropes=tuple(layers))
+
+    def mixture_of(self, layer: int) -> MixtureConfig | None:
+        """Return the mixture of experts of a layer (from 0); ``None`` if the layer has a plain MLP."""
+        return self.mixture if self.mixture is not None and self.mixture.layers[layer] else None
 
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return ``count`` layers as layer ``layer`` (from 0); ``sizes`` are other fields to replace."""
@@ -145,8 +184,8 @@ class ModelConfig:
 
 # Fields that few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset whole_qk_norm attention_scale attention_cap query_growth embedding_scale residual_scale "
-    "logits_scale logits_cap"
+    "norm_places norm_offset clamped_gate mixture whole_qk_norm attention_scale attention_cap attention_sinks "
+    "query_growth embedding_scale residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES}
 

@@ -1,87 +1,32 @@
-"""Readers of ``config.json``: one function per family of models returns its :class:`ModelConfig`.
+"""Parsing of ``config.json``; the readers of families are in :mod:`pronk.architecture.family_readers`.
 
 A key of ``config.json`` that turns on an unsupported computation raises a ConfigError that names the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.config_reader import ConfigReader
-from pronk.architecture.rope import RopeConfig, parse_rope
-from pronk.checks import check_number
+from pronk.architecture.family_keys import DEFAULTS, MULTIMODAL, UNSUPPORTED_KEYS
+from pronk.architecture.family_readers import FAMILIES
 from pronk.errors import ConfigError
 
-__all__ = ["FAMILIES", "parse_config"]
-
-# Values of keys that config.json lacks, by family, as in transformers. A key with the value null has another default:
-# that of the call which reads the key.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {
-        "max_position_embeddings": 8192,
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 2,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "tie_word_embeddings": True,
-    },
-    "gemma3_text": {
-        "max_position_embeddings": 131072,
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-    },
-    "ministral3": {
-        "max_position_embeddings": 262144,
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1000000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "olmo2": {"rms_norm_eps": 1e-5},
-    "phi3": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    "smollm3": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "rope_theta": 2000000.0,
-        "tie_word_embeddings": True,
-    },
-    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
-}
-_DEFAULTS["mimo"] = _DEFAULTS["qwen2"]
-
-# Keys that turn on computations. A family whose reader does not read such a key refuses a value other than null, 0 or
-# false: no family implements most of them, and others belong to some families only.
-_UNSUPPORTED_KEYS = (
-    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
-    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
-    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
-    "use_bidirectional_attention"
-).split()
+__all__ = ["parse_config"]
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Parse a ``config.json`` document; raise a ConfigError if it is invalid or not supported."""
+    """Parse a ``config.json`` document; raise a ConfigError if it is invalid or not supported.
+
+    The result is for the longest context, see :meth:`ModelConfig.for_context`.
+    """
+    raw = _text_config(raw)
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+        known = ", ".join(sorted([*FAMILIES, *MULTIMODAL]))
         msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"
         raise ConfigError(msg)
     # Early versions of compressed-tensors wrote compression_config.
@@ -89,9 +34,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if quantization and not isinstance(quantization, Mapping):
         msg = f"config.json: expected an object as quantization_config, found {quantization!r:.80}"
         raise ConfigError(msg)
-    keys = ConfigReader({**_DEFAULTS.get(family, {}), **raw}, family)
+    keys = ConfigReader({**DEFAULTS.get(family, {}), **raw}, family)
     config = FAMILIES[family](keys)
-    unsupported = [key for key in _UNSUPPORTED_KEYS if raw.get(key) and key not in keys.used]
+    unsupported = [key for key in UNSUPPORTED_KEYS if raw.get(key) and key not in keys.used]
     unsupported += ["is_causal"] * (raw.get("is_causal") is False)
     if unsupported:
         msg = (
@@ -102,214 +47,19 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     return replace(config, quantization=quantization or None)
 
 
-def _llama_like(
-    keys: ConfigReader, *, windows: tuple[int | None, ...], partial_rope: bool = False, **features: Any
-) -> ModelConfig:
-    """Parse the keys that most families share; ``features`` are further fields of ModelConfig."""
-    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    head_dim = keys.integer("head_dim", hidden // heads)
-    if keys.get("head_dim") is None and hidden % heads:
-        msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
+def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of a multimodal model's language model, with missing keys of the whole model."""
+    family = raw.get("model_type")
+    if not isinstance(family, str) or family not in MULTIMODAL:
+        return raw
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        msg = f"config.json: expected an object as text_config, found {text!r:.80}"
         raise ConfigError(msg)
-    context = keys.integer("max_position_embeddings", 2048)
-    rope = features.get("rope") or parse_rope(keys.raw, head_dim, context, partial=partial_rope)
-    bos, eos = keys.special_ids()
-    values: dict[str, Any] = {
-        "family": keys.family,
-        "vocab_size": keys.integer("vocab_size"),
-        "hidden_size": hidden,
-        "intermediate_size": keys.integer("intermediate_size"),
-        "num_layers": len(windows),
-        "num_heads": heads,
-        "num_kv_heads": keys.integer("num_key_value_heads", heads),
-        "head_dim": head_dim,
-        "context": rope.extend(context),
-        "norm_eps": keys.number("rms_norm_eps", 1e-6),
-        "activation": keys.activation("hidden_act", "silu"),
-        "rope": rope,
-        "windows": windows,
-        "tied": keys.flag("tie_word_embeddings"),
-        "bos_id": bos,
-        "eos_ids": eos,
-        "dtype": keys.dtype(),
-    }
-    return ModelConfig(**(values | features))
-
-
-def _llama(keys: ConfigReader) -> ModelConfig:
-    return _biased(keys, keys.windows(None))
-
-
-def _biased(keys: ConfigReader, windows: tuple[int | None, ...]) -> ModelConfig:
-    bias, mlp_bias = keys.flag("attention_bias"), keys.flag("mlp_bias")
-    return _llama_like(keys, windows=windows, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
-
-
-def _mistral(keys: ConfigReader) -> ModelConfig:
-    size = None if keys.get("sliding_window") is None else keys.integer("sliding_window")
-    windows = keys.windows(size)
-    if None in windows and size is not None:
-        msg = "config.json: layer_types asks for full attention in some layers; expected sliding_attention in all"
-        raise ConfigError(msg)
-    return _llama_like(keys, windows=windows)
-
-
-def _qwen_windows(keys: ConfigReader) -> tuple[int | None, ...]:
-    if not keys.get("use_sliding_window", False) or keys.get("sliding_window") is None:
-        return keys.windows(None)
-    first = keys.integer("max_window_layers", 28, low=0)
-    return keys.windows(keys.integer("sliding_window"), lambda layer: layer >= first)
-
-
-def _qwen2(keys: ConfigReader) -> ModelConfig:
-    return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=True)
-
-
-def _qwen3(keys: ConfigReader) -> ModelConfig:
-    bias = keys.flag("attention_bias")
-    return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=bias, out_bias=bias, qk_norm=True)
-
-
-def _gemma_windows(keys: ConfigReader) -> tuple[int | None, ...]:
-    """Return the windows: every layer has one, but each ``sliding_window_pattern``-th."""
-    period = keys.integer("sliding_window_pattern")
-    return keys.windows(keys.integer("sliding_window"), lambda layer: (layer + 1) % period > 0)
-
-
-def _gemma(keys: ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
-    """Parse the keys of Gemma 2 and 3; the weights of norms are stored as ``weight - 1``."""
-    bias = keys.flag("attention_bias")
-    return _llama_like(
-        keys,
-        windows=windows,
-        context=keys.integer("max_position_embeddings"),  # the length after scaling
-        norm_places="both",
-        norm_offset=1.0,
-        activation=keys.activation("hidden_activation", "gelu_pytorch_tanh"),
-        qkv_bias=bias,
-        out_bias=bias,
-        attention_scale=keys.number("query_pre_attn_scalar", 256) ** -0.5,
-        attention_cap=keys.optional_number("attn_logit_softcapping"),
-        logits_cap=keys.optional_number("final_logit_softcapping"),
-        embedding_scale=keys.integer("hidden_size") ** 0.5,
-        **features,
-    )
-
-
-def _gemma2(keys: ConfigReader) -> ModelConfig:
-    return _gemma(keys, windows=_gemma_windows(keys))
-
-
-def _gemma3(keys: ConfigReader) -> ModelConfig:
-    """Parse Gemma 3, which rotates the layers with a window by a base of their own, without scaling."""
-    windows, (full, sliding) = _gemma_windows(keys), _gemma3_ropes(keys)
-    return _gemma(
-        keys, windows=windows, qk_norm=True, rope=full, layer_ropes=tuple(sliding if w else full for w in windows)
-    )
-
-
-def _gemma3_ropes(keys: ConfigReader) -> tuple[RopeConfig, RopeConfig]:
-    """Return the rotary embeddings of the layers with full attention and with a window."""
-    both = keys.get("rope_parameters", {})
-    if "full_attention" not in both:  # older checkpoints
-        scaling = {"rope_type": "default", **(keys.get("rope_scaling") or both)}
-        full = {"rope_theta": keys.number("rope_theta", 1e6)} | scaling
-        both = {"full_attention": full, "sliding_attention": {"rope_theta": keys.number("rope_local_base_freq", 1e4)}}
-    head_dim, context = keys.integer("head_dim"), keys.integer("max_position_embeddings")
-    raws = ({"rope_parameters": both.get(kind)} for kind in ("full_attention", "sliding_attention"))
-    full_rope, sliding_rope = (parse_rope(raw, head_dim, context) for raw in raws)
-    return full_rope, sliding_rope
-
-
-def _granite(keys: ConfigReader) -> ModelConfig:
-    return replace(
-        _llama(keys),
-        attention_scale=keys.number("attention_multiplier", 1.0),
-        embedding_scale=keys.number("embedding_multiplier", 1.0),
-        residual_scale=keys.number("residual_multiplier", 1.0),
-        logits_scale=1.0 / keys.number("logits_scaling", 1.0),
-    )
-
-
-def _ministral3(keys: ConfigReader) -> ModelConfig:
-    """Parse Ministral 3: the keys of its query scaling are among those of the rotary embedding."""
-    rope = dict(keys.get("rope_parameters", {}))
-    growth, _ = rope.pop("llama_4_scaling_beta", None), rope.pop("max_position_embeddings", None)
-    own = ConfigReader({**keys.raw, "rope_parameters": rope}, keys.family)
-    config = _mistral(own)
-    keys.used |= own.used
-    if growth is None or config.rope is None:
-        return config
-    growth = check_number("config.json: llama_4_scaling_beta", growth, 0, error=ConfigError)
-    return replace(config, query_growth=(growth, config.rope.original))
-
-
-def _olmo2(keys: ConfigReader) -> ModelConfig:
-    return replace(_llama(keys), norm_places="output", qk_norm=True, whole_qk_norm=True)
-
-
-def _phi3(keys: ConfigReader) -> ModelConfig:
-    size = None if keys.get("sliding_window") is None else keys.integer("sliding_window")
-    return _llama_like(keys, windows=keys.windows(size), partial_rope=True)
-
-
-def _smollm3(keys: ConfigReader) -> ModelConfig:
-    """Parse SmolLM3: layers with a 0 in ``no_rope_layers``, by default every fourth, do not rotate."""
-    config = _biased(keys, _qwen_windows(keys))
-    period = keys.integer("no_rope_layer_interval", 4)
-    rotates = keys.get("no_rope_layers", [(layer + 1) % period for layer in range(config.num_layers)])
-    if not isinstance(rotates, list) or len(rotates) != config.num_layers:
-        msg = f"config.json: expected {config.num_layers} numbers in no_rope_layers, found {rotates!r:.80}"
-        raise ConfigError(msg)
-    return replace(config, layer_ropes=tuple(config.rope if each else None for each in rotates))
-
-
-def _gpt2(keys: ConfigReader) -> ModelConfig:
-    if not keys.get("scale_attn_weights", True):
-        msg = "config.json: scale_attn_weights = false is not supported"
-        raise ConfigError(msg)
-    hidden, heads, layers = keys.integer("n_embd"), keys.integer("n_head"), keys.layers("n_layer")
-    bos, eos = keys.special_ids()
-    return ModelConfig(
-        family=keys.family,
-        vocab_size=keys.integer("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=keys.integer("n_inner", 4 * hidden),
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        context=keys.integer("n_positions", 1024),
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        norm="layer",
-        activation=keys.activation("activation_function", "gelu_new"),
-        gated=False,
-        windows=(None,) * layers,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tied=keys.flag("tie_word_embeddings", default=True),
-        bos_id=bos,
-        eos_ids=eos,
-        dtype=keys.dtype(),
-    )
-
-
-FAMILIES: dict[str, Callable[[ConfigReader], ModelConfig]] = {
-    "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
-    "gpt2": _gpt2,
-    "granite": _granite,
-    "llama": _llama,
-    "mimo": _qwen2,  # Qwen 2 with an MTP head
-    "ministral3": _ministral3,
-    "mistral": _mistral,
-    "olmo2": _olmo2,
-    "phi3": _phi3,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "smollm3": _smollm3,
-}
+    shared = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config", "compression_config")
+    inherited = {key: raw[key] for key in shared if raw.get(key) is not None}
+    tied = {} if raw.get("tie_word_embeddings") is None else {"tie_word_embeddings": raw["tie_word_embeddings"]}
+    return {"model_type": MULTIMODAL[family], **inherited, **text, **tied}
 
 
 def _check_heads(config: ModelConfig) -> None:

@@ -1,7 +1,8 @@
 """Rotary position embedding (RoPE, Su et al. 2021) with the scalings of Llama-like checkpoints.
 
 A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK-aware), *yarn* (Peng et al. 2023),
-*llama3* (Llama 3.1's frequency-dependent rule), or *factors* (a GGUF file has a divisor for each frequency).
+*llama3* (Llama 3.1's frequency-dependent rule), *factors* (a divisor for each frequency), or *longrope* (Ding et al.
+2024: two lists of divisors, for short and for long texts, between which :meth:`RopeConfig.for_context` chooses).
 
 The rotation of a token depends on its position alone, so splitting a prompt into chunks changes no keys. With *dynamic*
 scaling the rotation also depends on a text length. All tokens of a prompt of ``P`` tokens then use length ``P``, and a
@@ -21,14 +22,15 @@ from pronk.arrays import FLOAT32, Array
 from pronk.checks import check_number
 from pronk.errors import ConfigError
 
-__all__ = ["RopeConfig", "RopeTable", "parse_rope"]
+__all__ = ["RopeConfig", "RopeTable", "parse_rope", "yarn_scale"]
 
 _MAX_NUMBER = 1e15  # a larger number in config.json means a damaged file; its powers would overflow float32
 _INITIAL_POSITIONS = 1024  # number of positions in a new RopeTable; for a longer text it grows to the next power of 2
-_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _KNOWN_KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
-    "high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor truncate finetuned".split()
+    "high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor truncate finetuned short_factor "
+    "long_factor".split()
 )
 
 
@@ -38,7 +40,7 @@ class RopeConfig:
 
     dim: int  # number of dimensions of a head that are rotated, the first ones; mostly all of them
     theta: float = 10000.0  # base of the frequencies: frequency ``i`` is ``theta ** (-2 i / dim)``
-    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"] = "default"
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors", "longrope"] = "default"
     factor: float = 1.0
     original: int = 2048  # context length of pre-training, in tokens; after scaling it is ``factor`` times as long
     low_freq_factor: float = 1.0
@@ -46,8 +48,10 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    attention_scale: float = 1.0  # for *yarn*: factor of all cosines and sines
-    divisors: tuple[float, ...] = ()  # for *factors*: divisor of each frequency, ``dim / 2`` of them
+    attention_scale: float = 1.0  # factor of all cosines and sines
+    # For *factors* and *longrope*: divisor of each frequency, ``dim / 2`` of them; for *longrope* those of long texts.
+    divisors: tuple[float, ...] = ()
+    short_divisors: tuple[float, ...] = ()  # for *longrope*: those of texts of at most ``original`` tokens
 
     def extend(self, context: int) -> int:
         """Return the context length after scaling; ``context`` is ``max_position_embeddings`` of config.json.
@@ -58,6 +62,17 @@ class RopeConfig:
         if self.kind in ("linear", "dynamic"):
             return int(context * self.factor)
         return max(context, int(self.original * self.factor)) if self.kind == "yarn" else context
+
+    def for_context(self, context: int) -> RopeConfig:
+        """Return the RoPE of a model that is opened for texts of at most ``context`` tokens.
+
+        *longrope* takes one list of divisors for all texts, those of long texts if ``context`` exceeds ``original``:
+        keys in the KV cache cannot change when a text grows.
+        """
+        if self.kind != "longrope":
+            return self
+        divisors = self.divisors if context > self.original else self.short_divisors
+        return replace(self, kind="factors", divisors=divisors, short_divisors=())
 
 
 def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: bool = False) -> RopeConfig:
@@ -79,11 +94,13 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: 
     config = RopeConfig(dim, check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError))
     if kind == "default":
         return config
-    config = replace(config, kind=kind, factor=number("factor"), original=context)
+    config = replace(config, kind=kind, factor=number("factor", 1.0 if kind == "longrope" else None), original=context)
     if kind in ("linear", "dynamic"):
         return config
     original = number("original_max_position_embeddings", raw.get("original_max_position_embeddings") or context)
     config = replace(config, original=max(1, int(original)))
+    if kind == "longrope":
+        return _parse_longrope(scaling, config, context)
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
         return replace(config, low_freq_factor=low, high_freq_factor=high)
@@ -93,7 +110,7 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: 
         beta_fast=number("beta_fast", 32.0),
         beta_slow=number("beta_slow", 1.0),
         truncate=bool(scaling.get("truncate", True)),
-        attention_scale=number("attention_factor", _yarn_scale(config.factor, mscale, mscale_all_dim)),
+        attention_scale=number("attention_factor", yarn_scale(config.factor, mscale, mscale_all_dim)),
     )
 
 
@@ -124,8 +141,33 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, par
     return dim
 
 
-def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """Return the default of ``attention_factor``; 0 for ``mscale`` or ``mscale_all_dim`` means not given."""
+def _parse_longrope(scaling: Mapping[str, Any], config: RopeConfig, context: int) -> RopeConfig:
+    """Return *longrope*, whose lists of divisors are ``long_factor`` and ``short_factor``."""
+
+    def divisors(key: str) -> tuple[float, ...]:
+        values = scaling.get(key)
+        if not isinstance(values, list) or len(values) != config.dim // 2:
+            msg = f"config.json: {key} (longrope): expected a list of {config.dim // 2} numbers, found {values!r:.80}"
+            raise ConfigError(msg)
+        name = f"config.json: {key} (longrope)"
+        return tuple(check_number(name, each, 0, _MAX_NUMBER, exclusive_min=True, error=ConfigError) for each in values)
+
+    factor = config.factor if scaling.get("factor") else context / config.original
+    default = math.sqrt(1 + math.log(factor) / math.log(config.original)) if factor > 1 else 1.0
+    scale = check_number(
+        "config.json: attention_factor (longrope)", scaling.get("attention_factor") or default, 0, error=ConfigError
+    )
+    return replace(
+        config,
+        factor=1.0,
+        attention_scale=scale,
+        divisors=divisors("long_factor"),
+        short_divisors=divisors("short_factor"),
+    )
+
+
+def yarn_scale(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
+    """Return YaRN's factor of cosines and sines; 0 for ``mscale`` or ``mscale_all_dim`` means not given."""
 
     def scale_for(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -193,6 +235,7 @@ def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
 
 def _frequencies(config: RopeConfig) -> Array:
     """Return the scaled frequencies, float32 ``[dim / 2]``; for *dynamic*, those before scaling."""
+    assert config.kind != "longrope", "expected one list of divisors, see RopeConfig.for_context"
     plain = _inverse_powers(config.theta, _exponents(config))
     if config.kind == "linear":
         return plain / np.float32(config.factor)

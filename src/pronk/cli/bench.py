@@ -103,7 +103,7 @@ def plan(
 
 @shares(load=model_options, make_plan=plan, without=("model", "drafter"))
 def bench(
-    context: typer.Context,
+    command: typer.Context,
     load: "partial[LLM]",
     make_plan: "partial[Plan]",
     *,
@@ -153,7 +153,7 @@ def bench(
         msg = "resume: expected --trace FILE with it, found none; name the trace to continue"
         raise OptionError(msg)
     if replay is not None:
-        _refuse_ignored(context)
+        _refuse_ignored(command)
         from pronk.bench.records import read_trace
 
         outputs.deliver(read_trace(replay))
@@ -192,9 +192,9 @@ def bench(
         raise PromptError(msg)
 
 
-def _refuse_ignored(context: typer.Context) -> None:
+def _refuse_ignored(command: typer.Context) -> None:
     """Raise OptionError if the command line has an option that ``--replay`` would ignore."""
-    for name in given_options(context):
+    for name in given_options(command):
         if name not in _REPLAY_OPTIONS:
             msg = f"replay: expected only options of the output, found --{name.replace('_', '-')}"
             raise OptionError(msg)

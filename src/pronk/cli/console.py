@@ -49,22 +49,37 @@ class TerminalOutput:
         self._stats = self._err.is_terminal if stats is None else stats
         self.color_drafts = color_drafts
         self._fresh_line = True
+        self._in_thoughts = False  # whether the text printed last is a thought
 
     @property
     def interactive(self) -> bool:
         """Whether standard output is a terminal."""
         return self._out.is_terminal
 
-    def write(self, text: str, *, drafted: bool = False) -> None:
-        """Print a piece of generated text; ``drafted``: whether it is an accepted draft token."""
-        self._write(text, _DRAFTED if drafted and self.color_drafts else _PLAIN)
+    def write(self, text: str, *, drafted: bool = False, is_thought: bool = False) -> None:
+        """Print a piece of generated text.
+
+        Args:
+            text: the piece.
+            drafted: whether it is an accepted draft token.
+            is_thought: whether it is a thought: dimmed on a terminal, elsewhere between two tags.
+        """
+        if is_thought != self._in_thoughts:
+            tags = ("", "\n\n") if self.interactive else ("<think>\n", "\n</think>\n\n")
+            self._write(tags[0] if is_thought else tags[1], _PLAIN)
+            self._in_thoughts = is_thought
+        style = _DRAFTED if drafted and self.color_drafts else _PLAIN
+        self._write(text, style + _DIM if is_thought else style)
 
     def echo(self, prompt: str) -> None:
         """Print the prompt, dimmed."""
         self._write(prompt, _DIM)
 
     def end_line(self) -> None:
-        """Start a new line unless the cursor is at the start of one."""
+        """Start a new line unless the cursor is at the start of one; end thoughts that were cut off."""
+        if self._in_thoughts and not self.interactive:
+            self._write("\n</think>", _PLAIN)
+        self._in_thoughts = False
         if not self._fresh_line:
             self._write("\n", _PLAIN)
 

@@ -73,7 +73,7 @@ def generate(
 
 @shares(load=model_options, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
 def chat(
-    context: typer.Context,
+    command: typer.Context,
     load: Callable[[Progress | None], "LLM"],
     request: Callable[[], "SamplingParams"],
     *,
@@ -109,7 +109,7 @@ def chat(
     llm, params = prepare(load, request, screen)
     options = thinking_options(None, thinking)
     llm.chat_ids([{"role": "user", "content": "?"}], template_options=options)  # raises if there is no chat template
-    session = ChatSession(llm, params, screen, system=system, given=given_options(context), template_options=options)
+    session = ChatSession(llm, params, screen, system=system, given=given_options(command), template_options=options)
     session.run()
 
 

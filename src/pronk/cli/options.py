@@ -153,6 +153,15 @@ def model_options(
             metavar="on|off|FOLDER",
         ),
     ] = "off",
+    context: Annotated[
+        int | None,
+        _model(
+            "Maximum number of tokens of a text, prompt and output. It selects the rotations of models with longrope, "
+            "such as Phi-4-mini.",
+            show_default="that of the model",
+            min=1,
+        ),
+    ] = None,
     kv_memory: Annotated[
         str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="fitted to the model")
     ] = None,
@@ -168,8 +177,13 @@ def model_options(
         ),
     ] = None,
     prompt_cache_size: Annotated[
-        str, _model("Maximum size of the prompt cache; beyond, the least recently used prompts are deleted.")
-    ] = "4GiB",
+        str | None,
+        _model(
+            "Maximum size of the prompt cache; beyond, the least recently used prompts are deleted.",
+            metavar="SIZE",
+            show_default="4GiB",
+        ),
+    ] = None,
     threads: Annotated[
         int | None, _model("Number of threads to compute with.", show_default="number of cores", min=1)
     ] = None,

@@ -14,11 +14,14 @@ from pronk.cli.console import TerminalOutput, stats_line
 from pronk.engine.stats import Stats
 from pronk.errors import OptionError, PronkError
 from pronk.files.atomic import write_json
+from pronk.tokenization.chat.calls import CallPart
+from pronk.tokenization.chat.thoughts import Thought
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
     from pronk.outputs import Completion
     from pronk.sampling.params import SamplingParams
+    from pronk.tokenization.chat.answers import Part
     from pronk.tokenization.chat.messages import TemplateOptions
 
 __all__ = ["ChatSession"]
@@ -134,36 +137,50 @@ class ChatSession:
             self._screen.note(f"error: {error}")
 
     def _answer(self, line: str) -> None:
-        """Stream the answer and append its shown part to the conversation, even if it was interrupted."""
+        """Stream the answer and append its shown text to the conversation, even if it was interrupted."""
         conversation, shown = self._messages, list[str]()
         try:
             conversation = self._fit([*self._messages, {"role": "user", "content": line}])
             messages, options = [*self._system_message, *conversation], self._template_options
+            answers = self._llm.request_factory.answer_format
+            reader = answers.reader((), opened=answers.opened_by(self._chat_ids(conversation)))
             for piece in self._llm.stream_chat(messages, self._params, template_options=options):
-                self._screen.write(piece.text, drafted=piece.guessed)
-                shown.append(piece.text)
+                parts = reader.push(piece.text, piece.token_id)
+                for part in [*parts, *reader.flush()] if piece.completion is not None else parts:
+                    shown.append(self._show(part, drafted=piece.guessed))
                 if piece.completion is not None:
                     self._finish(piece.completion)
         except KeyboardInterrupt:
             self._screen.end_line()
             self._screen.note("stopped")
+        finally:
+            self._screen.end_line()
         if shown:
             self._messages = [*conversation, {"role": "assistant", "content": "".join(shown)}]
+
+    def _show(self, part: Part, *, drafted: bool) -> str:
+        """Print a part of the answer; return its text, which is empty for thoughts: later prompts lack them."""
+        assert not isinstance(part, CallPart)  # no tools
+        if isinstance(part, Thought):
+            self._screen.write(part.text, drafted=drafted, is_thought=True)
+            return ""
+        self._screen.write(part, drafted=drafted)
+        return part
 
     def _fit(self, conversation: list[Message]) -> list[Message]:
         """Drop the oldest turns until the rest and an answer of ``max_tokens`` fit into the model's context."""
         limit = self._llm.config.context - self._params.max_tokens
         forgotten = 0
-        while len(conversation) > 1 and self._num_tokens(conversation) > limit:
+        while len(conversation) > 1 and len(self._chat_ids(conversation)) > limit:
             conversation = conversation[2:]  # without the oldest question and its answer
             forgotten += 1
         if forgotten:
             self._screen.note(f"the context is full: forgot the oldest {forgotten} of {len(self._messages) // 2} turns")
         return conversation
 
-    def _num_tokens(self, conversation: list[Message]) -> int:
+    def _chat_ids(self, conversation: list[Message]) -> list[int]:
         messages = [*self._system_message, *conversation]
-        return len(self._llm.chat_ids(messages, template_options=self._template_options))
+        return self._llm.chat_ids(messages, template_options=self._template_options)
 
     def _finish(self, completion: Completion) -> None:
         self._screen.end_line()

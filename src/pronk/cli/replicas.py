@@ -54,7 +54,7 @@ class ReplicaOptions:
             from pronk.replicas.dispatcher import Dispatcher, ModelReader
 
             with deploy(plan) as deployed:
-                reader = ModelReader(path, options["drafter"], deployed.about())
+                reader = ModelReader(path, options["drafter"], deployed.about(), context=options["context"])
                 yield Dispatcher(reader, deployed, max_requests=max_requests)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""``pronk serve``: OpenAI-compatible server."""
+"""``pronk serve``: server for clients of OpenAI and Anthropic."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -72,7 +72,7 @@ def serve(
     max_connections: Annotated[int, _limit("Maximum number of open connections.", min=1)] = 512,
     timeout: Annotated[float, _limit("Seconds from the arrival of a request to its end.", min=1.0)] = 600.0,
 ) -> None:
-    r"""Serve the model to OpenAI clients, with a chat page at /.
+    r"""Serve the model to clients of OpenAI and Anthropic, with a chat page at /.
 
     [bold]Examples[/]
 
@@ -82,7 +82,7 @@ def serve(
 
     pronk serve --replicas 2
 
-    curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def fib(n):"}'
+    curl http://localhost:8000/v1/completions -d '{"prompt": "def fib(n):"}'
     """
     from pronk.cli.console import TerminalOutput
 

@@ -212,7 +212,9 @@ class Engine:
     def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Array]:
         text, digests = [*prompt, trees[0].tokens[0]], list[bytes]()
         block_table = self.cache.match_prefix(text, b"", digests) or BlockTable()
-        self.scheduler.load_blocks(block_table, text, b"", digests)
+        for _ in self.scheduler.disk_reads.load(block_table, text, b"", digests):
+            pass
+        self.scheduler.release_outside_window(block_table)
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
             self.scheduler.reserve(block_table, block_table.length + len(tree))
@@ -244,7 +246,7 @@ class Engine:
         result = self._forward(steps)
         verified = [self._verify(step, result.job_result(number)) for number, step in enumerate(steps)]
         outcomes = self._commit(verified)
-        self.speculator.update(steps, outcomes, result.context, start_time)
+        self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
 
     def _forward(self, steps: Sequence[RequestStep]) -> ForwardResult:
         layers = frozenset(layer for step in steps for layer in step.request.capabilities.hidden)

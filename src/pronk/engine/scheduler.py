@@ -21,6 +21,7 @@ from itertools import count
 from time import perf_counter
 from typing import NamedTuple
 
+from pronk.engine.disk_reads import DiskReads
 from pronk.engine.fair_share import FairShare
 from pronk.engine.request import AdmissionRefusal, Request
 from pronk.errors import CacheFullError, DeadlineError
@@ -64,9 +65,13 @@ class Scheduler:
     running: list[Request] = field(default_factory=list)  # sorted by priority, then by first start
     preempted: list[Request] = field(default_factory=list)  # requests preempted by the last ``schedule``
     fair_share: FairShare = field(default_factory=FairShare)
+    disk_reads: DiskReads = field(init=False)  # requests of which blocks are being read from disk
     _arrivals: Iterator[int] = field(default_factory=count)
     _starts: Iterator[int] = field(default_factory=count)
     _reserve_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.disk_reads = DiskReads(self.cache, self.costs)
 
     def add(self, request: Request) -> None:
         """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
@@ -82,11 +87,14 @@ class Scheduler:
         self.preempted.clear()
         for request in self.running:
             self._charge_tenant(request)
+        self.disk_reads.read_parts()
         self._admit()
+        while self.disk_reads.all_wait(self.running):
+            self.disk_reads.read_parts()
         tokens_by_request: dict[Request, int] = {}  # values: number of pending tokens to compute
         num_decoding = sum(request.num_pending == 1 for request in self.running)
         prefill_left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
-        for request in [*self.running]:
+        for request in [each for each in self.running if not self.disk_reads.is_reading(each)]:
             pending = request.num_pending
             tokens = 1 if pending == 1 else min(pending, prefill_left)
             if not request.ended and tokens and self._allocate(request, tokens, tokens_by_request):
@@ -103,6 +111,7 @@ class Scheduler:
         if queue is None:
             return False
         queue.remove(request)
+        self.disk_reads.stop(request)
         self.cache.release(request.block_table)
         self._charge_tenant(request)
         self.fair_share.leave(request.tenant)
@@ -125,14 +134,6 @@ class Scheduler:
         All blocks of the target are allocated here. Raises ``CacheFullError`` if too few are free.
         """
         self.cache.prepare(block_table, num_tokens)
-
-    def load_blocks(self, block_table: BlockTable, tokens: Sequence[int], salt: bytes, digests: list[bytes]) -> int:
-        """Read the blocks after a cached prefix from disk if that is faster; return the number of tokens."""
-        if self.cache.prompt_cache is None:
-            return 0
-        loaded = self.cache.prompt_cache.load(block_table, tokens, salt, digests, self.costs.prompt_row)
-        self.release_outside_window(block_table)
-        return loaded
 
     def release_outside_window(self, block_table: BlockTable) -> None:
         """Release the blocks whose tokens have left the attention window."""
@@ -172,7 +173,7 @@ class Scheduler:
                 return
             if request.start_order is None:
                 request.start_order = next(self._starts)
-                self.fair_share.serve(request.tenant, prefilled=request.num_pending)
+                self.fair_share.serve(request.tenant, prefilled=self.disk_reads.num_to_compute(request))
             self.waiting.remove(request)
             bisect.insort(self.running, request, key=_start_order)
 
@@ -203,10 +204,8 @@ class Scheduler:
         ):
             self._preempt(lower_priority.pop())
         self._reserve_all_blocks(request)
-        if not request.computes_prompt_logprobs:
-            table, tokens = request.block_table, request.tokens
-            request.stats.disk_tokens += self.load_blocks(table, tokens, request.salt, request.digests)
-        request.stats.cached_tokens += request.block_table.length
+        self.disk_reads.start(request)
+        self.release_outside_window(request.block_table)
         return True
 
     def _is_still_refused(self, request: Request, lower_priority: Sequence[Request]) -> bool:
@@ -282,6 +281,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
+        self.disk_reads.stop(request)
         self.preempted.append(request)
         request.digests = max(request.digests, request.block_table.digests, key=len)
         self.cache.release(request.block_table)

@@ -60,6 +60,11 @@ class Executor(Protocol):
         """Seconds spent so far on communication with worker processes."""
         ...
 
+    @property
+    def num_experts_read(self) -> int:
+        """Number of experts read so far by mixtures of experts, over all layers and forward passes."""
+        ...
+
     def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         """Run a range of layers on the input ``rows``, ``[rows, hidden]``; ``None``: the token embeddings.
 

@@ -27,7 +27,7 @@ class LayerExecutor:
 
     def __init__(self, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None) -> None:
         self.decoder, self.cache, self.cross_source = decoder, cache, cross_source
-        self.communication_seconds = 0.0
+        self.communication_seconds, self.num_experts_read = 0.0, 0
         self._programs: dict[tuple[object, ...], Program] = {}
         self._version = (-1, -1)
         # RoPE tables of self-attention and, if there is a source, of cross-attention, by the numbers in programs.
@@ -53,6 +53,7 @@ class LayerExecutor:
         if layer_range.collect:
             collected = np.empty((len(layer_range.collect), count, size), self.cache.dtype)
         program.run(packed, x, logits, collected)
+        self.num_experts_read += packed.touched.value
         outputs = {} if collected is None else dict(zip(layer_range.collect, collected, strict=True))
         return x, outputs, logits
 

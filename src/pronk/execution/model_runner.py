@@ -29,6 +29,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.program import CrossAttentionSource
+from pronk.models.weights import expert_costs
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.sampling.stateless import Logits
 from pronk.speculation.cost_model import CostCurve, CostModel
@@ -50,6 +51,8 @@ class ForwardResult(NamedTuple):
     context: int  # number of committed tokens in the cache, over all jobs
     # Per job: maps the index of a row of logits to the token that a worker process sampled from it; may be empty.
     sampled: Sequence[Mapping[int, int]] = ()
+    # Experts that the pass read, relative to a pass of one row; ``None`` without experts, or if it is not known
+    touched: float | None = None
 
     def job_result(self, index: int) -> JobResult:
         """Return the result of one job, by its index in the list of jobs."""
@@ -81,7 +84,8 @@ class ModelRunner:
         self.decoder = decoder
         self.cache = cache
         self.clock = clock
-        self.cost_model = CostModel()
+        mixture = decoder.config.mixture
+        self.cost_model = CostModel() if mixture is None else CostModel(*expert_costs(decoder))
         self.early_tokens = EarlyTokensByTable()  # tokens whose first layers a drafter has computed in this step
         self.dtype = cache.dtype
         self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
@@ -98,6 +102,7 @@ class ModelRunner:
                 drafter has already computed the layer.
         """
         start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
+        num_read_before = self._executor.num_experts_read
         early_layers = {job.segment.early.num_layers for job in jobs if job.segment.early is not None}
         rows: list[Array | None] = [None] * len(jobs)
         hidden: dict[int, list[Array]] = {}
@@ -110,8 +115,15 @@ class ModelRunner:
         for projection in projections:
             outputs = [np.concatenate(hidden[layer]) for layer in projection.layers]
             self.cache.write_projection(projection, self._slots(jobs), projection.project(outputs))
+        mixture, num_read = self.decoder.config.mixture, self._executor.num_experts_read - num_read_before
         seconds = self.clock() - start_time
-        return ForwardResult(split_rows(logits, [len(job.logits_nodes) for job in jobs]), hidden, seconds, context)
+        return ForwardResult(
+            split_rows(logits, [len(job.logits_nodes) for job in jobs]),
+            hidden,
+            seconds,
+            context,
+            touched=None if mixture is None else num_read / mixture.read_by_row,
+        )
 
     def early_rows(self, block_table: BlockTable, tree: TokenTree, hidden: Sequence[int]) -> EarlyRows | None:
         """Return the leading nodes of ``tree`` whose first layers a drafter has computed, or ``None``.
@@ -186,11 +198,17 @@ class ModelRunner:
         return num_passes
 
     def record_duration(
-        self, jobs: Sequence[ForwardJob], context: int, seconds: float, *, plain: bool | None = None
+        self,
+        jobs: Sequence[ForwardJob],
+        context: int,
+        seconds: float,
+        *,
+        plain: bool | None = None,
+        touched: float | None = None,
     ) -> None:
         """Record the duration of a forward pass over ``jobs``, or of a step without its time in drafters.
 
-        ``plain`` is that of :meth:`CostModel.learn`.
+        ``plain`` and ``touched`` are those of :meth:`CostModel.learn`.
         """
         rows = sum(len(job.segment.tree) - job.segment.num_computed for job in jobs)
         num_unread = sum(job.logits_nodes.start for job in jobs)
@@ -198,7 +216,9 @@ class ModelRunner:
         if num_unread > _MAX_CHAIN_ROWS * len(jobs):
             self.cost_model.learn_prompt(rows, seconds)
         elif fraction is not None:
-            self.cost_model.learn(rows, context, seconds, plain=plain, early=fraction)
+            self.cost_model.learn(
+                rows, context, seconds, plain=plain, early=fraction, touched=None if fraction else touched
+            )
 
     def costs_for(self, jobs: Sequence[ForwardJob], costs: CostCurve) -> CostCurve:
         """Return ``costs``, a cost curve for all layers, without the layers that drafters have computed."""

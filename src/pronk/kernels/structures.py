@@ -61,6 +61,8 @@ class COp(Structure):
         ("table_type collected", c_int32),
         ("scale cap query_growth", c_float),
         ("query_period rope_dim", c_int32),
+        ("sinks", c_void_p),
+        ("mixing experts per_row normalized", c_int32),
     )
 
 
@@ -84,7 +86,7 @@ class CForward(Structure):
         ("stream", c_void_p),
         ("rope", c_void_p * NUM_ROPE_TABLES),
         ("rope_by_row", c_int32 * NUM_ROPE_TABLES),
-        ("wanted logits collected", c_void_p),
+        ("wanted logits collected touched", c_void_p),
     )
 
 

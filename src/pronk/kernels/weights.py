@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.quantization.formats.matrix import QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
 
-__all__ = ["CodedRows", "PackedMatrix", "pack"]
+__all__ = ["CodedRows", "PackedMatrix", "join", "pack"]
+
+Matrix = TypeVar("Matrix")
 
 _NO_MINIMA, _MINIMA, _ZEROS = range(3)  # values of ``pronk_weights.minima``
 
@@ -159,6 +162,26 @@ def pack(
         packed_bias = _pack_bias(bias.astype(np.float32), unit, blocks, gated=gated)
         struct.bias = packed_bias.ctypes.data
     return PackedMatrix(kernels, struct, data, packed_bias, order)
+
+
+def join(matrices: Sequence[Matrix]) -> list[Matrix]:
+    """Move the data of packed matrices into one allocation with huge pages; return others as they are.
+
+    Small matrices, such as those of experts, would have small pages, and be slow to read.
+    """
+    packed = [each for each in matrices if isinstance(each, PackedMatrix)]
+    if len(packed) < len(matrices):
+        return list(matrices)
+    sizes = [ceil(each.data.nbytes / 64) * 64 for each in packed]
+    memory, moved, start = mapped_zeros((sum(sizes),), np.dtype(np.uint8)), list[Any](), 0
+    for each, size in zip(packed, sizes, strict=True):
+        data = memory[start : start + each.data.nbytes].view(each.data.dtype).reshape(each.data.shape)
+        data[:] = each.data
+        struct = CWeights.from_buffer_copy(each.struct)
+        struct.data = data.ctypes.data
+        moved.append(replace(each, struct=struct, data=data))
+        start += size
+    return moved
 
 
 def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Array) -> Array:

@@ -8,7 +8,7 @@ kernels fix the order of every sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PromptCache"]
 
-_READ_BYTES = 16 << 20  # bytes of blocks per read; bounds the memory for their copies
+_READ_BYTES = 16 << 20  # bytes of blocks per read; bounds the memory for their copies, and the time of a part
 
 
 class PromptCache:
@@ -47,14 +47,13 @@ class PromptCache:
     def store_blocks(self, block_table: BlockTable) -> None:
         """Copy the full blocks of a table that are not on disk yet, and queue the copies for the writer.
 
-        Blocks for which the queue has no room are copied in a later call. The first call for a table also records that
-        the blocks of its text have been used.
+        Blocks for which the queue has no room are copied in a later call. Calls that find more blocks of the table's
+        text on disk also record that these have been used.
         """
         table, digests, size = block_table, block_table.digests, self._block_bytes
         if table.num_stored >= len(digests) or not self.store.has_room(size):
             return
-        is_first = not table.num_stored
-        keys, new = self._keys(digests), dict[int, bytes]()
+        before, keys, new = table.num_stored, self._keys(digests), dict[int, bytes]()
         while table.num_stored < len(digests):
             number = table.num_stored
             if number >= table.num_released and not self.store.is_known(keys[number]):
@@ -62,7 +61,7 @@ class PromptCache:
                     break
                 new[number] = self._cache.read_block(table.blocks[number - table.num_released])
             table.num_stored += 1
-        if new or is_first:
+        if table.num_stored > before:
             self.store.write(keys[: table.num_stored], new)
 
     def load(
@@ -72,8 +71,10 @@ class PromptCache:
         salt: bytes,
         digests: list[bytes],
         seconds_per_token: float | None,
-    ) -> int:
-        """Read the blocks after a table's cached prefix from disk; return the number of tokens read.
+    ) -> Iterator[int]:
+        """Read the blocks after a table's cached prefix from disk, in parts that extend the table.
+
+        Blocks of a sliding window are one part, because none is of use without the others.
 
         Args:
             block_table: table whose committed tokens, if any, are the cached prefix.
@@ -81,10 +82,13 @@ class PromptCache:
             salt: tenant's salt.
             digests: digests of the text's first blocks, in which computed ones are appended.
             seconds_per_token: measured duration of computing a token of a prompt; ``None`` if unknown.
+
+        Yields:
+            After each part but the last: the number of tokens that are left to read.
         """
         cache, size, length = self._cache, self._cache.block_size, block_table.length
         if length % size or cache.prefix_cache is None:  # a fork of another sample's table, which has the whole prompt
-            return 0
+            return
         first = length // size
         keys = self._keys(cache.prefix_cache.extend_digests(tokens, salt, digests))
         stop = first + self.store.count_leading(keys[first:])
@@ -92,21 +96,28 @@ class PromptCache:
         if window is not None:  # blocks that have left the attention window are not needed
             start = max(first, (stop * size - window + 1) // size)
         if stop == first or not self._pays(stop - start, (stop - first) * size, seconds_per_token):
-            return 0
+            return
         if start > first:
             cache.release(block_table)
             block_table.num_released, block_table.length = start, start * size
-        reached = start
-        if cache.allocator.num_missing(block_table, stop * size) <= cache.allocator.num_free:
-            cache.prepare(block_table, stop * size)
-            reached = self._read(block_table, tokens, keys, start, stop)
-        if start > first and reached < stop:  # a part of the window is missing
-            cache.release(block_table)
-            return 0
-        block_table.length = reached * size
-        cache.cache_blocks(block_table, tokens, salt)
-        self.num_hits += reached > first
-        return max(0, reached - first) * size
+        count = stop - start if start > first else self._blocks_per_read
+        before, seconds = self._seconds_per_block, 0.0
+        for begin in range(start, stop, count):
+            end, start_time = min(begin + count, stop), perf_counter()
+            reached = self._read(block_table, tokens, keys, begin, end)
+            if start > first and reached < stop:  # a part of the window is missing
+                cache.release(block_table)
+                return
+            block_table.length = reached * size
+            cache.cache_blocks(block_table, tokens, salt)
+            self.num_hits += begin == start and reached > start
+            if reached < end:
+                return
+            seconds += perf_counter() - start_time
+            per_block = seconds / (end - start)
+            self._seconds_per_block = per_block if before is None else (before + per_block) / 2
+            if end < stop:
+                yield (stop - end) * size
 
     def close(self) -> None:
         """Write what is queued and end the writer."""
@@ -115,20 +126,21 @@ class PromptCache:
     def _read(
         self, block_table: BlockTable, tokens: Sequence[int], keys: Sequence[bytes], start: int, stop: int
     ) -> int:
-        """Read blocks ``start .. stop - 1`` of a text; return the number of the first one that is missing."""
-        cache, size = self._cache, self._cache.block_size
-        count, start_time = max(1, min(500, _READ_BYTES // self._block_bytes)), perf_counter()
-        number = start
-        for begin in range(start, stop, count):
-            for content in self.store.read(keys[begin : min(begin + count, stop)]):
+        """Read blocks ``start .. stop - 1`` of a text; return the number of the first one that is missing.
+
+        Without room in memory for all of them, none is read.
+        """
+        cache, size, number = self._cache, self._cache.block_size, start
+        if cache.allocator.num_missing(block_table, stop * size) > cache.allocator.num_free:
+            return start
+        cache.prepare(block_table, stop * size)
+        for begin in range(start, stop, self._blocks_per_read):
+            for content in self.store.read(keys[begin : min(begin + self._blocks_per_read, stop)]):
                 if content is None or len(content) != self._block_bytes:
                     return number
                 block = block_table.blocks[number - block_table.num_released]
                 cache.write_block(block, content, tokens[number * size : (number + 1) * size])
                 number += 1
-        seconds = (perf_counter() - start_time) / (stop - start)
-        before = seconds if self._seconds_per_block is None else self._seconds_per_block
-        self._seconds_per_block = (before + seconds) / 2
         return number
 
     def _pays(self, num_read: int, num_saved: int, seconds_per_token: float | None) -> bool:
@@ -143,6 +155,10 @@ class PromptCache:
             return True
         self._seconds_per_block *= 0.9
         return False
+
+    @property
+    def _blocks_per_read(self) -> int:
+        return max(1, min(500, _READ_BYTES // self._block_bytes))
 
     @property
     def _block_bytes(self) -> int:

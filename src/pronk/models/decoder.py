@@ -10,32 +10,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.arrays import Array
 from pronk.kernels.library import Kernels
 from pronk.models.backend import Backend
-from pronk.models.linear import Linear, Norm, StackedLinear, WeightLayout
+from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
 from pronk.models.program import Program
 
 __all__ = ["Decoder", "Layer"]
 
 
 class Layer:
-    """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded."""
+    """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
+
+    With ``mixture``, the MLP is a mixture of experts, which the router chooses.
+    """
 
     attention_norm: Norm | None = None
     qkv: Linear | StackedLinear
     q_norm: Norm | None = None  # norm of each query head, or of all of them
     k_norm: Norm | None = None  # norm of each key head, or of all of them
+    sinks: Array | None = None  # score of each head that takes part in its softmax alone
     out: Linear
     attention_output_norm: Norm | None = None
     mlp_norm: Norm | None = None
-    up: Linear  # gate and up projection, if the MLP is gated
-    down: Linear
+    router: Linear | None = None
+    up: Linear | Experts  # gate and up projection, if the MLP is gated
+    down: Linear | Experts
     mlp_output_norm: Norm | None = None
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
         self.config = config
+        if mixture is not None:
+            self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
+            self.down = Experts(mixture, WeightLayout(), gathers=True)
 
     def compile(self, program: Program, index: int) -> None:
         """Append the layer's operations to a program; ``index`` is its layer number (from 0) in the KV cache."""
@@ -43,15 +51,21 @@ class Layer:
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return how to pack the linear layer ``name``: ``qkv``, ``out``, ``up`` or ``down``."""
+        """Return how to pack the linear layer ``name``: ``qkv``, ``out``, ``up``, ``down`` or ``router``."""
         if name == "qkv":
             return WeightLayout(unit=None if self.config.whole_qk_norm else self.config.head_dim)
-        return WeightLayout(gated=self.config.gated and name == "up")
+        return WeightLayout(gated=self.config.gated and name == "up", exact=name == "router")
 
     def linears(self) -> Iterator[Linear]:
         """Yield the linear layers with one matrix each."""
         for value in vars(self).values():
-            if isinstance(value, Linear | StackedLinear):
+            if isinstance(value, Linear | StackedLinear | Experts):
+                yield from value.parts
+
+    def experts(self) -> Iterator[Linear]:
+        """Yield the linear layers of experts."""
+        for value in (self.up, self.down):
+            if isinstance(value, Experts):
                 yield from value.parts
 
 
@@ -77,7 +91,7 @@ class Decoder:
         self.table: Linear | None = None
         self.positions: Array | None = None
         self.stored_bytes: int | None = None
-        self.layers = [Layer(layer_config or config) for _ in range(config.num_layers)]
+        self.layers = [Layer(layer_config or config, config.mixture_of(index)) for index in range(config.num_layers)]
 
     @property
     def kernels(self) -> Kernels | None:

@@ -7,6 +7,7 @@ tensor of a GGUF file, quantized or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,15 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, as_bytes
 from pronk.errors import CheckpointError
 from pronk.models.checkpoint import AnyCheckpoint
-from pronk.models.families import FAMILY_NAMES, GGUF_NAMES, CheckpointTensor, DecoderPart, FamilyNames
+from pronk.models.families import (
+    FAMILY_NAMES,
+    FUSED_EXPERTS,
+    GGUF_FUSED_NAMES,
+    GGUF_NAMES,
+    CheckpointTensor,
+    DecoderPart,
+    FamilyNames,
+)
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
@@ -28,7 +37,13 @@ _COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
     """Return the tensor names to expect: those of GGUF files, or those of the model family."""
-    return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
+    if isinstance(checkpoint, GgufCheckpoint):
+        return GGUF_FUSED_NAMES if "blk.0.attn_qkv.weight" in checkpoint else GGUF_NAMES
+    names = FAMILY_NAMES[config.family]
+    per_expert = "{}" in names.layer.get("experts.up", ("",))[0]
+    if per_expert and any(name.endswith(FUSED_EXPERTS["experts.up"]) for name in checkpoint):
+        return replace(names, layer={**names.layer, **FUSED_EXPERTS})
+    return names
 
 
 class Inventory:
@@ -71,12 +86,17 @@ class Inventory:
 
     def nbytes(self, part: DecoderPart) -> int:
         """Return the size of all tensors of a part in the file, in bytes."""
-        tensors = [self._tensors_of_weight.get(source.name, {"": source.name}).values() for source in part.tensors]
-        return sum(self.checkpoint.nbytes(self._stored_name[name]) for names in tensors for name in names)
+        return sum(self._nbytes(source) for source in part.tensors)
+
+    def _nbytes(self, source: CheckpointTensor) -> int:
+        names = self._tensors_of_weight.get(source.name, {"": source.name}).values()
+        size = sum(self.checkpoint.nbytes(self._stored_name[name]) for name in names)
+        return size if source.expert is None else size // source.shape[0]
 
     def tensor(self, source: CheckpointTensor) -> Array:
         """Return an unquantized tensor as a view of the mapped file."""
-        return self.checkpoint.tensor(self._stored_name[source.name])
+        found = self.checkpoint.tensor(self._stored_name[source.name])
+        return found if source.expert is None else found[source.expert]
 
     def is_quantized(self, source: CheckpointTensor) -> bool:
         """Return whether a matrix is quantized in the checkpoint."""
@@ -100,6 +120,8 @@ class Inventory:
         stored = {key: self._stored_name[name] for key, name in self._tensors_of_weight[source.name].items()}
         try:
             tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
+            if source.expert is not None:
+                tensors = {key: tensor[source.expert] for key, tensor in tensors.items()}
             return self._quantized[source.name].read(tensors, codes)
         except CheckpointError as error:
             msg = f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}: {error}"
@@ -146,9 +168,12 @@ def _quantized_weights(
 ) -> dict[str, StoredWeight]:
     """Return how linear layers' quantized weights are stored, by name without the family's prefix."""
     # Patterns of module names in quantization_config match names with the prefix, if the checkpoint has it.
-    prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
+    layers = (name for name in checkpoint if names.canonical(name).startswith(f"{names.layers}."))
+    prefix = next((name.removesuffix(names.canonical(name)) for name in layers), "")
     weights = {}
     for module, tensor in _linear_modules(names, parts, prefix):
+        if module.experts and scheme.name != "mxfp4":
+            continue  # other formats have matrices only
         try:
             weight = scheme.weight(module)
         except CheckpointError as error:
@@ -165,9 +190,13 @@ def _linear_modules(
     for part in parts:
         for tensor in part.weight if part.kind == "linear" else ():
             name, is_head = _module_of(tensor.name), _module_of(tensor.name) == names.head
-            outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
+            shape = tensor.shape[-2:]
+            outputs, inputs = shape[::-1] if part.transposed else shape
             stored_name = name if is_head else prefix + name
-            yield LinearModule(stored_name, outputs, inputs, head=is_head, transposed=part.transposed), tensor
+            module = LinearModule(stored_name, outputs, inputs, head=is_head, transposed=part.transposed)
+            if tensor.expert is not None:
+                module = module._replace(name=prefix + tensor.name, experts=tensor.shape[0])
+            yield module, tensor
 
 
 def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:

@@ -7,22 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig, default_query_scale
+from pronk.architecture.config import MixtureConfig, ModelConfig, default_query_scale
 from pronk.arrays import Array, DType
 from pronk.kernels.library import TYPES, Kernels
-from pronk.kernels.structures import CDraftChain, COp
+from pronk.kernels.structures import CDraftChain, COp, CWeights
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
 from pronk.kv_cache.paged import PagedCache
+from pronk.models.linear import Experts
 from pronk.models.program import CrossAttentionSource, Program, ProgramRows, output_range
 
 __all__ = ["KernelProgram"]
 
-_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)  # kinds of operations (``pronk_kind``)
-_STREAM, _A, _B, _LOGITS = range(4)  # buffers that an operation reads or writes (``pronk_buffer``)
-_BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
+_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE = range(7)  # kinds of operations (``pronk_kind``)
+_STREAM, _A, _B, _LOGITS, _SCORES = range(5)  # buffers that an operation reads or writes (``pronk_buffer``)
+_BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}
+_SPREAD, _GATHER = 1, 2  # ``pronk_mixing``
 _RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms (``pronk_norm_kind``); 0 means no norm
-_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4}
 
 
 class KernelProgram(Program):
@@ -99,9 +101,12 @@ class KernelProgram(Program):
             op.q_norm, op.k_norm = (self._keep_alive(norm.weight) for norm in head_norms)
         return op
 
-    def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
+    def attend(
+        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
+    ) -> None:
         """Implement :meth:`Program.attend`."""
         op = self._append(_ATTEND)
+        op.sinks = self._keep_alive(None if sinks is None else sinks.astype(np.float32))
         op.heads, op.kv_heads, op.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         op.window = config.windows[layer] or 0 if config.windows else 0
         op.cross = int(cross)
@@ -128,15 +133,26 @@ class KernelProgram(Program):
         op.input, op.output = _BUFFERS[source], _BUFFERS[to]
         op.residual, op.wanted = int(residual), int(only_logits_rows)
         op.activation = _ACTIVATIONS[activation]
-        self._set_weights(op, linear)
+        if isinstance(linear, Experts):
+            self._set_mixture(op, linear.mixture)
+            op.mixing = _GATHER if linear.gathers else _SPREAD
+            self._set_experts(op, linear)
+        else:
+            self._set_weights(op, linear)
         if norm is not None:
             self._set_norm(op, norm)
 
-    def norm(self, norm: Any, *, source: str = "stream", residual: bool = False, scale: float = 1.0) -> None:
+    def norm(
+        self, norm: Any, *, source: str = "stream", to: str = "stream", residual: bool = False, scale: float = 1.0
+    ) -> None:
         """Implement :meth:`Program.norm`."""
         op = self._append(_NORM)
-        op.input, op.residual, op.scale = _BUFFERS[source], int(residual), scale
+        op.input, op.output, op.residual, op.scale = _BUFFERS[source], _BUFFERS[to], int(residual), scale
         self._set_norm(op, norm)
+
+    def route(self, mixture: MixtureConfig) -> None:
+        """Implement :meth:`Program.route`."""
+        self._set_mixture(self._append(_ROUTE), mixture)
 
     def store_hidden(self, layer: int) -> None:
         """Implement :meth:`Program.store_hidden`."""
@@ -189,6 +205,16 @@ class KernelProgram(Program):
         assert isinstance(packed, PackedMatrix), "expected weights packed for the kernels, found plain ones"
         self._kept_alive.append(packed)
         op.w = ctypes.pointer(packed.struct)
+
+    def _set_experts(self, op: COp, experts: Experts) -> None:
+        packed = [linear.packed for linear in experts.parts]
+        structs = (CWeights * len(packed))(*[each.struct for each in packed if isinstance(each, PackedMatrix)])
+        self._kept_alive += [packed, structs]
+        op.w = ctypes.cast(structs, ctypes.POINTER(CWeights))
+
+    @staticmethod
+    def _set_mixture(op: COp, mixture: MixtureConfig) -> None:
+        op.experts, op.per_row, op.normalized = mixture.experts, mixture.per_row, int(mixture.normalized)
 
     def _set_norm(self, op: COp, norm: Any) -> None:
         op.norm, op.eps = (_RMS_NORM if norm.bias is None else _LAYER_NORM), norm.eps

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.arrays import BFLOAT16, FLOAT32, Array
 from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
+from pronk.kernels.weights import join
 from pronk.models.program import Program, ProgramRows
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
@@ -21,7 +22,17 @@ from pronk.quantization.gguf.blocks import BlockMatrix
 if TYPE_CHECKING:
     from pronk.models.backend import Backend, Matrix
 
-__all__ = ["WEIGHTS", "AnyWeight", "Linear", "LinearFactory", "Norm", "StackedLinear", "WeightLayout", "choose_linear"]
+__all__ = [
+    "WEIGHTS",
+    "AnyWeight",
+    "Experts",
+    "Linear",
+    "LinearFactory",
+    "Norm",
+    "StackedLinear",
+    "WeightLayout",
+    "choose_linear",
+]
 
 # Values of the option ``weights``: as in the checkpoint, or quantized to 8 or 4 bits when the model is loaded.
 WEIGHTS = ("plain", "int8", "int4")
@@ -38,6 +49,7 @@ class WeightLayout(NamedTuple):
     unit: int | None = None
     gated: bool = False  # whether the outputs are those of the gate, then of the up projection, as in SwiGLU
     head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
+    exact: bool = False  # whether plain weights become float32: a router's scores decide, so they are not rounded
 
 
 # Function that builds a layer from a weight ``[out, in]``, a bias ``[out]`` or ``None``, and a layout.
@@ -108,6 +120,38 @@ class StackedLinear:
         self.out_features, self.in_features = sum(part.out_features for part in parts), parts[0].in_features
 
 
+class Experts:
+    """Linear layers of one shape and format, of which each row uses those of its experts.
+
+    Attributes:
+        mixture: number of experts, and how they are chosen.
+        layout: how to pack the layers.
+        gathers: whether the outputs of a row's experts are added up, times the weights of the router; otherwise each
+            expert of a row has its own outputs.
+    """
+
+    def __init__(self, mixture: MixtureConfig, layout: WeightLayout, *, gathers: bool) -> None:
+        self.mixture, self.gathers, self.layout = mixture, gathers, layout
+        self._linears: dict[int, Linear] = {}
+
+    @property
+    def parts(self) -> Sequence[Linear]:
+        """The layer of each expert."""
+        return [self._linears[number] for number in range(len(self._linears))]
+
+    def set(self, number: int, linear: Linear) -> None:
+        """Set the layer of an expert (from 0); raise a ValueError if its format is not that of the others."""
+        other = next(iter(self._linears.values()), linear).packed.format
+        if linear.packed.format != other:
+            msg = f"expected all experts in one format, found {other} and {linear.packed.format}"
+            raise ValueError(msg)
+        self._linears[number] = linear
+        packed = [each.packed for each in self._linears.values()]
+        if len(packed) == self.mixture.experts:
+            for each, joined in zip(self._linears.values(), join(packed), strict=True):
+                each.packed = joined
+
+
 def choose_linear(
     backend: Backend,
     weights: str = "plain",
@@ -132,7 +176,7 @@ def choose_linear(
         raise OptionError(msg)
 
     def build(weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
-        if kernels is None or weights == "plain" or not isinstance(weight, np.ndarray):
+        if kernels is None or weights == "plain" or layout.exact or not isinstance(weight, np.ndarray):
             return Linear(backend, weight, bias, layout, cache)
         bits: Bits = 4 if weights == "int4" and not layout.head else 8
         return Linear(backend, _LazyCodedRows(kernels, weight, bits, release), bias, layout, None)  # type: ignore[arg-type]

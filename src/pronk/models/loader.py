@@ -16,6 +16,7 @@ from typing import Any
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.families import parse_config
 from pronk.arrays import DTYPES, FLOAT16, FLOAT32, DType
+from pronk.checks import check_integer
 from pronk.errors import ConfigError, OptionError
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.backend import Backend
@@ -36,13 +37,32 @@ __all__ = ["compute_dtype", "load_decoder", "parse_dtype", "read_config"]
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
-def read_config(folder: Path, opened: GgufCheckpoint | None = None) -> ModelConfig:
-    """Read the config of a model folder or GGUF file; raise a CheckpointError if it is invalid.
+def read_config(folder: Path, opened: GgufCheckpoint | None = None, context: int | None = None) -> ModelConfig:
+    """Read the config of a model folder or GGUF file.
 
-    ``opened`` is the GGUF file, if it is open already.
     End-of-text ids in ``generation_config.json`` override those in ``config.json``; its sampling options, or those of
     the GGUF file, are in ``sampling``.
+
+    Args:
+        folder: model folder or GGUF file.
+        opened: the GGUF file, if it is open already.
+        context: maximum number of tokens of a text, prompt and output; ``None``: that of the model.
+
+    Raises:
+        CheckpointError: the config is invalid or not supported.
+        OptionError: ``context`` exceeds that of the model, or the model has learned positions.
     """
+    config = _read_full_config(folder, opened)
+    if context is not None:
+        check_integer("context", context, 1, config.context)
+        if config.norm == "layer":
+            msg = f"context: expected no limit with learned positions, found {context}; leave the option out"
+            raise OptionError(msg)
+    return config.for_context(context)
+
+
+def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfig:
+    """Return the config for the longest context, before :meth:`ModelConfig.for_context`."""
     if is_gguf(folder):
         from pronk.quantization.gguf.config import parse_gguf  # noqa: PLC0415 - for GGUF files only
 

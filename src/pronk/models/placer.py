@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from pronk.arrays import UINT8, Array, DType, mapped_zeros, split_rows
+from pronk.arrays import FLOAT32, UINT8, Array, DType, mapped_zeros, split_rows
 from pronk.errors import CheckpointError
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.families import CheckpointTensor, DecoderPart
 from pronk.models.inventory import Inventory
-from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout
+from pronk.models.linear import AnyWeight, Experts, Linear, LinearFactory, Norm, StackedLinear, WeightLayout
 from pronk.models.split import TensorSplit
 from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
 from pronk.quantization.formats.matrix import QuantizedMatrix
@@ -52,6 +53,8 @@ class WeightPlacer:
             setattr(parent, name, self._table(part.weight[0]))
         elif not part.weight and self.decoder.table is not None:  # an LM head tied to a quantized embedding
             setattr(parent, name, self.decoder.table)
+        elif isinstance(parent, Experts):
+            self._set_expert(parent, int(name), part)
         elif part.kind == "linear":
             layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=True)
             setattr(parent, name, self._linear(part, layout))
@@ -61,6 +64,15 @@ class WeightPlacer:
             self.decoder.head.scale = self.decoder.config.logits_scale
             self.decoder.head.cap = self.decoder.config.logits_cap
         self.inventory.checkpoint.release()
+
+    def _set_expert(self, experts: Experts, number: int, part: DecoderPart) -> None:
+        linear = self._linear(part, experts.layout)
+        assert isinstance(linear, Linear), "expected one matrix per expert, found several"
+        try:
+            experts.set(number, linear)
+        except ValueError as error:
+            msg = f"{self.inventory.checkpoint.folder}: tensor {part.weight[0].name}: {error}; quantize all alike"
+            raise CheckpointError(msg) from error
 
     def _norm(self, part: DecoderPart) -> Norm:
         """Load a norm; its numbers are rounded to ``dtype``, except for those of GGUF files.
@@ -90,6 +102,9 @@ class WeightPlacer:
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear | StackedLinear:
         blocks = self._blocks(part.weight, layout)
         weights, bias = self._weights(part, layout) if blocks is None else blocks, self._bias(part)
+        if part.interleaved:
+            weights = [_separate_halves(weight) for weight in weights]
+            bias = None if bias is None else _separate_halves(bias)
         if len(weights) == 1:
             return self._pack(weights[0], bias, layout)
         rows = [weight.shape[0] for weight in weights]
@@ -131,8 +146,9 @@ class WeightPlacer:
         if not any(self.inventory.is_quantized(source) for source in part.weight):
             plain = [self.inventory.tensor(source) for source in part.weight] or [self.decoder.embedding]
             shards = [self._shard(part, number, weight) for number, weight in enumerate(plain)]
-            return [self._stack(shards, transposed=part.transposed)]
-        shapes = [source.shape[::-1] if part.transposed else source.shape for source in part.weight]
+            return [self._stack(shards, transposed=part.transposed, dtype=FLOAT32 if layout.exact else None)]
+        sizes = [source.shape[-2:] for source in part.weight]
+        shapes = [size[::-1] if part.transposed else size for size in sizes]
         rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
         # All codes are read into one allocation, so that stacking needs no copy.
         codes = mapped_zeros((sum(rows), inputs), UINT8)
@@ -199,20 +215,29 @@ class WeightPlacer:
             biases = [shard for shard in shards if shard is not None]
         return self._stack(biases) if biases else None
 
-    def _stack(self, weights: Sequence[Array | QuantizedMatrix], *, transposed: bool = False) -> Array:
-        """Stack weights along the outputs, in ``dtype``; a single array of this dtype is not copied."""
-        single = weights[0] if len(weights) == 1 and not transposed else None
-        if isinstance(single, np.ndarray) and single.dtype == self.dtype:
+    def _stack(
+        self, weights: Sequence[Array | QuantizedMatrix], *, transposed: bool = False, dtype: DType | None = None
+    ) -> Array:
+        """Stack weights along the outputs, by default in ``self.dtype``; one array of the dtype is not copied."""
+        single, dtype = weights[0] if len(weights) == 1 and not transposed else None, dtype or self.dtype
+        if isinstance(single, np.ndarray) and single.dtype == dtype:
             return single
         # Quantized matrices are ``[outputs, inputs]`` even if the checkpoint's other matrices are transposed.
         weights = [weight.T if transposed and isinstance(weight, np.ndarray) else weight for weight in weights]
         rows = [weight.shape[0] for weight in weights]
         # Each weight is converted directly into its rows of one allocation, without temporary copies.
-        stacked = mapped_zeros((sum(rows), *weights[0].shape[1:]), self.dtype)
+        stacked = mapped_zeros((sum(rows), *weights[0].shape[1:]), dtype)
         for target, weight in zip(split_rows(stacked, rows), weights, strict=True):
             _fill(target, weight)
             self.inventory.checkpoint.release()
         return stacked
+
+
+def _separate_halves(weight: Any) -> Any:
+    """Return a matrix or bias of alternating outputs with those of the gate, then of the up projection."""
+    if isinstance(weight, QuantizedMatrix):
+        return replace(weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale))
+    return np.concatenate((weight[0::2], weight[1::2]))
 
 
 def _fill(target: Array, weight: Array | QuantizedMatrix) -> None:

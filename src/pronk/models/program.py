@@ -10,6 +10,14 @@ and ``B`` are buffers for intermediate activations ::
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
     linear  x = x + B W_down
 
+A mixture of experts has these in place of the last two ::
+
+    norm    A = norm(x)
+    linear  scores = A W_router
+    route   experts of each row by its scores
+    linear  B = act(A W_gate) · (A W_up)      for each row and each of its experts
+    linear  x = x + weighted sum of B W_down  over the experts of each row
+
 With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With norms of queries
 and keys that span all heads, ``linear`` writes the projections to ``B``, and one ``qkv`` operation reads them.
 """
@@ -23,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import Array, DType
 from pronk.kernels.structures import NUM_ROPE_TABLES, CForward, CSegment
@@ -71,7 +79,7 @@ class Program(ABC):
         """
         assert self.cache is not None
         self.project(layer.qkv, layer.attention_norm, layer.config, index, (layer.q_norm, layer.k_norm))
-        self.attend(layer.config, self.cache, index)
+        self.attend(layer.config, self.cache, index, sinks=layer.sinks)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def cross(self, layer: Any, index: int) -> None:
@@ -84,7 +92,14 @@ class Program(ABC):
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
         """Append the MLP of a decoder layer, with its residual connection; for ``partial``, see ``attention``."""
-        self.linear(layer.up, norm=layer.mlp_norm, activation=layer.config.activation, to="B")
+        activation = "clamped" if layer.config.clamped_gate else layer.config.activation
+        if layer.router is None:
+            self.linear(layer.up, norm=layer.mlp_norm, activation=activation, to="B")
+        else:
+            self.norm(layer.mlp_norm, to="A")
+            self.linear(layer.router, source="A", to="scores")
+            self.route(layer.up.mixture)
+            self.linear(layer.up, source="A", activation=activation, to="B")
         self._add_branch(layer.down, "B", layer.mlp_output_norm, layer.config, partial=partial)
 
     def _add_branch(self, linear: Any, source: str, norm: Any, config: ModelConfig, *, partial: bool) -> None:
@@ -131,10 +146,13 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
+    def attend(
+        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
+    ) -> None:
         """Append ``A = attention`` of the queries to a layer (from 0) of ``cache``.
 
-        With ``cross``, the cache is another model's.
+        With ``cross``, the cache is another model's. ``sinks`` has a score for each head, which takes part in the
+        softmax without a value.
         """
 
     @abstractmethod
@@ -153,17 +171,25 @@ class Program(ABC):
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``, or ``to += …`` with ``residual``.
 
-        ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"`` or ``"logits"``. With ``only_logits_rows``,
-        only the rows of :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields
+        ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or ``"logits"``. ``linear`` may
+        be :class:`~pronk.models.linear.Experts`, of which each row uses those of the last :meth:`route`. With
+        ``only_logits_rows``, only the rows of :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields
         ``activation(gate) · up``. ``cap`` is a soft cap. Scale and cap are by default those of ``linear``.
         """
 
     @abstractmethod
-    def norm(self, norm: Any, *, source: str = "stream", residual: bool = False, scale: float = 1.0) -> None:
+    def norm(
+        self, norm: Any, *, source: str = "stream", to: str = "stream", residual: bool = False, scale: float = 1.0
+    ) -> None:
         """Append a norm of a buffer.
 
-        The operation is ``stream = norm(source)``, or ``stream += scale · norm(source)`` with ``residual``.
+        The operation is ``to = norm(source)``, or ``stream += scale · norm(source)`` with ``residual``. ``to`` is
+        ``"stream"`` or ``"A"``.
         """
+
+    @abstractmethod
+    def route(self, mixture: MixtureConfig) -> None:
+        """Append the choice of the experts of each row, and of their weights, by the buffer ``scores``."""
 
     @abstractmethod
     def store_hidden(self, layer: int) -> None:
@@ -199,6 +225,7 @@ class ProgramRows:
     """
 
     call: CForward = field(default_factory=CForward)
+    touched: ctypes.c_int64 = field(default_factory=ctypes.c_int64)  # result: number of experts read, over all layers
     count: int = 0
     segments: Sequence[tuple[BlockTable, TokenTree, int]] = ()
     tokens: Sequence[int] = ()
@@ -206,6 +233,9 @@ class ProgramRows:
     rope: dict[int, tuple[Array, bool]] = field(default_factory=dict)  # arguments ``table`` and ``by_row``, by number
     logits_rows: Sequence[int] | range = ()
     _kept_alive: list[object] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.call.touched = ctypes.addressof(self.touched)
 
     def set_segments(
         self,

@@ -17,12 +17,13 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["open_prompt_cache"]
 
+_DEFAULT_SIZE = "4GiB"
 _READ_BYTES = 1 << 24  # bytes of a file that are read at a time
 
 
 def open_prompt_cache(
     folder: str | Path | None,
-    size: str | int,
+    size: str | int | None,
     model: Path | GgufCheckpoint,
     config: ModelConfig,
     backend: Backend,
@@ -34,7 +35,7 @@ def open_prompt_cache(
 
     Args:
         folder: the option ``prompt_cache``; ``None`` means no prompt cache.
-        size: the option ``prompt_cache_size``.
+        size: the option ``prompt_cache_size``; ``None`` means 4 GiB.
         model: folder of the checkpoint, or its opened GGUF file.
         config: configuration of the model.
         backend: computes the model.
@@ -45,11 +46,14 @@ def open_prompt_cache(
         OptionError: an option is malformed, the folder is not writable, or the model's blocks cannot be stored.
     """
     if folder is None:
+        if size is not None:
+            msg = f"prompt_cache_size: expected prompt_cache with it, found {size!r} alone; name a folder"
+            raise OptionError(msg)
         return None
     if not (isinstance(folder, str | Path) and str(folder)):
         msg = f"prompt_cache: expected a folder, found {folder!r}"
         raise OptionError(msg)
-    num_bytes = parse_memory(size, "prompt_cache_size")
+    num_bytes = parse_memory(_DEFAULT_SIZE if size is None else size, "prompt_cache_size")
     if backend.kernels is None or split:
         found = "tensor parallelism" if split else "torch, with which keys and values depend on the batch"
         msg = f"prompt_cache: expected pronk's kernels and no tensor parallelism, found {found}; leave the option out"

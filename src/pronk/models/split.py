@@ -48,6 +48,10 @@ class TensorSplit:
     workers: int
 
     def __post_init__(self) -> None:
+        if self.config.mixture is not None:
+            found = self.config.family
+            msg = f"parallel: expected a model without experts for 'tensor', found {found}; use parallel='tree'"
+            raise OptionError(msg)
         if self.config.norm_places != "input" or self.config.whole_qk_norm:
             # Such a norm needs the sums of all processes.
             msg = (

@@ -37,13 +37,18 @@ __all__ = ["WorkerLoop", "WorkerSettings", "loaded_key", "model_properties", "se
 class WorkerSettings(dict[str, Any]):
     """Settings of a worker: options of :class:`~pronk.llm.LLM` as JSON values.
 
-    Keys: ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``, ``workers`` and ``parallel``.
+    Keys: ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``context``, ``threads``, ``workers`` and
+    ``parallel``.
     """
 
     @property
     def dtype(self) -> DType:
         """Dtype of the weights."""
         return DTYPES[self["dtype"]]
+
+    def read_config(self) -> ModelConfig:
+        """Return the configuration of the model."""
+        return read_config(Path(self["model"]), context=self.get("context"))
 
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
         """Return the description of the shard of ``rank``; ``None`` if each process has the whole model.
@@ -59,8 +64,7 @@ class WorkerSettings(dict[str, Any]):
         Raises:
             PronkError: the model cannot be loaded.
         """
-        folder = Path(self["model"])
-        config = read_config(folder)
+        folder, config = Path(self["model"]), self.read_config()
         split = self.split(rank, config)
         backend = choose_backend(self["kernels"], "cpu", config, self.dtype)
         decoder = load_decoder(folder, config, dtype=self.dtype, backend=backend, weights=self["weights"], split=split)
@@ -224,7 +228,7 @@ def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettin
     return {
         "version": __version__,
         "model": str(Fingerprint.of(Path(settings["model"]))),
-        "config": read_config(Path(settings["model"])).digest,
+        "config": settings.read_config().digest,
         "weights": settings["weights"],
         "kernels": decoder.backend.name,
         "dtype": f"{cache.dtype}, {cache.kv_dtype}",

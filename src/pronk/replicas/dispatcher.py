@@ -56,15 +56,17 @@ class NamedProposer:
 class ModelReader:
     """Config, tokenizer and default drafter of a model whose weights only the replicas load."""
 
-    def __init__(self, path: Path, drafter: str | Drafter, about: ReplicaInfo) -> None:
+    def __init__(self, path: Path, drafter: str | Drafter, about: ReplicaInfo, *, context: int | None = None) -> None:
         """Read the model folder ``path`` and compare it with ``about``, the description of a replica.
+
+        ``context`` is the option of :class:`~pronk.llm.LLM`.
 
         Raises:
             CheckpointError: the folder cannot be read.
             OptionError: the replica has another model.
         """
         self.path, self.about = path, about
-        self.config = read_config(path)
+        self.config = read_config(path, context=context)
         self.tokenizer = Tokenizer.load(path, self.config.vocab_size)
         check_model(path, self.config, self.tokenizer, about.model)
         self.request_factory = RequestFactory(self.config, self.tokenizer, None)

@@ -33,6 +33,7 @@ from pronk.sampling.noise import (
 )
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
+from pronk.sampling.thinking import ThinkingBudget
 from pronk.sampling.token_context import TokenContext
 from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
@@ -276,12 +277,18 @@ class Sampler:
         for processor in self.processors:
             logits = np.asarray(processor.mask(logits), np.float32)
         if not allow_none and logits.max() == -math.inf:
-            guide = "" if self.guide is None else " together with the guide"
-            msg = (
-                f"expected an allowed token, found every token banned by min_tokens, stop_token_ids or bad_words{guide}"
-            )
-            raise OptionError(msg)
+            raise self._all_banned_error()
         return logits
+
+    def _all_banned_error(self) -> OptionError:
+        """Return the error for a context in which the options of the request leave no token to choose."""
+        by = "min_tokens, stop_token_ids or bad_words" + ("" if self.guide is None else " together with the guide")
+        for processor in self.processors:
+            if isinstance(processor, ThinkingBudget) and (token := processor.forced_token) is not None:
+                expected = "expected the end marker of thoughts to be allowed when the budget is used up"
+                advice = "allow the token, or leave thinking_budget out"
+                return OptionError(f"thinking_budget: {expected}, found its token {token} banned by {by}; {advice}")
+        return OptionError(f"expected an allowed token, found every token banned by {by}; allow a token")
 
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -69,14 +69,21 @@ class ThinkingBudget:
         for token in output:
             self.advance(token)
 
-    def mask(self, logits: Array) -> Array:
-        """Return the logits; beyond the budget, ``-inf`` for all tokens but the next one of the end marker."""
+    @property
+    def forced_token(self) -> int | None:
+        """Next token of the end marker if the budget is used up within thoughts; otherwise ``None``."""
         state = self._states[-1]
         if state.phase != "thinking" or state.num_thoughts < self._budget:
-            return logits
+            return None
         forced = self._markers.forced
         # After all forced tokens, the context has a draft token that was banned: its logits are never used.
-        token = forced[min(state.num_forced, len(forced) - 1)]
+        return forced[min(state.num_forced, len(forced) - 1)]
+
+    def mask(self, logits: Array) -> Array:
+        """Return the logits; beyond the budget, ``-inf`` for all tokens but the next one of the end marker."""
+        token = self.forced_token
+        if token is None:
+            return logits
         masked = np.full_like(logits, -math.inf)
         masked[token] = logits[token]
         return masked

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
@@ -23,6 +23,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Browsers send at least one of these headers with a request that a page of another origin makes.
 _BROWSER_HEADERS = frozenset({"origin", "referer", "sec-fetch-site"})
+# Media types that clients set for a body without being asked: none, curl's default, the default of fetch() in Node.js.
+# Browsers let a page of another origin send them without a preflight request, unlike application/json.
+_DEFAULT_TYPES = frozenset({b"", b"application/x-www-form-urlencoded", b"text/plain"})
 
 # Paths of the JavaScript modules of the chat page.
 SCRIPT_PATHS = tuple(
@@ -105,14 +108,8 @@ class Guard:
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
         scope["pronk.tenant"] = self._check_key(scope["path"], _key_of(headers))
-        media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and not headers.keys() & {"content-type", *_BROWSER_HEADERS}:
-            scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
-        elif scope["method"] == "POST" and media_type != b"application/json":
-            # Browsers let a page of another origin send text, form data or a body without a type without a preflight
-            # request, but not JSON. They add a header of _BROWSER_HEADERS to such requests.
-            msg = "Content-Type: expected application/json, found another type or none; set the header"
-            raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
+        if scope["method"] == "POST":
+            scope["headers"] = [*_json_headers(scope["headers"], headers)]
 
     def _check_key(self, path: str, given: bytes | None) -> str:
         """Return the digest of a valid API key, or ``""`` if there is none and none is required."""
@@ -180,6 +177,27 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 def tenant_of(scope: Scope) -> str:
     """Return the tenant of a request: the digest of its API key, which the guard has stored in the scope."""
     return str(scope.get("pronk.tenant", ""))
+
+
+def _json_headers(pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the headers of a request with a JSON body, with the media type of JSON.
+
+    Args:
+        pairs: the headers as ASGI passes them.
+        headers: the same headers by name in small letters.
+
+    Raises:
+        ApiError: the body has another media type, or a page of another origin may have sent the request.
+    """
+    media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
+    if media_type != b"application/json":
+        sender = "a browser" if headers.keys() & _BROWSER_HEADERS else "the client"
+        if sender == "a browser" or media_type not in _DEFAULT_TYPES:
+            found = media_type.decode("latin-1") or "no type"
+            msg = f"Content-Type: expected application/json from {sender}, found {found!r:.60}; set the header"
+            raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
+    yield from ((name, value) for name, value in pairs if name.lower() != b"content-type")
+    yield b"content-type", b"application/json"
 
 
 def _key_of(headers: Mapping[str, bytes]) -> bytes | None:

@@ -219,7 +219,7 @@ class Service:
         # Check the tools before the template is rendered, so that an unsupported format raises its own error.
         request.check_tools(self.engine.llm.request_factory.answer_format)
         tools = request.tool_use().template_tools()
-        messages = self._with_guardrails(request.conversation())
+        messages = self._with_guardrails(request.checked_conversation())
         return self._chat_ids(messages, tools, request.template_options())
 
     def _with_guardrails(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

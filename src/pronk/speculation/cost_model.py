@@ -2,10 +2,17 @@
 
 A forward pass over ``rows`` rows of texts with ``context`` cached tokens together takes ::
 
-    seconds = speed · (max(1, b + c · rows) + d · context)
+    seconds = speed · (max(bytes, b + c · rows) + d · context)
 
-The unit of the parentheses is a forward pass of one row without context, which reads all weights once. Few rows are
-limited by memory, more rows by arithmetic (Williams et al. 2009), and attention reads the cached keys and values.
+The unit of the parentheses is a forward pass of one row without context. Few rows are limited by memory, more rows by
+arithmetic (Williams et al. 2009), and attention reads the cached keys and values. ``bytes`` are the weights that the
+pass reads, relative to a pass of one row. They are 1, unless the model has mixtures of experts, of which a pass reads
+all that any of its rows chooses ::
+
+    bytes = 1 + experts · (touched - 1)         touched = 1 + (1 - overlap) + (1 - overlap)² + …, one term per row
+
+``experts`` is their share of the bytes of one row, and ``touched`` the number of experts relative to one row. It is
+known after a pass. Before, it follows from ``overlap``, the probability that two rows choose the same expert.
 
 A lower third stands for a few measured durations, because disturbances only prolong a measurement. The middle stands
 for a few ratios of durations, because a disturbance of the denominator lowers a ratio.
@@ -16,6 +23,7 @@ for a few ratios of durations, because a disturbance of the denominator lowers a
   relative to the recent passes with other numbers of rows. Passes that all have the same number of rows say nothing
   about the line.
 - ``d`` is the slope of a regression of seconds on the context, over hundreds of passes.
+- ``overlap`` is the median of the last 9 passes with several rows; before any, that of independent choices.
 """
 
 from __future__ import annotations
@@ -43,10 +51,21 @@ class CostCurve(NamedTuple):
     start: float = 1.0 - _ROW  # b
     slope: float = _ROW  # c
     context: float = 0.0  # d times the number of cached tokens
+    experts: float = 0.0  # share of the bytes of a pass of one row that are experts
+    overlap: float = 1.0  # probability that two rows choose the same expert
 
-    def at(self, rows: int) -> float:
-        """Return the seconds of a forward pass over ``rows`` rows."""
-        return self.speed * (max(1.0, self.start + self.slope * rows) + self.context)
+    def at(self, rows: int, touched: float | None = None) -> float:
+        """Return the seconds of a forward pass over ``rows`` rows.
+
+        ``touched`` is the number of experts that it reads, relative to a pass of one row; by default the expected one.
+        """
+        return self.speed * (max(self.read_bytes(rows, touched), self.start + self.slope * rows) + self.context)
+
+    def read_bytes(self, rows: int, touched: float | None = None) -> float:
+        """Return the bytes of weights that a pass reads, relative to a pass of one row; see :meth:`at`."""
+        if not self.experts:
+            return 1.0
+        return 1.0 + self.experts * ((_touched(rows, self.overlap) if touched is None else touched) - 1.0)
 
     @property
     def row_seconds(self) -> float:
@@ -56,11 +75,14 @@ class CostCurve(NamedTuple):
     @property
     def free_rows(self) -> int:
         """Number of rows that take no longer than one."""
+        if self.experts:
+            return 1
         return max(1, int((1.0 - self.start) / self.slope)) if self.slope > 0.0 else _LASTS
 
     def rest(self, share: float) -> CostCurve:
         """Return the costs of passes if a drafter has run further rows through this share of the layers."""
-        return self._replace(start=1.0 - (1.0 - share) * (1.0 - self.start), slope=(1.0 - share) * self.slope)
+        start = 1.0 - (1.0 - share) * (1.0 - self.start)
+        return self._replace(start=start, slope=(1.0 - share) * self.slope, experts=(1.0 - share) * self.experts)
 
 
 @dataclass
@@ -95,10 +117,15 @@ class _Regression:
         slope = max(0.0, (self.xy - x * y / count) / (self.xx - x * x / count + count * spread**2))
         return (y - slope * x) / count, slope
 
+    def slope_through(self, x: float, y: float) -> float:
+        """Return the slope, at least 0, of the regression line through a point."""
+        products = self.xy - x * self.y - y * self.x + x * y * self.count
+        return max(0.0, products / (self.xx - 2.0 * x * self.x + x * x * self.count))
+
 
 @dataclass
 class _Level:
-    """Costs of the last passes with one number of rows, in passes of one row; number of the latest."""
+    """Costs of the last passes with one number of rows, relative to their bytes; number of the latest."""
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVEL_WINDOW))
     middle: float = 0.0  # median of ``costs``
@@ -111,9 +138,14 @@ class _Level:
 
 
 class CostModel:
-    """Learns the costs of one model's forward passes."""
+    """Learns the costs of one model's forward passes.
 
-    def __init__(self) -> None:
+    ``experts`` and ``overlap`` are those of :class:`CostCurve`: the latter for independent choices of experts.
+    """
+
+    def __init__(self, experts: float = 0.0, overlap: float = 1.0) -> None:
+        self._experts, self._overlap = experts, overlap
+        self._overlaps: deque[float] = deque(maxlen=_LEVEL_WINDOW)
         self._start, self._slope, self._per_token = 1.0 - _ROW, _ROW, 0.0  # b, c, d
         self._speeds: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # rows and speed of the last passes
         self._levels: dict[int, _Level] = {}
@@ -121,7 +153,16 @@ class CostModel:
         self._prompt_rows: deque[float] = deque(maxlen=_WINDOW)  # seconds per row of the last passes over prompts
         self._num_passes, self._next_plain = 0, 0
 
-    def learn(self, rows: int, context: int, seconds: float, *, plain: bool | None = None, early: float = 0.0) -> None:
+    def learn(
+        self,
+        rows: int,
+        context: int,
+        seconds: float,
+        *,
+        plain: bool | None = None,
+        early: float = 0.0,
+        touched: float | None = None,
+    ) -> None:
         """Record a forward pass that reads no prompt.
 
         Args:
@@ -130,10 +171,14 @@ class CostModel:
             seconds: duration.
             plain: whether the pass has no draft tokens; by default, whether it has one row.
             early: share of the layers, 0..1, that a drafter has computed before for all rows but one per request.
+            touched: number of experts that the pass read, relative to a pass of one row; by default the expected one.
         """
-        shape = CostCurve(1.0, self._start, self._slope, self._per_token * context)
+        if touched is not None and rows > 1 and self._experts:
+            self._overlaps.append(_overlap(rows, touched))
+            self._overlap = sorted(self._overlaps)[(len(self._overlaps) - 1) // 2]
+        shape = self._curve(1.0, context)
         shape = shape.rest(early) if early else shape
-        speed = max(seconds, 1e-9) / shape.at(rows)
+        speed = max(seconds, 1e-9) / shape.at(rows, touched)
         others = [each for other, each in self._speeds if other < rows]
         self._speeds.append((rows, speed))
         self._num_passes += 1
@@ -142,9 +187,9 @@ class CostModel:
         if early:
             return
         if others and rows > 1:
-            self._learn_level(rows, seconds / usual(others) - shape.context)
+            self._learn_level(rows, (seconds / usual(others) - shape.context) / shape.read_bytes(rows, touched))
         speed = self._speed
-        expected = speed * shape.at(rows)
+        expected = speed * shape.at(rows, touched)
         one_row = min(seconds, 2.0 * expected) - expected + speed * shape.at(1)
         self._by_context.fade(_KEEP)
         self._by_context.add(context, one_row)
@@ -168,7 +213,11 @@ class CostModel:
         """
         if self._num_passes >= self._next_plain:
             return None
-        return CostCurve(self._speed, self._start, self._slope, self._per_token * context)
+        return self._curve(self._speed, context)
+
+    def _curve(self, speed: float, context: int) -> CostCurve:
+        per_context = self._per_token * context
+        return CostCurve(speed, self._start, self._slope, per_context, self._experts, self._overlap)
 
     @property
     def _speed(self) -> float:
@@ -178,14 +227,32 @@ class CostModel:
         self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes)
         if len(self._levels) > _MAX_LEVELS:
             del self._levels[min(self._levels, key=lambda each: self._levels[each].latest)]
-        line, now, start, slope = _Regression(), self._num_passes, self._start, self._slope
+        line, now, curve = _Regression(), self._num_passes, self._curve(1.0, 0)
         line.add(1.0, 1.0, 0.1)
         line.add(8.0, 1.0 + 7.0 * _ROW, 0.01)
         for number, level in self._levels.items():
-            cost = level.middle
-            if cost > 1.05 or start + slope * number > 1.0:
+            read = curve.read_bytes(number)
+            cost = level.middle * read
+            if level.middle > 1.05 or curve.start + curve.slope * number > read:
                 line.add(number, cost, _KEEP ** (now - level.latest) / (cost * cost))
         self._start, self._slope = line.line(0.0)
+        if self._start + self._slope > 1.0:  # a pass of one row is the unit
+            self._slope = line.slope_through(1.0, 1.0)
+            self._start = 1.0 - self._slope
+
+
+def _touched(rows: int, overlap: float) -> float:
+    """Return the expected number of experts that ``rows`` rows choose, relative to one row."""
+    return (1.0 - (1.0 - overlap) ** rows) / overlap
+
+
+def _overlap(rows: int, touched: float) -> float:
+    """Return the overlap by which ``rows`` rows, at least 2, choose ``touched`` times the experts of one."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if _touched(rows, middle) > touched else (low, middle)
+    return high
 
 
 def usual(values: Sequence[float]) -> float:

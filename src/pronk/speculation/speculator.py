@@ -91,7 +91,13 @@ class Speculator:
         return self._select(batch, drafts, self.seconds - began)
 
     def update(
-        self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], context: int, began: float
+        self,
+        steps: Sequence[RequestStep],
+        outcomes: Mapping[Request, Outcome[Any]],
+        context: int,
+        began: float,
+        *,
+        touched: float | None = None,
     ) -> None:
         """End a step: pass outcomes to proposers; record durations, and what drafting cost and saved.
 
@@ -100,13 +106,14 @@ class Speculator:
             outcomes: verification results of the decoding requests.
             context: number of cached tokens before the forward pass, summed over its requests.
             began: start of the step by the runner's clock, in seconds.
+            touched: experts that the forward pass read; see :class:`~pronk.execution.model_runner.ForwardResult`.
         """
         self._observe(outcomes)
         drafting = self.seconds
         seconds = self.runner.clock() - began - drafting
         self._record_step(steps, outcomes, drafting, seconds)
         plain = not any(step.draft.num_draft_tokens for step in steps)
-        self.runner.record_duration([step.job for step in steps], context, seconds, plain=plain)
+        self.runner.record_duration([step.job for step in steps], context, seconds, plain=plain, touched=touched)
         for step in steps:
             decision_trace, outcome = step.request.decision_trace, outcomes.get(step.request)
             if decision_trace is not None and outcome is not None:

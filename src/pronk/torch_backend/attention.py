@@ -68,26 +68,45 @@ def attend_rows(
     layer: int,
     scale: float,
     cap: float | None = None,
+    *,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from queries ``[rows, heads, d]`` to a layer (from 0); return ``[rows, heads * d]``.
 
-    ``scale`` is the factor of the scores, and ``cap`` their soft cap.
+    ``scale`` is the factor of the scores, and ``cap`` their soft cap. ``sinks`` ``[heads]`` are scores without a value.
     """
     (keys, values), outputs = cache.tensors(layer), []
     for q, seen in zip(queries.split([each.num_rows for each in visible]), visible, strict=True):
         k, v = keys[:, seen.slots], values[:, seen.slots]
-        outputs.append(_attend(q.to(k.dtype), k, v, seen, scale, cap).to(queries.dtype))
+        outputs.append(_attend(q.to(k.dtype), k, v, seen, scale, cap, sinks=sinks).to(queries.dtype))
     return torch.cat(outputs)
 
 
-def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
-    """Return attention ``[…, rows, d]`` whose scores have a soft cap; ``mask``: bool ``[rows, keys]``."""
+def capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None, *, sinks: Tensor | None = None
+) -> Tensor:
+    """Return attention ``[…, rows, d]`` whose scores have a soft cap; ``mask``: bool ``[rows, keys]``.
+
+    ``sinks`` ``[…, rows, 1]`` are scores that take part in the softmax without a value.
+    """
     scores = (q @ k.transpose(-1, -2)).float() * scale
-    scores = (cap * torch.tanh(scores / cap)).masked_fill(~mask, -torch.inf)
-    return torch.softmax(scores, dim=-1).to(v.dtype) @ v
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is None:
+        return torch.softmax(scores, dim=-1).to(v.dtype) @ v
+    return torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1].to(v.dtype) @ v
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys, scale: float, cap: float | None) -> Tensor:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: VisibleKeys,
+    scale: float,
+    cap: float | None,
+    *,
+    sinks: Tensor | None,
+) -> Tensor:
     """Attend from ``q`` ``[rows, heads, d]`` to ``k`` and ``v`` ``[kv_heads, keys, d]``.
 
     The query heads of each key/value head are stacked as rows, so that one matrix product serves all. A row that sees
@@ -99,10 +118,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys, scale: float,
         return q.new_zeros(rows, heads * size)
     folded = q.view(rows, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3).reshape(kv_heads, -1, size)
     mask = visible.mask.repeat(heads // kv_heads, 1)
-    if cap is None:
+    if cap is None and sinks is None:
         out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=mask, scale=scale)
     else:
-        out = capped_attention(folded, k, v, mask, scale, cap)
+        by_row = None if sinks is None else sinks.view(kv_heads, -1, 1).repeat_interleave(rows, dim=1).float()
+        out = capped_attention(folded, k, v, mask, scale, cap, sinks=by_row)
     out = out.view(kv_heads, heads // kv_heads, rows, size).permute(2, 0, 1, 3).reshape(rows, -1)
     return out if visible.sees_any is None else out * visible.sees_any
 

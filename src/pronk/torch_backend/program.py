@@ -10,21 +10,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig, default_query_scale
+from pronk.architecture.config import MixtureConfig, ModelConfig, default_query_scale
 from pronk.arrays import Array, DType
 from pronk.kv_cache.paged import PagedCache
+from pronk.models.linear import Experts
 from pronk.models.program import CrossAttentionSource, Program, ProgramRows, output_range
 from pronk.torch_backend.attention import attend_rows, visible_keys
 from pronk.torch_backend.cache import TorchCache
 from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch_backend.mixture import choose_experts
 
 __all__ = ["TorchProgram"]
+
+
+def _clamped(gate: Tensor) -> Tensor:
+    """Return ``gate · sigmoid(1.702 gate)``, of a gate of at most 7 (gpt-oss)."""
+    return gate * torch.sigmoid(1.702 * gate)
+
 
 _ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "clamped": _clamped,
 }
 
 
@@ -35,6 +44,7 @@ class _Pass:
         self.rows, self.collected, self.device = rows, collected, device
         self._made: dict[object, Any] = {}  # what all layers share
         self.buffers: dict[str, Tensor] = {"stream": stream}
+        self.pairs_per_expert: list[int] = []
         # Text position of each row; the rows of a segment follow its committed tokens.
         depths = [
             np.asarray(tree.depths[computed:], np.int64) + table.length for table, tree, computed in rows.segments
@@ -135,17 +145,20 @@ class TorchProgram(Program):
 
         self._ops.append(run)
 
-    def attend(self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False) -> None:
+    def attend(
+        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
+    ) -> None:
         """Implement :meth:`Program.attend`."""
         assert isinstance(cache, TorchCache)
 
         scale = default_query_scale(config.head_dim) if cross else config.query_scale
         cap = None if cross else config.attention_cap
+        scores = None if sinks is None else to_tensor(sinks).to(self.device)
 
         def run(state: _Pass) -> None:
             window = config.windows[layer] if config.windows else None
             keys = state.once((window, cross), lambda: visible_keys(state.rows, cache, window, cross=cross))
-            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap)
+            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap, sinks=scores)
 
         self._ops.append(run)
 
@@ -165,31 +178,42 @@ class TorchProgram(Program):
         """Implement :meth:`Program.linear`."""
         factor, limit = output_range(linear, scale, cap)
         normalize = _ACTIVATIONS[None] if norm is None else self._norm(norm)
-        activate, matrix = _ACTIVATIONS[activation], linear.packed
+        multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
+        activate = _ACTIVATIONS[activation]
 
         def run(state: _Pass) -> None:
             x = state.buffers[source]
             if only_logits_rows:
                 x = x[torch.tensor(list(state.rows.logits_rows), device=x.device)]
-            y = _multiply(matrix, normalize(x))
-            if matrix.gated:
-                gate, up = y.chunk(2, dim=-1)
-                y = activate(gate) * up
-            else:
-                y = activate(y)
+            y = multiply(linear, normalize(x), activate, state)
             y = y if factor == 1.0 else y * factor
             y = limit * torch.tanh(y / limit) if limit else y
             state.buffers[to] = state.buffers[to] + y if residual else y
 
         self._ops.append(run)
 
-    def norm(self, norm: Any, *, source: str = "stream", residual: bool = False, scale: float = 1.0) -> None:
+    def norm(
+        self, norm: Any, *, source: str = "stream", to: str = "stream", residual: bool = False, scale: float = 1.0
+    ) -> None:
         """Implement :meth:`Program.norm`."""
         normalize = self._norm(norm)
 
         def run(state: _Pass) -> None:
             y = normalize(state.buffers[source])
-            state.buffers["stream"] = state.buffers["stream"] + scale * y if residual else y
+            state.buffers[to] = state.buffers[to] + scale * y if residual else y
+
+        self._ops.append(run)
+
+    def route(self, mixture: MixtureConfig) -> None:
+        """Implement :meth:`Program.route`."""
+
+        def run(state: _Pass) -> None:
+            chosen, state.buffers["shares"] = choose_experts(state.buffers["scores"], mixture)
+            # Pairs of a row and an expert, in the order of the experts.
+            expert, order = chosen.flatten().sort(stable=True)
+            state.buffers["pair_rows"], state.buffers["pairs"] = order // mixture.per_row, order
+            state.pairs_per_expert = torch.bincount(expert, minlength=mixture.experts).tolist()
+            state.rows.touched.value += sum(count > 0 for count in state.pairs_per_expert)
 
         self._ops.append(run)
 
@@ -220,6 +244,27 @@ class TorchProgram(Program):
         if logits is not None and "logits" in state.buffers:
             logits[...] = to_array(state.buffers["logits"].float())
 
+    @staticmethod
+    def _mix(experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: _Pass) -> Tensor:
+        """Return the outputs of each row's experts: one row per pair, or the weighted sum of each row's pairs."""
+        rows, shares = state.buffers["pair_rows"], state.buffers["shares"]
+        pairs = (x if experts.gathers else x[rows]).split(state.pairs_per_expert)
+        outputs = [
+            _multiply_activated(linear, part, activate, state)
+            for linear, part in zip(experts.parts, pairs, strict=True)
+            if len(part)
+        ]
+        y = torch.cat(outputs)
+        if not experts.gathers:
+            return y
+        # The pairs of a row are in the order of its experts, so each row sums in this order.
+        by_row = torch.empty_like(y).index_copy_(0, state.buffers["pairs"], y)
+        by_row = by_row.view(*shares.shape, -1).float() * shares[:, :, None]
+        total = by_row[:, 0]
+        for part in by_row.unbind(1)[1:]:
+            total = total + part
+        return total.to(y.dtype)
+
     def _norm(self, norm: Any) -> Callable[[Tensor], Tensor]:
         """Return a function that applies a norm to rows."""
         weight = to_tensor(norm.weight).to(self.device)
@@ -237,6 +282,18 @@ class TorchProgram(Program):
 def _heads(x: Tensor, config: ModelConfig) -> Tensor:
     """Return ``x`` ``[rows, heads · head_dim]`` as ``[rows, heads, head_dim]``."""
     return x if x.dim() == 3 else x.unflatten(-1, (-1, config.head_dim))
+
+
+def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], _: _Pass) -> Tensor:
+    """Return ``activate(x Wᵀ + b)``, or ``activate(gate) · up`` of a gated matrix."""
+    matrix = linear.packed
+    y = _multiply(matrix, x)
+    if not matrix.gated:
+        return activate(y)
+    gate, up = y.chunk(2, dim=-1)
+    if activate is _clamped:
+        return activate(gate.clamp(max=7.0)) * (up.clamp(-7.0, 7.0) + 1.0)
+    return activate(gate) * up
 
 
 def _multiply(matrix: Any, x: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ def ones(*shape: int) -> Array:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"codes": np.zeros((4, 64), np.int8)}, "expected codes of 8 or 4 bits as uint8, found 8 bits as int8"),
-        ({"bits": 3}, "expected codes of 8 or 4 bits as uint8, found 3 bits"),
+        ({"codes": np.zeros((4, 64), np.int8)}, "of 5 bits in groups of 32, as uint8, found 8 bits as int8"),
+        ({"bits": 3}, "of 5 bits in groups of 32, as uint8, found 3 bits"),
         ({"group": 12}, "expected groups of a multiple of 8"),
         ({"group": 0}, "expected groups of a multiple of 8"),
         ({"group": 96, "scale": ones(4, 1)}, "expected groups of at most 95 for 64 inputs, found 96"),

@@ -1,5 +1,6 @@
 """Configs of GGUF files equal those of the converted folders; unsupported values give errors of one line."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,20 @@ GEMMA_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
 }
+OUTPUT_SCALED = {"attention_factor": 0.1 * math.log(4.0) + 1.0, "beta_fast": 16.0}
+OLMO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": YARN | OUTPUT_SCALED,
+}
+GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "beta_slow": 2.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [1.0, 2.5, 4.0, 16.5],
+}
+# These lengths give the factor 1.5 of cosines and sines, which float32 has.
+LONG = {"original_max_position_embeddings": 16, "max_position_embeddings": 512, "rope_parameters": LONGROPE}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
@@ -32,6 +47,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", GEMMA),
     ("gemma3_text", GEMMA | {"layer_types": None, "num_hidden_layers": 7}),
     ("gemma3_text", GEMMA | {"layer_types": None, "rope_parameters": GEMMA_ROPES}),
+    ("granite", {"embedding_multiplier": 3.0}),
+    ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("ministral3", {}),
+    ("ministral3", {"rope_parameters": GROWING}),
+    ("olmo2", {}),
+    ("olmo2", {"num_key_value_heads": 6}),
+    ("olmo3", {}),
+    ("olmo3", {"rope_parameters": OLMO_ROPES}),
+    ("phi3", {}),
+    ("phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
+    ("phi3", {"hidden_size": 96, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
+    ("phi3", LONG),
+    ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": None}),
 ]
 
 
@@ -84,10 +112,18 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"llama.swiglu_clamp_exp = \[7.0, 7.0, .* is not supported",
     ),
     "value length": (number("attention.value_length", 4), "attention.value_length: expected 8 as attention.key_l"),
+    "a part of a head": (
+        number("rope.dimension_count", 4),
+        "rope.dimension_count: expected 8 as attention.key_length, found 4",
+    ),
     "odd head": (number("attention.key_length", 7), "rope.dimension_count: expected 7 as attention.key_length"),
     "longrope": (
         lambda w: w.add_string("llama.rope.scaling.type", "longrope"),
         "llama.rope.scaling.type: expected none, linear or yarn, found 'longrope'",
+    ),
+    "one half of longrope": (
+        lambda w: w.add_tensor("rope_factors_long.weight", np.ones(4, np.float32)),
+        "tensor rope_factors_short.weight: expected 4 divisors of RoPE frequencies, found no tensor",
     ),
     "stretched": (number("rope.scaling.factor", float("inf")), "rope.scaling.factor: expected .*found inf"),
     "bos": (

@@ -65,6 +65,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"tie_word_embeddings": True}),
     ("gemma2", {"query_pre_attn_scalar": 64}),
     ("gemma3_text", {"query_pre_attn_scalar": 64, "layer_types": None, "num_hidden_layers": 7}),
+    ("granite", {"embedding_multiplier": 3.0}),
+    ("ministral3", {}),
+    ("olmo2", {}),
+    ("olmo3", {"layer_types": None, "num_hidden_layers": 4}),
+    ("phi3", {}),
+    ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": None}),
 ]
 
 
@@ -77,6 +83,8 @@ def test_families_of_mixed_blocks(
     found = logits(path)
     assert np.array_equal(found, logits(twin))
     assert np.abs(found - transformers_logits(twin, TOKENS)).max() < 2e-3
+    packed = text_logits(load(path, kernels=kernels()), TOKENS)  # with inputs of 8 bits
+    assert 0 < np.linalg.norm(packed - found) < 0.08 * np.linalg.norm(found)
 
 
 def test_rotations_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

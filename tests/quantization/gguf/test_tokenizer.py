@@ -15,6 +15,7 @@ from gguf_files import finish, write_bytes_bpe
 from pronk.errors import TokenizerError
 from pronk.models.clone_models import tiny_model
 from pronk.quantization.gguf import tokenizer
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.vocabulary import TokenKind
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -37,6 +38,11 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPECIAL = ["<|endoftext|>", "<|user|>"]
 
 
@@ -58,11 +64,15 @@ def by(pattern: str) -> Any:
 # As in tokenizer.json of the models.
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 SPLITS = {
+    "dbrx": split(by(LLAMA3)),
     "gpt-2": GPT2,
+    "gpt-4o": split(by(GPT4O)),
     "llama-bpe": split(by(LLAMA3)),
     "llama3": split(by(LLAMA3)),
     "llama-v3": split(by(LLAMA3)),
     "qwen2": split(by(QWEN2)),
+    "refact": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
+    "smaug-bpe": split(by(LLAMA3)),
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
     "starcoder": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
     "tekken": split(by(TEKKEN)),
@@ -85,9 +95,9 @@ def trained(pre: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def write(path: Path, fill: Any, **pairs: Any) -> Path:
+def write(path: Path, fill: Any, *, architecture: str = "llama", **pairs: Any) -> Path:
     """Write a file with a tokenizer and no tensors."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     fill(writer)
     for key, value in pairs.items():
         add = writer.add_bool if isinstance(value, bool) else writer.add_string
@@ -135,9 +145,9 @@ def test_the_vocabulary_of_pronk_tiny(tmp_path: Path) -> None:
 def test_pre_tokenizers_differ_on_these_texts(tmp_path: Path) -> None:
     pieces = {
         name: [[piece for piece, _ in SPLITS[name].pre_tokenize_str(text)] for text in TEXTS]
-        for name in ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken")
+        for name in ("gpt-2", "gpt-4o", "llama-bpe", "qwen2", "smollm", "tekken")
     }
-    assert len({json.dumps(each) for each in pieces.values()}) == 5
+    assert len({json.dumps(each) for each in pieces.values()}) == 6
 
 
 def test_default_splits_as_llama_cpp(tmp_path: Path) -> None:
@@ -248,6 +258,28 @@ def test_sentencepiece_equals_transformers_conversion(tmp_path: Path) -> None:
     same(mine, theirs, [*TEXTS, *random_texts(1500)])
 
 
+def test_special_tokens_of_phi_3_take_the_space_after_them(tmp_path: Path) -> None:
+    """As in ``tokenizer.json`` of Phi-3; the file does not say so, and llama.cpp goes by the name of the model."""
+    vocabulary = pieces_vocabulary() | {"<|user|>": 0.0, "<|end|>": 0.0, "<|endoftext|>": 0.0}
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        write_pieces(writer, vocabulary)
+        types = writer.kv_data[0]["tokenizer.ggml.token_type"].value
+        types[-3:] = [int(TokenKind.CONTROL)] * 3
+
+    made = []
+    for architecture in ("phi3", "llama"):
+        path = tmp_path / f"{architecture}.gguf"
+        made.append(Tokenizer.load(write(path, fill, architecture=architecture)))
+    ids = {token: i for i, token in enumerate(vocabulary)}
+    phi, other = made
+    assert phi.encode("<|user|>\n  a<|end|>\n") == [1, ids["<|user|>"], *phi.encode("a")[1:], ids["<|end|>"]]
+    assert phi.encode("<|endoftext|>\na") == other.encode("<|endoftext|>\na")
+    assert phi.encode("<|user|>\na") != other.encode("<|user|>\na")
+    ends = GgufCheckpoint(tmp_path / "phi3.gguf").vocabulary.eos_ids
+    assert ends == (2, ids["<|end|>"], ids["<|endoftext|>"])
+
+
 def no_merges(writer: gguf.GGUFWriter, *tokens: str, pre: str | None = "gpt-2", model: str = "gpt2") -> None:
     writer.add_tokenizer_model(model)
     if pre is not None:
@@ -311,6 +343,8 @@ def test_more_tokens_than_the_model_has(tmp_path: Path) -> None:
         (["a", "<|im_end|>"], [1, 1], {}, ()),
         (["a", "b", "<|endoftext|>", "<|eot_id|>"], [1, 3, 3, 3], {"eos": 1}, (1, 2, 3)),
         (["a", "b", "c"], [1, 3, 3], {"eos": 2, "eot": 1}, (2, 1)),
+        # Gemma, Phi-3 and Phi-4-mini, Granite, Ministral; others are above.
+        (["a", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "</s>"], [1, 3, 3, 3, 3], {}, (1, 2, 3, 4)),
     ],
 )
 def test_stop_tokens(

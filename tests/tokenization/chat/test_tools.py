@@ -16,14 +16,23 @@ from pronk.errors import OptionError, PromptError, TokenizerError
 from pronk.sampling.guide import Guide
 from pronk.structured.grammars import Grammars
 from pronk.tokenization.chat.answer_grammar import AnswerGrammar, arguments_schema
-from pronk.tokenization.chat.answers import AnswerReader
+from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.dialects import TOOL_DIALECTS, find_tool_dialect
 from pronk.tokenization.chat.symbols import TokenSymbols
 from pronk.tokenization.chat.template import ChatTemplate
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
-from tokenization.chat.tool_templates import HERMES, LLAMA, MISTRAL, NEW_MISTRAL, TEMPLATES, TOKENS, tool_tokenizer
+from tokenization.chat.tool_templates import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    NEW_MISTRAL,
+    TEMPLATES,
+    TOKENS,
+    thinking_tokenizer,
+    tool_tokenizer,
+)
 
 FAMILIES = [(family, tokens) for family in TEMPLATES for tokens in (True, False)]
 ADD = {
@@ -156,9 +165,10 @@ def test_names_of_special_tokens_stay_text(family: str) -> None:
 def test_dialects_are_detected(tokenizer: Tokenizer) -> None:
     row = find_tool_dialect(tokenizer)
     assert TEMPLATES[row.name] == tokenizer.chat_template
-    assert row.after_begin == {"hermes": "\n", "mistral list": " ["}.get(row.name, "")
+    assert row.after_begin == {"hermes": "\n", "granite": "[", "mistral list": " ["}.get(row.name, "")
     assert bool(row.begin) == (row.name != "llama" or "<|python_tag|>" in tokenizer.backend.get_vocab())
-    assert [each.name for each in TOOL_DIALECTS] == ["hermes", "mistral list", "mistral", "llama", "channels"]
+    names = ["hermes", "phi", "granite", "mistral list", "mistral", "llama", "channels"]
+    assert [each.name for each in TOOL_DIALECTS] == names
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "mistral-nemo"])
@@ -170,6 +180,52 @@ def test_dialects_of_published_templates(name: str) -> None:
     assert row.after_begin == ("[" if name == "mistral-nemo" else "\n")
 
 
+TOOL_LIST = "{%- for tool in tools %}{{ tool | string }}{% endfor %}"
+TURNS = "{%- for message in messages %}{{ '<' + message.role + '>' + message.content + '\\n' }}{% endfor %}"
+CALLED = [USER, called(("add", '{"a": 2}'), ("add_more", "{}")), answered(0, "4")]
+HERMES_CALLS = """<tool_call>
+{"name": "add", "arguments": {"a": 2}}
+</tool_call>
+<tool_call>
+{"name": "add_more", "arguments": {}}
+</tool_call>"""
+GRANITE_CALLS = '<|tool_call|>[{"name": "add", "arguments": {"a": 2}}, {"name": "add_more", "arguments": {}}]'
+
+
+@pytest.mark.parametrize(
+    ("family", "hint", "name", "calls"),
+    [
+        ("SmolLM3", '<tool_call>\\n{"name": <function-name>, "arguments": …}\\n</tool_call>', "hermes", HERMES_CALLS),
+        ("Granite 3.3", "<|tool_call|> followed by a JSON list", "granite", GRANITE_CALLS),
+    ],
+)
+def test_templates_that_describe_tools_and_write_no_calls(family: str, hint: str, name: str, calls: str) -> None:
+    """Calls of earlier messages are written as the template tells the model to write them, after their content."""
+    special = {"bos_token": "", "eos_token": ""}
+    for source in (TOOL_LIST + "{{- '" + hint + "' }}" + TURNS, TOOL_LIST + f"{{# {hint} #}}" + TURNS):
+        tokenizer = Tokenizer(byte_tokenizer(), chat_template=source, special_tokens=special)
+        assert find_tool_dialect(tokenizer).name == name
+        assert tokenizer.chat(CALLED, tools=TOOLS).endswith(f"<user>What is 2 + 2?\n<assistant>{calls}\n<tool>4\n")
+        parts = [USER, {**CALLED[1], "content": [{"type": "text", "text": "é"}]}]
+        assert tokenizer.chat(parts, tools=TOOLS).endswith(f"<assistant>é\n{calls}\n")
+        assert "tool_calls" in CALLED[1]
+
+
+@pytest.mark.parametrize(
+    ("calls", "name", "begin"),
+    [
+        ("{{- '<|tool_call|>' + (calls | map(attribute='function') | list | tojson(indent=4)) }}", "granite", "["),
+        ("{{- '<|tool_call|>' + (calls | map(attribute='function') | list | tojson) + '<|/tool_call|>' }}", "phi", "["),
+        ("{{- '<tool_call>' + (calls[0].function | tojson) + '</tool_call>' }}", "hermes", ""),
+    ],
+)
+def test_calls_as_templates_of_servers_write_them(calls: str, name: str, begin: str) -> None:
+    written = "{% set calls = message.tool_calls %}{% if calls %}" + calls + "{% endif %}{% endfor"
+    source = TOOL_LIST + TURNS.replace("{% endfor", written)
+    row = find_tool_dialect(Tokenizer(byte_tokenizer(), chat_template=source, special_tokens={}))
+    assert (row.name, row.after_begin) == (name, begin)
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -178,10 +234,10 @@ def test_dialects_of_published_templates(name: str) -> None:
         (HERMES.replace("arguments", "args"), "tools: expected a model whose chat template has tools"),
         (
             HERMES.replace("<tool_call>", "<call>"),
-            "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or gpt-oss write them",
+            "tools: expected calls as Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3 or gpt-oss write them",
         ),
-        (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or"),
-        (LLAMA.replace('"name"', '"function"'), "tools: expected calls as Hermes, Qwen, Mistral, Llama 3 or gpt-oss"),
+        (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, "),
+        (LLAMA.replace('"name"', '"function"'), "tools: expected calls as Hermes, Qwen, "),
         ("{{ raise_exception('no') }}", "tools: expected a model whose chat template has tools"),
     ],
 )
@@ -510,6 +566,102 @@ def test_a_json_object_as_the_whole_answer_is_a_call(text: str) -> None:
     assert bool(read(form, ended)[1]) == (text in BARE)
     mistral = Form(tool_tokenizer("mistral list"))
     assert read(mistral, [(text, None)]) == (text, [])
+
+
+# Texts up to the colon before the arguments of a call without markers, and the text after the arguments.
+BEGUN = [
+    ('{"name": "add", "arguments":', "}"),
+    ('\n{"name":"add_more","arguments":', "}"),
+    ('{\n  "name" : "add",\n  "arguments" :', "}"),
+    ('```json\n{"name": "add", "arguments":', "}\n```"),
+    ('```\n{\t"name": "add_more",\r\n "arguments":', "}```"),
+]
+FREE = [
+    '{"name": "rm", "arguments": {}}', '{"name": "add"', '{"name": "add", "parameters": {}} x', "```json\n{}\n```",
+    'So: {"name": "add", "arguments": {}}', '{"arguments": {}, "name": "add"}', '[{"name": "add", "arguments": {}}]',
+    '```python\n{"name": "add", "arguments": {}}\n```', "", " \n", '{"name": " add", "arguments": {}}',
+]  # fmt: skip
+
+
+def follow(tokenizer: Tokenizer, guide: Guide, text: str) -> Any:
+    """Return the guide's processor after a text, written letter by letter; check that the text is allowed."""
+    follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
+    for at, letter in enumerate(text):
+        (token,) = tokenizer.encode(letter)[:1]
+        assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(letter), text[: at + 1]
+        follower.advance(token)
+    return follower
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("several", [False, True])
+def test_arguments_of_calls_without_markers_follow_the_schema(tokens: bool, several: bool) -> None:
+    """Whatever is drawn after the beginning of a call, the whole answer is one call that fits."""
+    jsonschema = pytest.importorskip("jsonschema")
+    tokenizer = tool_tokenizer("hermes", tokens=tokens)
+    form = Form(tokenizer)
+    guide = form.guide(SCHEMAS, allow_text=True, allow_multiple=several)
+    rng = np.random.default_rng(5)
+    for begun, ending in BEGUN:
+        for _ in range(4):
+            follower, written = follow(tokenizer, guide, begun), list[int]()
+            while not (mask := np.isfinite(follower.mask(np.zeros(tokenizer.vocab_size, np.float32))))[0]:
+                written.append(int(rng.choice(np.flatnonzero(mask))))
+                follower.advance(written[-1])
+                assert len(written) < 200
+            text = begun + tokenizer.decode(written)
+            found, ((name, arguments),) = read(form, [(text, None)])
+            assert (found, name) == ("", "add_more" if "add_more" in begun else "add")
+            jsonschema.validate(json.loads(arguments), json.loads(SCHEMAS[name]))
+            assert text.rstrip().endswith(ending[-1])
+        # The model cannot give other arguments, nor say anything after the call.
+        assert not follow(tokenizer, guide, begun + " ").allows(tokenizer.encode('"')[0])
+        whole = f'{begun} {{"a": 7, "b": "x}}"}}{ending}' if "add_more" not in begun else f"{begun} {{}}{ending}"
+        follower = follow(tokenizer, guide, whole)
+        (allowed,) = np.nonzero(np.isfinite(follower.mask(np.zeros(tokenizer.vocab_size, np.float32))))
+        assert allowed[0] == 0
+        assert tokenizer.decode(allowed[1:].tolist()).strip() == ""
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("text", FREE)
+def test_text_that_is_no_call_without_markers_is_free(text: str, tokens: bool) -> None:
+    tokenizer = tool_tokenizer("hermes", tokens=tokens)
+    form = Form(tokenizer)
+    guide = form.guide(SCHEMAS, allow_text=True, allow_multiple=True)
+    assert follow(tokenizer, guide, text).allows(0)
+    assert read(form, [(text, None)]) == (text, [])
+    call = "".join(piece or "<tool_call>" for piece, _ in form.written(("add_more", "{}"))) if not tokens else ""
+    if call:  # a call with markers may follow, and after it another text
+        assert follow(tokenizer, guide, text + call).allows(0)
+        assert follow(tokenizer, guide, text + call + BARE[0]).allows(0)
+
+
+def test_calls_without_markers_after_thoughts_and_beside_a_form() -> None:
+    """Thoughts may come before such a call. If the text has a required form, an object without markers is text."""
+    tokenizer = thinking_tokenizer("hermes", tokens=False)
+    answers = AnswerFormat(tokenizer)
+    guide = answers.grammar(tools=True).guide(SCHEMAS, thinking="open")
+    assert guide is not None
+    before = 'I call {"name": "add", "arguments": 5}.\n</think>\n\n'
+    assert follow(tokenizer, guide, before + BARE[0].replace("1", "7")).allows(0)
+    assert not follow(tokenizer, guide, before + BEGUN[0][0] + " ").allows(tokenizer.encode("5")[0])
+    assert follow(tokenizer, guide, before + FREE[0]).allows(0)
+    for has_form in (False, True):
+        reader = answers.reader(SCHEMAS, opened=True, has_form=has_form)
+        parts = [*reader.push(before + BARE[0]), *reader.flush()]
+        assert any(isinstance(part, CallPart) for part in parts) != has_form
+        assert (parts[-1] == BARE[0]) == has_form
+
+
+def test_many_tools_may_be_called_without_markers() -> None:
+    tokenizer = tool_tokenizer("hermes")
+    schemas = {f"tool_{number:02}_{'x' * 50}": SCHEMAS["add"] for number in range(128)}
+    begun = time.perf_counter()
+    guide = Form(tokenizer).guide(schemas, allow_text=True, allow_multiple=True)
+    follower = follow(tokenizer, guide, f'{{"name": "{[*schemas][-1]}", "arguments":')
+    assert time.perf_counter() - begun < 20
+    assert tokenizer.decode(follower.forced()).strip().startswith("{") or follower.allows(tokenizer.encode("{")[0])
 
 
 def test_text_is_held_back_only_while_the_answer_may_be_a_json_object() -> None:

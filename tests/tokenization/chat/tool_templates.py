@@ -138,8 +138,43 @@ CHANNELS = """{%- if tools %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
 
+# The constructs of Granite 3.3, which describes tools and writes no calls.
+GRANITE = """{%- if tools and not available_tools %}{%- set available_tools = tools %}{%- endif %}
+{%- if messages[0].role == 'system' %}
+    {%- set system = messages[0].content %}{%- set turns = messages[1:] %}
+{%- else %}
+    {%- set system = 'Respond with <|tool_call|> and a list.' if available_tools else '' %}{%- set turns = messages %}
+{%- endif %}
+{{- '<|start_of_role|>system<|end_of_role|>' + system + '<|end_of_text|>\\n' }}
+{%- if available_tools %}
+    {{- '<|start_of_role|>available_tools<|end_of_role|>' }}
+    {{- (available_tools | tojson(indent=4)) + '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for message in turns %}
+    {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content + '<|end_of_text|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}"""
+
+# The constructs of a template for Phi-4-mini; the model's own has no tools.
+PHI = """{%- for message in messages %}
+    {%- if message.role == 'tool' %}{{- '<|tool_response|>' + (message.content | tojson) + '<|end|>' }}
+    {%- else %}
+        {{- '<|' + message.role + '|>' + message.content }}
+        {%- if loop.first and tools %}
+            {%- for tool in tools %}{{- '<|tool|>' + (tool.function | tojson) + '<|/tool|>' }}{%- endfor %}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<|tool_call|>' + (call.function | tojson) + '<|/tool_call|>' }}
+        {%- endfor %}
+        {{- '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+
 TEMPLATES = {
     "hermes": HERMES,
+    "granite": GRANITE,
+    "phi": PHI,
     "mistral list": MISTRAL,
     "mistral": NEW_MISTRAL,
     "llama": LLAMA,
@@ -149,6 +184,10 @@ TEMPLATES = {
 TOKENS: dict[str, dict[str, bool]] = {
     "hermes": {
         "<|im_start|>": True, "<|im_end|>": True, "<tool_call>": False, "</tool_call>": False, "<think>": False,
+    },
+    "granite": {"<|start_of_role|>": True, "<|end_of_role|>": True, "<|end_of_text|>": True, "<|tool_call|>": True},
+    "phi": {
+        "<|user|>": True, "<|assistant|>": True, "<|end|>": True, "<|tool_call|>": True, "<|/tool_call|>": True,
     },
     "mistral list": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True},
     "mistral": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True, "[ARGS]": True},

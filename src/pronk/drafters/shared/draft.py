@@ -266,7 +266,7 @@ class DraftRunner:
     def _run(self, jobs: Sequence[ForwardJob]) -> list[Array]:
         """Run one forward pass; return each job's float32 logits ``[nodes, vocab]``, by the target's ids."""
         result = self.runner.forward(jobs)
-        self.runner.record_duration(jobs, result.context, result.seconds, plain=True)
+        self.runner.record_duration(jobs, result.context, result.seconds, plain=True, touched=result.touched)
         return [self.translation.to_target(logits[:]) for logits in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:

@@ -29,6 +29,8 @@ const int CHUNK_BLOCKS = 8;
 // Maximum of TILE_M (rows of a GEMM tile) over all instruction sets. If a GEMM has at most this many rows, every thread
 // prepares the whole input for itself, which is cheaper than a barrier.
 const int MAX_TILE_M = 12;
+// Maximum of pronk_op.experts.
+const int MAX_EXPERTS = 1024;
 // Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
 const int MAX_HEAD_DIM = 512;
 
@@ -51,6 +53,12 @@ struct Segment {
   int32_t first_row, rows;
 };
 
+// A row and one of its experts: `rank` counts the experts of the row, in their order, from 0.
+struct Pair {
+  int32_t row, rank;
+  float share;  // factor of the expert's output
+};
+
 struct QuantKernels;
 
 // One forward pass in progress.
@@ -67,6 +75,12 @@ struct State {
   void *a, *b;                 // buffers A and B [rows, row_stride(width)]
   void* x;                     // prepared input of a GEMM of more than MAX_TILE_M rows, shared by all threads
   int64_t input_stride;        // row_stride(width) of the widest GEMM input
+  float* scores;               // buffer SCORES [rows, experts]
+  int32_t* choice;             // [rows, per_row] chosen experts of each row, in rising order
+  float* share;                // [rows, per_row] their shares
+  Pair* pair;                  // [rows * per_row] all pairs, in the order of the experts
+  int32_t* first;              // [experts + 1] the pairs of expert e are first[e], …, first[e + 1] - 1
+  float* sum;                  // [rows, row_stride(width)] unfinished sums over the experts of a row
   float* q;                    // queries [rows, heads, head_dim rounded up to 16]
   char* scratch;               // [threads, scratch_bytes] buffers that each thread uses alone
   int64_t scratch_bytes;

@@ -27,17 +27,38 @@ struct Arena {
 
 Arena arena;
 
-// Row stride of buffer A or B for the widest output that the program writes to it.
-int64_t buffer_stride(const pronk_op* ops, int64_t count, int buffer) {
-  int64_t width = 0;
+// Whether an operation of a program has experts.
+bool has_experts(const pronk_op* op) { return op->kind == PRONK_ROUTE || op->mixing != PRONK_DENSE; }
+
+// Elements of buffer A or B for the largest output that the program writes to it; `rows` is buffer_rows.
+int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows, int64_t hidden) {
+  int64_t size = 0;
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
-    int64_t op_width = 0;
-    if (op->kind == PRONK_LINEAR && op->output == buffer) op_width = op->w->N;
-    else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) op_width = (int64_t)op->heads * op->head_dim;
-    if (op_width > width) width = op_width;
+    int64_t width = 0;
+    if (op->kind == PRONK_LINEAR && op->output == buffer) width = op->w->N;
+    else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) width = (int64_t)op->heads * op->head_dim;
+    else if (op->kind == PRONK_NORM && op->output == buffer) width = hidden;
+    int64_t op_size = rows * (op->mixing == PRONK_SPREAD ? op->per_row : 1) * row_stride(width);
+    if (op_size > size) size = op_size;
   }
-  return row_stride(width);
+  return size;
+}
+
+// Largest numbers of a program's mixtures of experts; zeros if it has none.
+struct Mixture {
+  int64_t experts = 0, per_row = 0, outputs = 0;  // `outputs`: of the operations that sum over the experts of a row
+};
+
+Mixture largest_mixture(const pronk_op* ops, int64_t count) {
+  Mixture m;
+  for (int64_t i = 0; i < count; i++) {
+    if (!has_experts(ops + i)) continue;
+    if (ops[i].experts > m.experts) m.experts = ops[i].experts;
+    if (ops[i].per_row > m.per_row) m.per_row = ops[i].per_row;
+    if (ops[i].mixing == PRONK_GATHER && ops[i].w->N > m.outputs) m.outputs = ops[i].w->N;
+  }
+  return m;
 }
 
 // Row stride of the widest GEMM input.
@@ -146,17 +167,19 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
     if (op->head_dim % 2 || op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
+    if (has_experts(op) && (op->experts > MAX_EXPERTS || op->per_row < 1 || op->per_row > op->experts)) return false;
     bool uses_cache = op->keys && !op->collected;  // with `collected`, PRONK_STORE writes by row and not by slot
     if (uses_cache && !has_slots(pass, op)) return false;
   }
   return true;
 }
 
-// Whether activations between operations are bf16: only if every GEMM takes bf16 rows, since others take float32 rows.
+// Whether activations between operations are bf16: only if every GEMM takes bf16 rows, since others take float32 rows. A
+// router does not count: it widens its input.
 bool has_bf16_activations(const pronk_op* ops, int64_t count, const IsaKernels* isa) {
   bool any = false;
   for (int64_t i = 0; i < count; i++) {
-    if (!ops[i].w || ops[i].kind == PRONK_EMBED) continue;
+    if (!ops[i].w || ops[i].kind == PRONK_EMBED || ops[i].output == PRONK_SCORES) continue;
     if (ops[i].w->type != PRONK_BF16) return false;
     any = true;
   }
@@ -202,7 +225,9 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   s.pass = pass;
   s.bf16 = has_bf16_activations(ops, count, isa);
   s.quant = quant_kernels(pass->isa);
-  int64_t rows = buffer_rows(pass), tree = max_nodes(pass), size = s.bf16 ? 2 : 4;
+  int64_t rows = buffer_rows(pass), tree = max_nodes(pass), size = s.bf16 ? 2 : 4, hidden = pass->hidden;
+  Mixture mixture = largest_mixture(ops, count);
+  int64_t pairs = pass->rows * mixture.per_row, most_rows = pairs > rows ? pairs : rows;
   s.input_stride = input_stride(ops, count, pass->hidden);
   s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, tree);
   int32_t* nodes;  // temporary: three entries per node of the largest tree
@@ -212,9 +237,15 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
       {(void**)&s.path, path_size(pass) * 4},
       {(void**)&s.next, count * 4},
       {(void**)&nodes, 3 * tree * 4},
-      {&s.a, rows * buffer_stride(ops, count, PRONK_A) * size},
-      {&s.b, rows * buffer_stride(ops, count, PRONK_B) * size},
-      {&s.x, rows * s.input_stride * size},
+      {&s.a, buffer_size(ops, count, PRONK_A, rows, hidden) * size},
+      {&s.b, buffer_size(ops, count, PRONK_B, rows, hidden) * size},
+      {&s.x, most_rows * s.input_stride * (pairs ? 4 : size)},
+      {(void**)&s.scores, pass->rows * mixture.experts * 4},
+      {(void**)&s.choice, pairs * 4},
+      {(void**)&s.share, pairs * 4},
+      {(void**)&s.pair, pairs * (int64_t)sizeof(Pair)},
+      {(void**)&s.first, (mixture.experts + 1) * 4},
+      {(void**)&s.sum, (pairs ? pass->rows : 0) * row_stride(mixture.outputs) * 4},
       {(void**)&s.q, rows * query_width(ops, count) * 4},
       {(void**)&s.scratch, s.scratch_bytes * pass->threads},
   };

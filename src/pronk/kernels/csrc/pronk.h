@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 8
+#define PRONK_VERSION 9
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -27,12 +27,23 @@ enum pronk_kind {
                      // Without w: the projections are in buffer B, and the norms span all query or all key heads
   PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
-  PRONK_NORM = 5,    // stream = norm(input), or stream += scale * norm(input) with `residual`
+  PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`
+  PRONK_ROUTE = 6,   // choose `per_row` of `experts` for each row by its scores, ties to the smaller number; the shares
+                     // of the chosen experts are a softmax over all scores, with `normalized` over theirs
 };
-// Input or output of an operation. A and B hold activations between operations.
-enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3 };
+// Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
+enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4 };
+// PRONK_LINEAR with experts. w [experts] has their matrices, of one shape, type and group. A *pair* is a row and one of
+// its experts; pairs are in the order of the experts, and those of an expert in the order of the rows.
+// SPREAD: input rows are those of the pass, output rows are pairs. GATHER: input rows are pairs, an output row is the sum
+// of the row's pairs times their shares, in the order of the experts.
+enum pronk_mixing { PRONK_DENSE = 0, PRONK_SPREAD = 1, PRONK_GATHER = 2 };
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
-enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3 };
+// CLAMPED (gpt-oss), for gated matrices only: silu with the slope 1.702 of the gate, which is at most 7, times one plus the
+// up projection, which is clamped to -7..7.
+enum pronk_activation {
+  PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4
+};
 
 // A matrix [N, K] packed in blocks of 16 outputs. Every `unit` outputs a new block begins; zeros fill the last block:
 //   f32, f16   [blocks][K][16]
@@ -100,6 +111,9 @@ typedef struct {
   float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
   int32_t query_period;   // query_growth 0: none
   int32_t rope_dim;       // number of dimensions of a head that RoPE rotates, the first ones
+  const float* sinks;     // PRONK_ATTEND: null, or [heads]: a score of each head that takes part in the softmax alone
+  int32_t mixing;         // PRONK_LINEAR: pronk_mixing
+  int32_t experts, per_row, normalized;  // PRONK_ROUTE, and PRONK_LINEAR with experts
 } pronk_op;
 
 // Rows of one request: a tree of `nodes` tokens after `length` cached tokens. The tree is a chunk of the prompt (a
@@ -127,6 +141,7 @@ typedef struct {
   const int32_t* wanted;     // [num_wanted] rows whose logits are requested
   float* logits;             // [num_wanted, N], or [rows, N] if `wanted` of the LM head's operation is 0
   void* collected;           // [layers, rows, hidden] copies of the stream by PRONK_STORE
+  int64_t* touched;          // null, or a number to which every PRONK_ROUTE adds how many experts its rows chose
 } pronk_pass;
 
 // A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.

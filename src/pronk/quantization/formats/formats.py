@@ -16,6 +16,7 @@ _FORMATS = {
     "compressed-tensors": ("compressed_tensors", "CompressedTensors"),
     "gptq": ("gptq", "GPTQ"),
     "awq": ("awq", "AWQ"),
+    "mxfp4": ("mxfp4", "MXFP4"),
     "fp8": ("fp8", "FP8"),
     "fbgemm_fp8": ("fp8", "FP8"),
 }

@@ -46,7 +46,7 @@ class QuantizedMatrix:
     codes: Array  # uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1; the columns of a group are adjacent
     scale: Array  # float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``
     minimum: Array | None  # weight of code 0, float32 ``[outputs, groups]``; ``None``: ``zero`` is subtracted
-    bits: Bits  # number of bits per code
+    bits: Bits | Literal[5]  # number of bits per code
     # Number of inputs per group: a multiple of 8, at most ``inputs + 31``. The last group of a row may be shorter.
     group: int
     # int64 ``[inputs]``: column ``i`` of ``codes`` is input ``order[i]``. ``None``: column ``i`` is input ``i``.
@@ -54,8 +54,9 @@ class QuantizedMatrix:
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
-        if self.codes.dtype != UINT8 or self.bits not in (8, 4):
-            msg = f"expected codes of 8 or 4 bits as uint8, found {self.bits} bits as {self.codes.dtype}"
+        if self.codes.dtype != UINT8 or self.bits not in (8, 5, 4) or (self.bits == 5 and self.group != 32):
+            expected = "codes of 8 or 4 bits, or of 5 bits in groups of 32, as uint8"
+            msg = f"expected {expected}, found {self.bits} bits as {self.codes.dtype}"
             raise ValueError(msg)
         if self.group % _GROUP_MULTIPLE or self.group < _GROUP_MULTIPLE or not 0 < inputs <= _MAX_INPUTS:
             expected = f"groups of a multiple of {_GROUP_MULTIPLE} and 1..{_MAX_INPUTS} inputs"

@@ -49,6 +49,8 @@ class LinearModule(NamedTuple):
     inputs: int  # number of input features
     head: bool = False  # whether the module is the LM head
     transposed: bool = False  # whether an unquantized weight is stored ``[inputs, outputs]``, as in GPT-2
+    # Number of experts whose matrices are in one tensor, whose name is then ``name``; 0: a tensor has one matrix
+    experts: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
-RoPE rotates pairs of a head's values. For the architecture ``llama``, GGUF permutes the rows of the query and key
-projections so that the values 2i and 2i + 1 are a pair. :class:`GgufCheckpoint` undoes this permutation: in pronk, a
-pair is the values i and i + size / 2 of a head.
+RoPE rotates pairs of a head's values. For the architectures in ``_PERMUTED_ARCHITECTURES``, GGUF permutes the rows of
+the query and key projections so that the values 2i and 2i + 1 are a pair. :class:`GgufCheckpoint` undoes this
+permutation: in pronk, a pair is the values i and i + size / 2 of a head.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ __all__ = ["GgufCheckpoint", "is_gguf"]
 
 _DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # such as model-00001-of-00003.gguf
+# Architectures whose pairs are consecutive values: ``LLAMA_ROPE_TYPE_NORM`` in ``llama_model_rope_type`` of llama.cpp.
+_PERMUTED_ARCHITECTURES = ("granite", "llama", "mistral3", "smollm3")
 # Projections with permuted rows, each with the metadata key of the number of its heads.
-_PERMUTED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
+_PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 
 
 def is_gguf(path: Path) -> bool:
@@ -162,10 +164,11 @@ class GgufCheckpoint:
     def _permuted_heads(self, name: str) -> int:
         """Return the number of heads whose rows are permuted in the file; 0 if no rows are."""
         key = _PERMUTED.get(name.split(".")[-2]) if "." in name else None
-        if key is None or self.header.get("general.architecture") != "llama":
+        architecture = self.header.get("general.architecture")
+        if key is None or architecture not in _PERMUTED_ARCHITECTURES:
             return 0
-        heads = self.header.get(key)
-        heads = self.header.get(_PERMUTED["attn_q"]) if heads is None else heads
+        heads = self.header.get(f"{architecture}.{key}")
+        heads = self.header.get(f"{architecture}.{_PERMUTED['attn_q']}") if heads is None else heads
         heads = heads[0] if isinstance(heads, list) and heads else heads
         size = self.shape(name)[0]
         if not isinstance(heads, int) or heads < 1 or size % (2 * heads):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tokenizers
@@ -34,7 +34,12 @@ _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"  # upper-case letters, letters without case, marks
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"  # lower-case letters, letters without case, marks
 _CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-_TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED_OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}|{_CASED_OTHER_TEXT}"
+_GPT4O_PATTERN = (
+    "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED_WORD.split("|")) + rf"|\p{{N}}{{1,3}}|{_CASED_OTHER_TEXT}"
+)
+_KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 without the white space after them
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
@@ -49,16 +54,21 @@ class _PreTokenizer:
     nfc: bool = False  # whether the text is first normalized to Unicode NFC
 
 
-_LLAMA3 = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",), ignore_merges=True, add_bos=True)
+_DBRX = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",))
+_LLAMA3 = replace(_DBRX, ignore_merges=True, add_bos=True)
 _SINGLE_DIGITS = _PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 _PRE_TOKENIZERS = {
     # llama.cpp uses this one for models whose own pre-tokenizer is unknown to its converter
     "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "dbrx": _DBRX,  # OLMo 2 and 3, Phi-4, Granite 4
     "gpt-2": _PreTokenizer((_GPT2_PATTERN,)),
+    "gpt-4o": _PreTokenizer((_GPT4O_PATTERN,)),  # Phi-4-mini
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True),
+    "refact": _SINGLE_DIGITS,  # Granite 3
+    "smaug-bpe": _DBRX,  # SmolLM3
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "tekken": _PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
@@ -110,7 +120,9 @@ def _read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
         raise TokenizerError(msg)
     try:
         backend = _MODELS[model](file, vocabulary)
-        backend.add_tokens(_special_tokens(vocabulary))
+        # The file does not say that Phi-3's special tokens take the white space after them; its SentencePiece ones do.
+        takes_space = model == "llama" and file.get("general.architecture") == "phi3"
+        backend.add_tokens(_special_tokens(vocabulary, takes_space=takes_space))
     except TokenizerError:
         raise
     except Exception as error:  # the library tokenizers raises Exception itself, no subclass
@@ -216,11 +228,19 @@ def _add_bos_eos(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Voca
         backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)
 
 
-def _special_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
-    """Return the tokens to match before pre-tokenization; decoding skips CONTROL and UNKNOWN tokens."""
+def _special_tokens(vocabulary: Vocabulary, *, takes_space: bool) -> list[AddedToken]:
+    """Return the tokens to match before pre-tokenization; decoding skips CONTROL and UNKNOWN tokens.
+
+    ``takes_space``: whether they include the white space after them, with the exceptions of :data:`_KEEP_SPACE`.
+    """
     is_special = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
     return [
-        AddedToken(token, special=is_special[TokenKind(kind)], normalized=False)
+        AddedToken(
+            token,
+            special=is_special[TokenKind(kind)],
+            normalized=False,
+            rstrip=takes_space and token not in _KEEP_SPACE,
+        )
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
         if token is not None and kind in is_special
     ]

@@ -9,6 +9,7 @@ const COLUMNS = 240; // maximum columns of the chart; in longer answers a column
 export class Counts {
   constructor(start) {
     this.start = start; // time of the request in milliseconds
+    this.fromRequest = false; // whether times are measured from the request on instead of the first tokens
     this.tokens = this.accepted = 0;
     this.passes = []; // for each forward pass: drafter, or null for the target, to its number of tokens
     this.sources = new Map([[null, 0]]);
@@ -22,12 +23,14 @@ export class Counts {
       this.accepted += source !== null;
     }
     this.tokens += leaps.length;
-    this.first ??= { now, tokens: leaps.length };
+    this.first ??= { now, tokens: 0 };
+    if (now === this.first.now) this.first.tokens += leaps.length; // a read of the stream may have several chunks
     this.last = now;
   }
 
   finish(usage) {
     this.usage = usage;
+    this.fromRequest = this.last === this.first?.now;
     Object.assign(this, { tokens: usage.completion_tokens, accepted: usage.accepted, drafted: usage.drafted });
   }
 
@@ -39,14 +42,18 @@ export class Counts {
     return this.tokens / this.steps;
   }
 
-  /** Seconds from the first chunk to the last. */
+  /**
+   * Seconds from the first read of the stream to the last. If the whole answer arrived in one read, or if
+   * `fromRequest` is set, the seconds from the request to the last read.
+   */
   get seconds() {
-    return (this.last - this.first?.now) / 1000;
+    return (this.last - (this.fromRequest ? this.start : this.first?.now)) / 1000;
   }
 
-  /** Tokens per second after the first chunk, whose time includes the prefill. */
+  /** Tokens per second after the first read, whose time includes the prefill; or after the request, see `seconds`. */
   get rate() {
-    return this.seconds > 0 ? (this.tokens - this.first.tokens) / this.seconds : NaN;
+    const tokens = this.tokens - (this.fromRequest ? 0 : this.first?.tokens);
+    return this.seconds > 0 ? tokens / this.seconds : NaN;
   }
 }
 

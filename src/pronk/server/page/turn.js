@@ -72,8 +72,10 @@ export class Turn {
       verdict.update();
       // Both charts have the same scale.
       const passes = Math.max(answer.counts.passes.length, plain.counts.passes.length);
-      for (const { figures } of [answer, plain]) figures.minimum = { passes, tokens: answer.figures.top };
-      answer.figures.update();
+      for (const { figures } of [answer, plain]) {
+        figures.minimum = { passes, tokens: answer.figures.top };
+        figures.update();
+      }
       this.page.onDraw();
     };
     const whole = answer.done ? {} : { max_tokens: answer.tokens.length };

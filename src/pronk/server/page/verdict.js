@@ -18,12 +18,7 @@ export class Verdict {
     this.head = make("p", "same");
     this.gain = make("p", "gain");
     this.race = make("div", "race");
-    this.note = make(
-      "p",
-      "note",
-      "Both answers have the same prompt, seed and options, and were generated one after the other. " +
-        "Each time is measured by this page, from the first token on.",
-    );
+    this.note = make("p", "note");
     this.element = make("div", "verdict", this.head, this.gain, this.race, this.note);
     this.element.setAttribute("role", "status");
     this.place = -1;
@@ -60,6 +55,12 @@ export class Verdict {
 
   #finish() {
     const [one, other] = [this.drafted.counts, this.plain.counts];
+    // If one answer arrived in a single read, only the time from its request on is known: then both are measured so.
+    const fromRequest = (one.fromRequest ||= other.fromRequest);
+    other.fromRequest = fromRequest;
+    this.note.textContent =
+      "Both answers have the same prompt, seed and options, and were generated one after the other. " +
+      `Each time is measured by this page, from the ${fromRequest ? "request" : "first token"} on.`;
     const ratio = one.rate / other.rate;
     const passes = `${count(one.steps)} forward passes instead of ${count(other.steps)}`;
     const rates = `${speed(one.rate)} tokens per second instead of ${speed(other.rate)}`;

@@ -69,7 +69,7 @@ class ChatMessage(ChatTurn):
     @model_validator(mode="before")
     @classmethod
     def _check_calls(cls, value: Any) -> Any:
-        """Check that tool fields fit the role; in a message with tool calls, set missing content to ``""``."""
+        """Check that tool fields fit the role; set missing content to ``""`` if there are calls or thoughts."""
         if not isinstance(value, dict):
             return value
         calls, role = value.get("tool_calls"), value.get("role")
@@ -77,7 +77,8 @@ class ChatMessage(ChatTurn):
             raise refuse("messages", f"expected tool_calls with the role 'assistant' only, found the role {role!r}")
         if (role == "tool") != (value.get("tool_call_id") is not None):
             raise refuse("messages", "expected a tool_call_id with the role 'tool', and with no other")
-        return {**value, "content": ""} if calls and value.get("content") is None else value
+        has_more = calls or (role == "assistant" and value.get("reasoning_content") is not None)
+        return {**value, "content": ""} if has_more and value.get("content") is None else value
 
     def to_template(self) -> dict[str, Any]:
         """Return the message as a dict for chat templates, tool calls and thoughts included."""

@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pronk.errors import GuideError, OptionError, PromptError, PronkError
 from pronk.server.errors import ApiError
@@ -41,9 +41,26 @@ class AnswerBuilder:
 class ConversationRequest(FormattedRequest):
     """Base of requests with a conversation."""
 
+    messages_field: ClassVar = "messages"  # name of the field with the conversation, for error messages
+
     @abstractmethod
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages for the chat template."""
+
+    def checked_conversation(self) -> list[dict[str, Any]]:
+        """Return the messages for the chat template; check that each result of a tool has a call.
+
+        Raises:
+            ApiError: a result belongs to no earlier call of the conversation.
+        """
+        messages, called = self.conversation(), set[str]()
+        for message in messages:
+            called.update(call["id"] for call in message.get("tool_calls", ()))
+            if message["role"] == "tool" and message["tool_call_id"] not in called:
+                expected = "expected the result of a tool call in an earlier message of the assistant"
+                found = f"found the id {message['tool_call_id']!r:.40} of no such call; send the call, too"
+                raise refuse(self.messages_field, f"{expected}, {found}")
+        return messages
 
     @abstractmethod
     def tool_use(self) -> ToolUse:
@@ -89,11 +106,11 @@ class ConversationRequest(FormattedRequest):
             ApiError: a schema is invalid, or the schemas are too large.
         """
         use, opened = self.tool_use(), answers.opened_by(prompt)
-        names = use.allowed_names
+        names, form = use.allowed_names, self.guide()
         try:
             guide = answers.grammar(tools=bool(names)).guide(
                 use.schemas(),
-                form=self.guide(),
+                form=form,
                 allow_text=use.allows_text,
                 allow_multiple=use.allows_multiple,
                 thinking="open" if opened else "never" if self.thinks is False else "optional",
@@ -104,7 +121,7 @@ class ConversationRequest(FormattedRequest):
         has_blocks = bool(names) or answers.reasoning is not None
 
         def new_parser() -> AnswerParser:
-            reader = answers.reader(names, opened=opened)
+            reader = answers.reader(names, opened=opened, has_form=form is not None)
             return AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
 
         builder = AnswerBuilder(shared_fields, TokenTexts(answers.tokenizer), len(prompt), has_blocks, new_parser)

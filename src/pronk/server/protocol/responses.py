@@ -127,6 +127,7 @@ class ResponsesRequest(ConversationRequest):
         "previous_response_id": [],
         "truncation": ["disabled"],
     }
+    messages_field: ClassVar = "input"
 
     input: Text | Annotated[list[Item], Field(fail_fast=True)] = Field(min_length=1)
     instructions: Text | None = None

@@ -18,18 +18,32 @@ special. Token 5 is another added token that llguidance matches only by its id. 
 
 The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other tokens. ``lazy``
 makes a marker end at its first occurrence.
+
+If a call without markers may be the whole answer (:mod:`pronk.tokenization.chat.bare_call`), text does not begin like
+such a call, so that only the rule ``bare`` continues one::
+
+    answer: bare | first_call body (call_start body)* text | first
+    bare: OPENING_0_0 SPACE? arguments_0 SPACE? "}" SPACE? | …
+    OPENING_0_0: OPENING_0 "\"f\"" AFTER_NAME
+    BARE: (OPENING_0 | OPENING_1 | OPENING_2) NAME AFTER_NAME TEXT
+    first: PLAIN? | PLAIN? <[5]> (TEXT <[5]>)* TEXT
+    PLAIN: TEXT & ~BARE
+    first_call: first <[7]> | first_call_marker | PLAIN? <[5]> (TEXT <[5]>)* call_start_marker
+    first_call_marker[lazy]: MARKED
+    MARKED: (TEXT "<tool_call>") & ~BARE
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pronk.errors import OptionError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
+from pronk.tokenization.chat.bare_call import AFTER_NAME, BEFORE_NAME, OPENINGS
 from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, ToolDialect
 from pronk.tokenization.chat.symbols import TokenSymbols, ranges
 
@@ -38,6 +52,8 @@ __all__ = ["AnswerGrammar", "Thinking", "arguments_schema"]
 # Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins with thoughts.
 Thinking = Literal["never", "optional", "open"]
 
+_MAX_SPACE = 16  # characters of white space at one place of a call without markers, so that it cannot go on for ever
+_SPACES = r"[ \t\r\n]*"
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an escaped character, or a slash, which Lark needs escaped
 
 
@@ -87,13 +103,27 @@ class AnswerGrammar:
         return [*([dialect.begin] if dialect else []), *([reasoning.begin, reasoning.end] if reasoning else [])]
 
     @property
+    def _other_ids(self) -> str:
+        """Tokens of free text that grammars match by id only: ``<[5]>``, or nothing."""
+        return ranges(self.symbols.other_ids(*self._markers))
+
+    @property
     def _others(self) -> str:
-        """Text with tokens that grammars match by id only: ``(TEXT <[5]>)*``, or nothing."""
-        ids = ranges(self.symbols.other_ids(*self._markers))
-        return f"(TEXT {ids})*" if ids else ""
+        """Text that ends with such tokens: ``(TEXT <[5]>)*``, or nothing."""
+        return f"(TEXT {self._other_ids})*" if self._other_ids else ""
+
+    @property
+    def _first_others(self) -> str:
+        """The same for the beginning of an answer, with at least one such token."""
+        return f"PLAIN? {self._other_ids} {self._others}"
 
     def _text(self) -> list[str]:
         return ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
+
+    def _first_text(self) -> list[str]:
+        """Return the rules for an answer's text that does not begin like a call without markers (``BARE``)."""
+        more = f" | {self._first_others} TEXT" if self._other_ids else ""
+        return ["PLAIN: TEXT & ~BARE", f"first: PLAIN?{more}"]
 
     def _start(self, thinking: Thinking) -> str:
         reasoning = self.reasoning
@@ -128,7 +158,7 @@ class AnswerGrammar:
             return [f"answer: {content}", *rules]
         rules += self._calls(dialect, schemas, allow_multiple=allow_multiple)
         if allow_text and form is None and not header:
-            return [*self._text_and_calls(dialect, allow_multiple=allow_multiple), *rules]
+            return [*self._text_and_calls(dialect, schemas, allow_multiple=allow_multiple), *rules]
         call = "body" if dialect.marker_optional else f"{self.symbols.grammar(dialect.begin)} body"
         if allow_multiple and dialect.repeats_markers:
             call += f" ({self.symbols.grammar(dialect.between)} {call})*"
@@ -144,21 +174,53 @@ class AnswerGrammar:
         rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(schemas))))
         ident = f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?" if dialect.before_ident else ""
         for number, (name, schema) in enumerate(schemas.items()):
-            rules.append(f"tool_{number}: {text(name)} {ident} {text(dialect.before_arguments)} %json {schema}")
+            rules.append(f"tool_{number}: {text(name)} {ident} {text(dialect.before_arguments)} arguments_{number}")
+            rules.append(f"arguments_{number}: %json {schema}")
         return rules
 
-    def _text_and_calls(self, dialect: ToolDialect, *, allow_multiple: bool) -> list[str]:
+    def _text_and_calls(self, dialect: ToolDialect, names: Collection[str], *, allow_multiple: bool) -> list[str]:
         """Return the rules for free text with calls in it."""
         if dialect.marker_optional:
             begin = f" ({self.symbols.grammar(dialect.begin)} body)?" if dialect.begin else ""
-            # No call without a marker: PLAIN does not begin like a call.
-            plain = f"PLAIN: TEXT & ~/{re.escape(dialect.before_name)}(?s:.*)/"
-            others = self._others
-            text = f"PLAIN? | PLAIN? {others.removeprefix('(TEXT ').removesuffix(')*')} {others} TEXT"
-            return [f"answer: body | first{begin}", plain, f"first: {text if others else 'PLAIN?'}"]
-        several = allow_multiple and dialect.repeats_markers
-        answer = "(call_start body)* text" if several else "call_start body | text"
-        return [f"answer: {answer}", *self._until("call_start", dialect.begin)]
+            bare = f"BARE: {json.dumps(dialect.before_name)} TEXT"
+            return [f"answer: body | first{begin}", bare, *self._first_text()]
+        several, rules = allow_multiple and dialect.repeats_markers, self._until("call_start", dialect.begin)
+        if not dialect.allows_bare:
+            return [f"answer: {'(call_start body)* text' if several else 'call_start body | text'}", *rules]
+        rest = " (call_start body)* text" if several else ""
+        rules += [*self._first_text(), *self._first_call(dialect.begin), *_bare_calls(names)]
+        return [f"answer: bare | first_call body{rest} | first", *rules]
+
+    def _first_call(self, marker: str) -> list[str]:
+        """Return the rules for text up to the first marker that does not begin like a call without markers."""
+        alternatives, rules = [], []
+        if self.symbols.is_id_only(marker):
+            alternatives.append(f"first {self.symbols.grammar(marker)}")
+        if not self.symbols.is_special(marker):
+            alternatives.append("first_call_marker")
+            alternatives += [f"{self._first_others} call_start_marker"] if self._other_ids else []
+            rules += ["first_call_marker[lazy]: MARKED", f"MARKED: (TEXT {json.dumps(marker)}) & ~BARE"]
+        return [f"first_call: {' | '.join(alternatives)}", *rules]
+
+
+def _bare_calls(names: Collection[str]) -> list[str]:
+    """Return the rules for a call without markers: ``bare``, and ``BARE`` for texts that begin like one."""
+    quoted, openings = [json.dumps(f'"{name}"') for name in names], [f"OPENING_{n}" for n in range(len(OPENINGS))]
+    rules = [f"SPACE: /[ \\t\\r\\n]{{1,{_MAX_SPACE}}}/", f"AFTER_NAME: /{_spaced(AFTER_NAME)}/"]
+    rules += [f"NAME: {' | '.join(quoted)}", f"BARE: ({' | '.join(openings)}) NAME AFTER_NAME TEXT"]
+    bare = list[str]()
+    for opening, (before, after) in zip(openings, OPENINGS.items(), strict=True):
+        rules.append(f"{opening}: /{_spaced(before + BEFORE_NAME)}{_SPACES}/")
+        end = f"SPACE? {json.dumps(after)} SPACE?" if after else "SPACE?"
+        for number, name in enumerate(quoted):
+            rules.append(f"{opening}_{number}: {opening} {name} AFTER_NAME")
+            bare.append(f'{opening}_{number} SPACE? arguments_{number} SPACE? "}}" {end}')
+    return [*rules, f"bare: {' | '.join(bare)}"]
+
+
+def _spaced(text: str) -> str:
+    """Return a regular expression for a text, with white space before each string or other character."""
+    return "".join(f"{_SPACES}{re.escape(part)}" for part in re.findall('"[^"]*"|.', text))
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:

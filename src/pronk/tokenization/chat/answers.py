@@ -68,9 +68,17 @@ class AnswerFormat:
         """
         return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
 
-    def reader(self, names: Collection[str], *, opened: bool) -> AnswerReader:
-        """Return a parser of one answer that may call the tools ``names``; ``opened`` as in :meth:`opened_by`."""
+    def reader(self, names: Collection[str], *, opened: bool, has_form: bool = False) -> AnswerReader:
+        """Return a parser of one answer that may call the tools ``names``.
+
+        Args:
+            names: names of the tools.
+            opened: as in :meth:`opened_by`.
+            has_form: whether text has a required form, such as JSON; then calls have markers.
+        """
         dialect = self._dialect() if names else None
+        if has_form and dialect is not None:
+            dialect = replace(dialect, allows_bare=False)
         return AnswerReader(self.symbols, dialect, self.reasoning, names, opened=opened)
 
     def _dialect(self) -> ToolDialect:

@@ -1,8 +1,10 @@
-"""Recognition of an answer that is one JSON object of a call, without the markers of calls.
+"""Answers that are one JSON object of a call, without the markers of calls.
 
 Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer, alone or as a block of code
 between three backticks. Such an answer is a call if ``f`` is the name of a given tool. Whether anything follows the
 object is known at the end of the answer only.
+
+The constants of this module also define such answers for the grammar, which guides their arguments.
 """
 
 from __future__ import annotations
@@ -13,18 +15,23 @@ from collections.abc import Collection
 from pronk.tokenization.chat.calls import CallPart, JsonEnd, new_call_id
 from pronk.tokenization.chat.symbols import plain_text
 
-__all__ = ["BareCallReader"]
+__all__ = ["AFTER_NAME", "BEFORE_NAME", "OPENINGS", "SPACE", "BareCallReader"]
+
+# Parts of a call, without the white space that may be around each part and between its characters outside strings.
+OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object to text after it
+BEFORE_NAME, AFTER_NAME = '{"name":', ',"arguments":'
+SPACE = " \t\r\n"  # characters of white space in JSON
 
 
 class BareCallReader:
     """Streaming reader that holds an answer back while the whole of it may be a call of ``names``."""
 
     def __init__(self, names: Collection[str]) -> None:
-        # Text up to the first brace of the arguments, without white space outside strings; name and text after them.
+        # Text up to the first brace of the arguments to the name of the tool and the text after the arguments.
         self._heads = {
-            f'{fence}{{"name":"{name}","arguments":{{': (name, f"}}{fence[:3]}")
+            f'{opening}{BEFORE_NAME}"{name}"{AFTER_NAME}{{': (name, f"}}{closing}")
             for name in names
-            for fence in ("", "```", "```json")
+            for opening, closing in OPENINGS.items()
         }
         self._head = ""  # the part of such a beginning that was read so far
         self._symbols: list[str] = []
@@ -45,7 +52,7 @@ class BareCallReader:
             if self._head not in self._heads:
                 character = symbols[at]
                 is_quoted = self._head.count('"') % 2 == 1
-                self._head += character if is_quoted or not character.isspace() else ""
+                self._head += character if is_quoted or character not in SPACE else ""
                 if not any(head.startswith(self._head) for head in self._heads):
                     return False
                 at += 1
@@ -54,7 +61,7 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                self._tail += plain_text(symbols[at]).strip()  # without the token that ends the answer
+                self._tail += plain_text(symbols[at]).strip(SPACE)  # without the token that ends the answer
                 if not self._heads[self._head][1].startswith(self._tail):
                     return False
                 at += 1

@@ -4,8 +4,11 @@ A model writes calls as its chat template writes the calls of earlier messages. 
 conversation with one call, and the text around that call selects the row.
 
 ============  ================================================================================
-Hermes        ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, also Qwen; the object may
-              also be the whole answer, without markers (:mod:`pronk.tokenization.chat.bare_call`)
+Hermes        ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, also Qwen, SmolLM3 and Granite 4;
+              the object may also be the whole answer, without markers
+              (:mod:`pronk.tokenization.chat.bare_call`)
+Granite       ``<|tool_call|>[{"name": "f", "arguments": {…}}]`` of Granite 3
+Phi           ``<|tool_call|>{"name": "f", "arguments": {…}}<|/tool_call|>`` of Phi-4-mini, or a list
 Mistral list  ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``
 Mistral       ``[TOOL_CALLS]f[ARGS]{…}``, since 2025; or ``[TOOL_CALLS]f[CALL_ID]x[ARGS]{…}``
 Llama 3       ``{"name": "f", "parameters": {…}}``, at the beginning of an answer or after
@@ -82,6 +85,28 @@ TOOL_DIALECTS = (
         between="\n",
     ),
     ToolDialect(
+        "phi",
+        rf"<\|tool_call\|>(?P<after_begin>\[?){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>\]?)<\|/tool_call\|>",
+        begin="<|tool_call|>",
+        before_name=_JSON_NAME,
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        end="<|/tool_call|>",
+        repeats_markers=True,
+    ),
+    ToolDialect(
+        "granite",
+        # Templates may write the list in several lines; the model writes it in one.
+        rf'<\|tool_call\|>\s*\[\s*\{{\s*"name": "{_PROBE}",\s*"arguments": \{{\s*"x": 1',
+        begin="<|tool_call|>",
+        after_begin="[",
+        before_name=_JSON_NAME,
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        before_end="]",
+        separator=", ",
+    ),
+    ToolDialect(
         "mistral list",
         rf"\[TOOL_CALLS\](?P<after_begin> ?\[){_CALL_START}{_ARGUMENTS}",  # then an id may precede the last brace
         begin="[TOOL_CALLS]",
@@ -156,7 +181,7 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         PromptError: the chat template does not render tools, or writes calls in an unknown format.
         TokenizerError: the model has no chat template.
     """
-    names = "Hermes, Qwen, Mistral, Llama 3 or gpt-oss"
+    names = "Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3 or gpt-oss"
     try:
         without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
         with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)

@@ -1,8 +1,9 @@
 """Check the messages of a conversation, which have the format of OpenAI's chat completions.
 
 A message has a ``role`` and a ``content``: a text, or a list of parts ``{"type": "text", "text": "…"}``. Other types of
-parts are refused. A message of the assistant that calls tools needs no content. The arguments of a call are the JSON
-text of an object, and the template receives that object. All other keys of a message go to the template unchanged.
+parts are refused. A message of the assistant with tool calls or thoughts needs no content. The arguments of a call are
+the JSON text of an object, and the template receives that object. All other keys of a message go to the template
+unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import Any, NoReturn
 
 from pronk.errors import PromptError
 
-__all__ = ["Messages", "TemplateOptions", "Tools", "check_messages", "join_parts", "shorten_ids", "thinking_options"]
+__all__ = [
+    "Messages",
+    "TemplateOptions",
+    "Tools",
+    "check_messages",
+    "join_parts",
+    "shorten_ids",
+    "thinking_options",
+    "write_calls",
+]
 
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
@@ -46,6 +56,26 @@ def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
+def write_calls(message: Mapping[str, Any], begin: str, separator: str, end: str) -> dict[str, Any]:
+    """Return a message with its calls as text of its content, for templates that write no calls.
+
+    ``begin`` precedes the calls, ``separator`` stands between two of them, and ``end`` follows.
+    """
+    calls, content = message.get("tool_calls"), message.get("content") or ""
+    if not isinstance(calls, list):
+        return dict(message)
+    functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
+    objects = [
+        {key: function[key] for key in ("name", "arguments") if key in function}
+        for function in functions
+        if isinstance(function, Mapping)
+    ]
+    text = f"{begin}{separator.join(json.dumps(each, ensure_ascii=False) for each in objects)}{end}"
+    others = {key: value for key, value in message.items() if key != "tool_calls"}
+    parts = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content}{text}"
+    return {**others, "content": parts}
+
+
 def shorten_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with call ids reduced to their last nine letters and digits, for Mistral."""
     changed = _shorten_id(message, "tool_call_id")
@@ -70,6 +100,8 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
         msg = f"{where}: expected a string for 'role', found {_describe_key(message, 'role')}"
         raise PromptError(msg)
     message = {**message, **_read_calls(message, where)}
+    if content is None and role == "assistant" and message.get("reasoning_content") and not message.get("tool_calls"):
+        return {**message, "content": ""}  # some templates would write None
     if isinstance(content, str) or (content is None and role == "assistant" and message.get("tool_calls")):
         return message
     if not isinstance(content, (list, tuple)):

@@ -9,11 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pronk.errors import PromptError, TokenizerError
-from pronk.tokenization.chat.messages import Messages, TemplateOptions, Tools, check_messages, join_parts, shorten_ids
+from pronk.tokenization.chat.messages import (
+    Messages,
+    TemplateOptions,
+    Tools,
+    check_messages,
+    join_parts,
+    shorten_ids,
+    write_calls,
+)
 from pronk.tokenization.chat.renderer import Renderer, default_renderer
 
 __all__ = ["ChatTemplate"]
 
+# Templates that describe tools but write no calls: a text of such a template, then the texts before, between and after
+# calls. Granite 3 asks for a list; SmolLM3 asks for objects between tags.
+_UNWRITTEN_CALLS = (
+    ("<|tool_call|>", ("<|tool_call|>[", ", ", "]")),
+    ("</tool_call>", ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")),
+)
 _MAX_SOURCE = 100_000  # maximum characters of a template; those of well-known models have up to a third of that
 
 
@@ -42,6 +56,8 @@ class ChatTemplate:
             msg = f"chat template: expected valid Jinja, found an error: {reason}"
             raise TokenizerError(msg)
         self._loops_over_content = reply["loops_over_content"]
+        forms = (texts for marker, texts in _UNWRITTEN_CALLS if marker in source and "tool_calls" not in source)
+        self._call_texts = next(forms, None)
 
     def render(
         self,
@@ -55,6 +71,8 @@ class ChatTemplate:
         checked = check_messages(messages)
         # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
         prepared = [{key: value for key, value in message.items() if value is not None} for message in checked]
+        if self._call_texts is not None:
+            prepared = [write_calls(message, *self._call_texts) for message in prepared]
         if not self._loops_over_content:
             prepared = [join_parts(message) for message in prepared]
         if "[TOOL_CALLS]" in self._source:

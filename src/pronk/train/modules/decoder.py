@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pronk.architecture.config import Activation, ModelConfig
+from pronk.architecture.config import Activation, MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig, RopeTable
 from pronk.torch_backend.convert import to_tensor
+from pronk.torch_backend.mixture import choose_experts
 
 __all__ = [
     "Attend",
@@ -66,11 +67,14 @@ class PlainLinear(nn.Module):
 
 
 class ModuleLayer(nn.Module):
-    """Transformer layer on packed rows: attention, then MLP; new weights are uninitialized."""
+    """Transformer layer on packed rows: attention, then MLP; new weights are uninitialized.
 
-    def __init__(self, config: ModelConfig) -> None:
+    With ``mixture``, the MLP is a mixture of experts.
+    """
+
+    def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.mixture = config, mixture
         before, after = config.norm_places != "output", config.norm_places != "input"
         self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
         self.attention_output_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
@@ -81,9 +85,15 @@ class ModuleLayer(nn.Module):
         self.out = empty_linear(config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias)
         self.mlp_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
         self.mlp_output_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
-        up_size = config.intermediate_size * (2 if config.gated else 1)
-        self.up = empty_linear(up_size, config.hidden_size, bias=config.mlp_bias)
-        self.down = empty_linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        width = config.intermediate_size if mixture is None else mixture.width
+        sizes = {"up": (width * (2 if config.gated else 1), config.hidden_size), "down": (config.hidden_size, width)}
+        self.router = None if mixture is None else empty_linear(mixture.experts, config.hidden_size, bias=False)
+        self.up, self.down = (
+            empty_linear(*size, bias=config.mlp_bias)
+            if mixture is None
+            else nn.ModuleList(empty_linear(*size, bias=False) for _ in range(mixture.experts))
+            for size in sizes.values()
+        )
         self.activate = _ACTIVATE[config.activation]
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
@@ -97,11 +107,32 @@ class ModuleLayer(nn.Module):
 
     def apply_mlp(self, x: Tensor) -> Tensor:
         """Return ``x`` ``[rows, hidden]`` plus its MLP."""
-        hidden = self.up(self.mlp_norm(x))
+        normed = self.mlp_norm(x)
+        branch = self._compute_mlp(normed, self.up, self.down) if self.router is None else self._mix(normed)
+        return self._add(x, self.mlp_output_norm(branch))
+
+    def _compute_mlp(self, x: Tensor, up: Callable[[Tensor], Tensor], down: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the output of an MLP, or of an expert."""
+        hidden = up(x)
         if self.config.gated:
-            gate, up = hidden.chunk(2, dim=-1)
-            return self._add(x, self.mlp_output_norm(self.down(self.activate(gate) * up)))
-        return self._add(x, self.mlp_output_norm(self.down(self.activate(hidden))))
+            gate, hidden = hidden.chunk(2, dim=-1)
+            return down(self.activate(gate) * hidden)
+        return down(self.activate(hidden))
+
+    def _mix(self, x: Tensor) -> Tensor:
+        """Return the weighted sum of the outputs of each row's experts, in their order."""
+        assert self.mixture is not None
+        assert self.router is not None
+        assert isinstance(self.up, nn.ModuleList)
+        assert isinstance(self.down, nn.ModuleList)
+        chosen, shares = choose_experts(self.router(x), self.mixture)
+        total = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, shares.dtype), device=x.device)
+        for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            rows, ranks = (chosen == number).nonzero(as_tuple=True)
+            if len(rows):
+                output = self._compute_mlp(x[rows], up, down) * shares[rows, ranks, None]
+                total = total.index_add(0, rows, output)
+        return total.to(x.dtype)
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
         scale = self.config.residual_scale
@@ -141,7 +172,7 @@ class DecoderModule(nn.Module):
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         learned = config.rope is None
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
-        self.layers = nn.ModuleList(ModuleLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(ModuleLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers))
         self.norm = make_norm(config, config.hidden_size)
         self.head = (
             PlainLinear(self.embedding)

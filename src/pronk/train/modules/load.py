@@ -25,11 +25,14 @@ def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: t
     """Return a frozen module with the weights of a model folder or GGUF file, which are dequantized.
 
     Raises:
-        OptionError: the model scales queries by position, which the module does not compute.
+        OptionError: the model scales queries by position or has attention sinks, which the module does not compute.
         CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
     """
     if config.query_growth is not None:
         msg = f"{folder}: expected a model whose queries have one scale at all positions, found {config.family}"
+        raise OptionError(msg)
+    if config.attention_sinks:
+        msg = f"{folder}: expected a model without attention sinks, found {config.family}"
         raise OptionError(msg)
     checkpoint = open_checkpoint(folder)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))

@@ -261,7 +261,7 @@ def _decoder(raw: Mapping[str, Any], names: Collection[str], quantization: Any) 
     types = raw.get("layer_types")
     keys = {**raw, "num_hidden_layers": count, "layer_types": types[:count] if isinstance(types, list) else None}
     keys |= {"tie_word_embeddings": False, "quantization_config": quantization}
-    config = parse_config(keys)
+    config = parse_config(keys).for_context(None)
     attention, mlp = (f"layers.0.{name}" for name in ("self_attn", "mlp"))
     return replace(
         config,

@@ -1,0 +1,107 @@
+"""Keys of ``config.json``: values of absent keys, and keys that turn on unsupported computations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["DEFAULTS", "MULTIMODAL", "UNSUPPORTED_KEYS"]
+
+# Families whose config has that of a language model as ``text_config``, with the default of its ``model_type``.
+MULTIMODAL = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+
+# Values of keys that config.json lacks, by family, as in transformers. A key with the value null has another default:
+# that of the call which reads the key.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        "max_position_embeddings": 8192,
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    },
+    "ministral3": {
+        "max_position_embeddings": 262144,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "olmo3": {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+    "phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    "smollm3": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "rope_theta": 2000000.0,
+        "tie_word_embeddings": True,
+    },
+    "gpt_oss": {
+        "max_position_embeddings": 131072,
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "attention_bias": True,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+    },
+    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "mixtral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+    },
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+}
+DEFAULTS["mimo"] = DEFAULTS["qwen2"]
+
+# Keys that turn on computations. A family whose reader does not read such a key refuses a value other than null, 0 or
+# false: no family implements most of them, and others belong to some families only.
+UNSUPPORTED_KEYS = (
+    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
+    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
+    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
+    "use_bidirectional_attention"
+).split()

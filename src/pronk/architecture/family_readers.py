@@ -1,0 +1,340 @@
+"""Readers of ``config.json``: one function per family of models returns its :class:`ModelConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pronk.architecture.config import MixtureConfig, ModelConfig
+from pronk.architecture.config_reader import ConfigReader
+from pronk.architecture.rope import parse_rope
+from pronk.checks import check_choice, check_number
+from pronk.errors import ConfigError
+
+__all__ = ["FAMILIES"]
+
+_MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
+
+
+def _llama_like(
+    keys: ConfigReader, *, windows: tuple[int | None, ...], partial_rope: bool = False, **features: Any
+) -> ModelConfig:
+    """Parse the keys that most families share; ``features`` are further fields of ModelConfig."""
+    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    head_dim = keys.integer("head_dim", hidden // heads)
+    if keys.get("head_dim") is None and hidden % heads:
+        msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
+        raise ConfigError(msg)
+    context = keys.integer("max_position_embeddings", 2048)
+    rope = features.get("rope") or parse_rope(keys.raw, head_dim, context, partial=partial_rope)
+    bos, eos = keys.special_ids()
+    values: dict[str, Any] = {
+        "family": keys.family,
+        "vocab_size": keys.integer("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("intermediate_size"),
+        "num_layers": len(windows),
+        "num_heads": heads,
+        "num_kv_heads": keys.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "context": rope.extend(context),
+        "norm_eps": keys.number("rms_norm_eps", 1e-6),
+        "activation": keys.activation("hidden_act", "silu"),
+        "rope": rope,
+        "windows": windows,
+        "tied": keys.flag("tie_word_embeddings"),
+        "bos_id": bos,
+        "eos_ids": eos,
+        "dtype": keys.dtype(),
+    }
+    return ModelConfig(**(values | features))
+
+
+def _llama(keys: ConfigReader) -> ModelConfig:
+    return _biased(keys, keys.windows(None))
+
+
+def _biased(keys: ConfigReader, windows: tuple[int | None, ...]) -> ModelConfig:
+    bias, mlp_bias = keys.flag("attention_bias"), keys.flag("mlp_bias")
+    return _llama_like(keys, windows=windows, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+
+
+def _mistral(keys: ConfigReader) -> ModelConfig:
+    size = None if keys.get("sliding_window") is None else keys.integer("sliding_window")
+    windows = keys.windows(size)
+    if None in windows and size is not None:
+        msg = "config.json: layer_types asks for full attention in some layers; expected sliding_attention in all"
+        raise ConfigError(msg)
+    return _llama_like(keys, windows=windows)
+
+
+def _qwen_windows(keys: ConfigReader) -> tuple[int | None, ...]:
+    if not keys.get("use_sliding_window", False) or keys.get("sliding_window") is None:
+        return keys.windows(None)
+    first = keys.integer("max_window_layers", 28, low=0)
+    return keys.windows(keys.integer("sliding_window"), lambda layer: layer >= first)
+
+
+def _qwen2(keys: ConfigReader) -> ModelConfig:
+    return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=True)
+
+
+def _qwen3(keys: ConfigReader) -> ModelConfig:
+    bias = keys.flag("attention_bias")
+    return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=bias, out_bias=bias, qk_norm=True)
+
+
+def _periodic_windows(keys: ConfigReader, period: int) -> tuple[int | None, ...]:
+    """Return the windows: every layer has one, but each ``period``-th."""
+    return keys.windows(keys.integer("sliding_window"), lambda layer: (layer + 1) % period > 0)
+
+
+def _gemma(keys: ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
+    """Parse the keys of Gemma 2 and 3; the weights of norms are stored as ``weight - 1``."""
+    bias = keys.flag("attention_bias")
+    return _llama_like(
+        keys,
+        windows=windows,
+        context=keys.integer("max_position_embeddings"),  # the length after scaling
+        norm_places="both",
+        norm_offset=1.0,
+        activation=keys.activation("hidden_activation", "gelu_pytorch_tanh"),
+        qkv_bias=bias,
+        out_bias=bias,
+        attention_scale=keys.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_cap=keys.optional_number("attn_logit_softcapping"),
+        logits_cap=keys.optional_number("final_logit_softcapping"),
+        embedding_scale=keys.integer("hidden_size") ** 0.5,
+        **features,
+    )
+
+
+def _gemma2(keys: ConfigReader) -> ModelConfig:
+    return _gemma(keys, windows=_periodic_windows(keys, keys.integer("sliding_window_pattern")))
+
+
+def _gemma3(keys: ConfigReader) -> ModelConfig:
+    """Parse Gemma 3, which rotates the layers with a window by a base of their own, without scaling."""
+    windows = _periodic_windows(keys, keys.integer("sliding_window_pattern"))
+    ropes = _ropes(keys, windows, keys.number("rope_theta", 1e6), keys.number("rope_local_base_freq", 1e4))
+    return _gemma(keys, windows=windows, qk_norm=True, **ropes)
+
+
+def _ropes(keys: ConfigReader, windows: tuple[int | None, ...], theta: float, sliding_theta: float) -> dict[str, Any]:
+    """Return the fields ``rope`` and ``layer_ropes``: layers with and without a window have their own.
+
+    ``rope`` is that of the layers with full attention. Older checkpoints have one scaling, for these layers; the bases
+    are then ``theta`` and, in the layers with a window, ``sliding_theta``.
+    """
+    both = keys.get("rope_parameters", {})
+    if "full_attention" not in both:
+        scaling = {"rope_theta": theta, "rope_type": "default", **(keys.get("rope_scaling") or both)}
+        both = {"full_attention": scaling, "sliding_attention": {"rope_theta": sliding_theta}}
+    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    head_dim, context = keys.integer("head_dim", hidden // heads), keys.integer("max_position_embeddings", 2048)
+    full, sliding = (
+        parse_rope({"rope_parameters": both.get(kind)}, head_dim, context)
+        for kind in ("full_attention", "sliding_attention")
+    )
+    return {"rope": full, "layer_ropes": tuple(full if window is None else sliding for window in windows)}
+
+
+def _granite(keys: ConfigReader) -> ModelConfig:
+    return replace(
+        _llama(keys),
+        attention_scale=keys.number("attention_multiplier", 1.0),
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
+        residual_scale=keys.number("residual_multiplier", 1.0),
+        logits_scale=1.0 / keys.number("logits_scaling", 1.0),
+    )
+
+
+def _granite_hybrid(keys: ConfigReader) -> ModelConfig:
+    """Parse Granite 4.0 without experts and Mamba layers: a Granite under the name of the hybrid family."""
+    num_layers, kinds = keys.layers("num_hidden_layers"), keys.get("layer_types", [])
+    if len(kinds) != num_layers or not all(kind in ("attention", "full_attention") for kind in kinds):
+        msg = (
+            f"config.json: expected {num_layers} layer_types, each attention, found {kinds!r:.80}; use a dense Granite"
+        )
+        raise ConfigError(msg)
+    keys.integer("num_local_experts", 8, low=0, high=0)
+    check_choice(
+        "config.json: position_embedding_type", keys.get("position_embedding_type"), ("rope",), error=ConfigError
+    )
+    size = {"intermediate_size": keys.integer("shared_intermediate_size", 1024), "layer_types": None}
+    own = ConfigReader({**keys.raw, **size}, keys.family)
+    config = _granite(own)
+    keys.used |= own.used
+    return config
+
+
+def _granite_moe(keys: ConfigReader) -> ModelConfig:
+    return replace(_granite(keys), mixture=_mixture(keys, "num_local_experts", "intermediate_size", normalized=True))
+
+
+def _gpt_oss(keys: ConfigReader) -> ModelConfig:
+    """Parse gpt-oss; every second layer has a window, from the first one on."""
+    for key, expected in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if keys.number(key, expected) != expected:
+            msg = f"config.json: expected {key} = {expected}, found {keys.get(key)}; other values are not supported"
+            raise ConfigError(msg)
+    bias = keys.flag("attention_bias")
+    mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
+    windows = keys.windows(keys.integer("sliding_window"), lambda layer: layer % 2 == 0)
+    return _llama_like(
+        keys,
+        windows=windows,
+        qkv_bias=bias,
+        out_bias=bias,
+        clamped_gate=True,
+        attention_sinks=True,
+        mixture=None if mixture is None else replace(mixture, bias=True),
+    )
+
+
+def _mixtral(keys: ConfigReader) -> ModelConfig:
+    mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
+    return replace(_mistral(keys), mixture=mixture)
+
+
+def _qwen3_moe(keys: ConfigReader) -> ModelConfig:
+    """Parse Qwen3-MoE: layers of ``mlp_only_layers``, and those between the steps, have a plain MLP."""
+    plain, step = keys.get("mlp_only_layers", []), keys.integer("decoder_sparse_step", 1)
+    if not isinstance(plain, list):
+        msg = f"config.json: expected a list of layers in mlp_only_layers, found {plain!r:.80}"
+        raise ConfigError(msg)
+    sums_to_1 = keys.flag("norm_topk_prob")
+    renamed = keys.get("num_experts") is None and keys.get("num_local_experts") is not None  # by transformers 5
+    mixture = _mixture(
+        keys,
+        "num_local_experts" if renamed else "num_experts",
+        "moe_intermediate_size",
+        normalized=sums_to_1,
+        is_mixture=lambda layer: layer not in plain and (layer + 1) % step == 0,
+    )
+    return replace(_qwen3(keys), mixture=mixture)
+
+
+def _mixture(
+    keys: ConfigReader,
+    experts: str,
+    width: str,
+    *,
+    normalized: bool,
+    is_mixture: Callable[[int], bool] = lambda _: True,
+) -> MixtureConfig | None:
+    """Return the mixtures of experts; ``experts`` and ``width`` are keys. ``None`` if no layer has one."""
+    count = keys.integer(experts, 128, high=_MAX_EXPERTS)
+    layers = tuple(is_mixture(layer) for layer in range(keys.layers("num_hidden_layers")))
+    chosen = keys.integer("num_experts_per_tok", high=count)
+    return MixtureConfig(count, chosen, keys.integer(width), normalized, layers) if any(layers) else None
+
+
+def _ministral3(keys: ConfigReader) -> ModelConfig:
+    """Parse Ministral 3: the keys of its query scaling are among those of the rotary embedding."""
+    rope = dict(keys.get("rope_parameters", {}))
+    growth, _ = rope.pop("llama_4_scaling_beta", None), rope.pop("max_position_embeddings", None)
+    own = ConfigReader({**keys.raw, "rope_parameters": rope}, keys.family)
+    config = _mistral(own)
+    keys.used |= own.used
+    if growth is None or config.rope is None:
+        return config
+    growth = check_number("config.json: llama_4_scaling_beta", growth, 0, error=ConfigError)
+    return replace(config, query_growth=(growth, config.rope.original))
+
+
+def _olmo2(keys: ConfigReader) -> ModelConfig:
+    return replace(_llama(keys), norm_places="output", qk_norm=True, whole_qk_norm=True)
+
+
+def _olmo3(keys: ConfigReader) -> ModelConfig:
+    """Parse OLMo 3: three of four layers have a window, and do not scale the rotations."""
+    windows, theta = _periodic_windows(keys, 4), keys.number("rope_theta", 500000.0)
+    bias = keys.flag("attention_bias")
+    return _llama_like(
+        keys,
+        windows=windows,
+        qkv_bias=bias,
+        out_bias=bias,
+        norm_places="output",
+        qk_norm=True,
+        whole_qk_norm=True,
+        **_ropes(keys, windows, theta, theta),
+    )
+
+
+def _phi3(keys: ConfigReader) -> ModelConfig:
+    """Parse Phi-3 and Phi-4; early configs have other names for *longrope*."""
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = keys.get(key)
+        if isinstance(scaling, Mapping):
+            kind = scaling.get("rope_type", scaling.get("type", "default"))
+            keys.raw = {**keys.raw, key: {**scaling, "rope_type": "longrope" if kind in ("su", "yarn") else kind}}
+    size = None if keys.get("sliding_window") is None else keys.integer("sliding_window")
+    return _llama_like(keys, windows=keys.windows(size), partial_rope=True)
+
+
+def _smollm3(keys: ConfigReader) -> ModelConfig:
+    """Parse SmolLM3: layers with a 0 in ``no_rope_layers``, by default every fourth, do not rotate."""
+    config = _biased(keys, _qwen_windows(keys))
+    period = keys.integer("no_rope_layer_interval", 4)
+    rotates = keys.get("no_rope_layers", [(layer + 1) % period for layer in range(config.num_layers)])
+    if not isinstance(rotates, list) or len(rotates) != config.num_layers:
+        msg = f"config.json: expected {config.num_layers} numbers in no_rope_layers, found {rotates!r:.80}"
+        raise ConfigError(msg)
+    return replace(config, layer_ropes=tuple(config.rope if each else None for each in rotates))
+
+
+def _gpt2(keys: ConfigReader) -> ModelConfig:
+    if not keys.get("scale_attn_weights", True):
+        msg = "config.json: scale_attn_weights = false is not supported"
+        raise ConfigError(msg)
+    hidden, heads, layers = keys.integer("n_embd"), keys.integer("n_head"), keys.layers("n_layer")
+    bos, eos = keys.special_ids()
+    return ModelConfig(
+        family=keys.family,
+        vocab_size=keys.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=keys.integer("n_inner", 4 * hidden),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        context=keys.integer("n_positions", 1024),
+        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
+        norm="layer",
+        activation=keys.activation("activation_function", "gelu_new"),
+        gated=False,
+        windows=(None,) * layers,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=keys.flag("tie_word_embeddings", default=True),
+        bos_id=bos,
+        eos_ids=eos,
+        dtype=keys.dtype(),
+    )
+
+
+FAMILIES: dict[str, Callable[[ConfigReader], ModelConfig]] = {
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
+    "granite": _granite,
+    "granitemoehybrid": _granite_hybrid,
+    "granitemoe": _granite_moe,
+    "llama": _llama,
+    "mimo": _qwen2,  # Qwen 2 with an MTP head
+    "ministral3": _ministral3,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "smollm3": _smollm3,
+}

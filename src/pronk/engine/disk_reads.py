@@ -1,0 +1,69 @@
+"""Reads of KV blocks from the prompt cache on disk.
+
+Each step reads a part of the blocks, so that other requests go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pronk.engine.request import Request
+from pronk.kv_cache.blocks import BlockTable
+from pronk.kv_cache.paged import PagedCache
+from pronk.speculation.cost_model import CostModel
+
+__all__ = ["DiskReads"]
+
+
+@dataclass
+class DiskReads:
+    """Running requests of which blocks are being read; meanwhile they take no part in forward passes."""
+
+    cache: PagedCache
+    costs: CostModel  # measured durations: blocks are read only if that is faster than computing them
+    _parts: dict[Request, Iterator[int]] = field(default_factory=dict)  # generators; each step reads the next part
+    _num_left: dict[Request, int] = field(default_factory=dict)  # number of tokens that are left to read
+
+    def load(self, block_table: BlockTable, tokens: Sequence[int], salt: bytes, digests: list[bytes]) -> Iterator[int]:
+        """Read the blocks after a cached prefix in parts; see :meth:`.PromptCache.load`."""
+        prompts = self.cache.prompt_cache
+        return iter(()) if prompts is None else prompts.load(block_table, tokens, salt, digests, self.costs.prompt_row)
+
+    def start(self, request: Request) -> None:
+        """Read the first part of a request that has just taken over its prefix from memory."""
+        request.stats.cached_tokens += request.block_table.length
+        if not request.computes_prompt_logprobs:
+            self._parts[request] = self.load(request.block_table, request.tokens, request.salt, request.digests)
+            self._read_part(request)
+
+    def read_parts(self) -> None:
+        """Read the next part of each request."""
+        for request in [*self._parts]:
+            self._read_part(request)
+
+    def is_reading(self, request: Request) -> bool:
+        """Return whether blocks of a request are left to read."""
+        return request in self._parts
+
+    def num_to_compute(self, request: Request) -> int:
+        """Return the number of tokens that are neither in memory nor left to read."""
+        return request.num_pending - self._num_left.get(request, 0)
+
+    def all_wait(self, running: Sequence[Request]) -> bool:
+        """Return whether requests wait for their blocks, and no other running request can go on meanwhile."""
+        return bool(self._parts) and all(self.is_reading(each) or each.ended for each in running)
+
+    def stop(self, request: Request) -> None:
+        """Forget a request that is no longer running."""
+        self._parts.pop(request, None)
+        self._num_left.pop(request, None)
+
+    def _read_part(self, request: Request) -> None:
+        length = request.block_table.length
+        self._num_left[request] = left = 0 if request.ended else next(self._parts[request], 0)
+        num_read = request.block_table.length - length  # negative if a part of a sliding window was missing
+        request.stats.disk_tokens += max(0, num_read)
+        request.stats.cached_tokens += num_read
+        if not left:
+            self.stop(request)

@@ -1,0 +1,127 @@
+"""Mixtures of experts: same seed, same tokens and bits, whatever rows share a pass; and which experts passes read."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from checkpoints import MakeCheckpoint
+from engine.cases import MIXED, PROMPTS, assert_not_vacuous, assert_same, drafter, plain, total, watch
+from engine.test_equality import DTYPES, decode
+from parallel.dealt import partition_randomly, tree_parallel_engine
+from pronk import LLM, SamplingParams
+from pronk.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.parallel.runner import TreeRunner
+from tiny_models import make_engine, tiny_decoder
+
+EXPERTS = {"special": "experts", "windows": (None, None, 40)}
+# Drafters that need no training for a model.
+NAMES = (
+    "prompt_lookup",
+    "suffix",
+    "lookahead",
+    "recycling",
+    "jacobi",
+    "gauss_seidel",
+    "merged",
+    "oracle",
+    "adversarial",
+)
+
+
+@pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
+def test_drafters(name: str, options: str) -> None:
+    want = plain(FLOAT32, options, **EXPERTS)
+    got = decode(make_engine(tiny_decoder(**EXPERTS)), [drafter(name, want)], options)
+    assert_same(got, want)
+    assert_not_vacuous(name, got)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_batch": 2},
+        {"max_batch": 1, "max_tree": 4},
+        {"prefill_chunk": 16},
+        {"prefill_chunk": 48, "max_batch": 3},
+        {"num_blocks": 48},  # memory for one long request at a time
+        {"kv_dtype": INT8},
+    ],
+    ids=str,
+)
+def test_settings(settings: dict[str, Any], dtype: DType) -> None:
+    want = plain(dtype, "temperature", kv_dtype=settings.get("kv_dtype"), **EXPERTS)
+    engine = make_engine(tiny_decoder(dtype, **EXPERTS), **settings)
+    got = decode(engine, [drafter(name, want) for name in MIXED], "temperature")
+    assert_same(got, want)
+    assert total(got, "accepted") > 0
+
+
+@DTYPES
+def test_prefix_cache(dtype: DType) -> None:
+    want = plain(dtype, "temperature", **EXPERTS)
+    engine = make_engine(tiny_decoder(dtype, **EXPERTS), share_prefixes=True)
+    for _ in range(2):
+        got = decode(engine, [drafter("oracle", want)], "temperature")
+        assert_same(got, want)
+    assert total(got, "cached_tokens") > 500
+
+
+def test_trees_on_several_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition_randomly(monkeypatch)
+    want = plain(FLOAT32, "temperature", PROMPTS[:5], 30, **EXPERTS)
+    with tree_parallel_engine(tiny_decoder(**EXPERTS), 3) as engine:
+        got = decode(engine, [drafter("oracle", want)], "temperature", PROMPTS[:5], 30)
+    assert_same(got, want)
+    assert isinstance(engine.runner, TreeRunner)
+    assert engine.runner.num_shared_passes > 5
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+def test_passes_know_how_many_experts_they_read(*, packed: bool) -> None:
+    """A row reads 3 of 9 experts in two of the three layers, so several rows read at most three times as many."""
+    engine, seen = make_engine(tiny_decoder(packed=packed, **EXPERTS)), dict[int, set[float]]()
+
+    def check(jobs: Sequence[ForwardJob], result: ForwardResult) -> None:
+        rows = sum(len(job.segment.tree) - job.segment.num_computed for job in jobs)
+        assert result.touched is not None
+        seen.setdefault(rows, set()).add(result.touched)
+
+    watch(engine, check)
+    known = plain(FLOAT32, "temperature", PROMPTS[:3], **EXPERTS)
+    decode(engine, [drafter("autoregressive", known)], "temperature", PROMPTS[:1])
+    decode(engine, [drafter("random", known)], "temperature", PROMPTS[:3])
+    assert seen[1] == {1.0}
+    assert len(seen) > 5
+    for rows, found in seen.items():
+        assert all(1.0 <= touched <= min(rows, 3.0) for touched in found)
+        assert rows < 50 or max(found) > 2.5
+    assert max(seen[2]) > 1.2
+
+
+def test_a_dense_model_reads_no_experts() -> None:
+    engine, seen = make_engine(tiny_decoder(BFLOAT16)), set[float | None]()
+    watch(engine, lambda _, result: seen.add(result.touched))
+    decode(engine, [drafter("random", ())], "temperature", PROMPTS[:2])
+    assert seen == {None}
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize("weights", ["plain", "int4"])
+def test_checkpoints_in_batches_chunks_and_trees(family: str, weights: str, checkpoint: MakeCheckpoint) -> None:
+    """Sinks, biases and clamped gates do not depend on the other rows either."""
+    folder, dice = checkpoint(family, max_position_embeddings=512), random.Random(1)
+    prompts = [[dice.randrange(300) for _ in range(12)] * repeats for repeats in (1, 3, 9)]
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, logprobs=2, ignore_eos=True)
+    options: dict[str, Any] = {"dtype": "bfloat16", "weights": weights, "threads": 1}
+    llm = LLM(folder, **options)
+    alone = [llm.generate([prompt], params, drafter="autoregressive")[0] for prompt in prompts]
+    other = LLM(folder, prefill_chunk=16, budget="all", **options)
+    for drafter_name in ("autoregressive", "prompt_lookup(min_ngram=1, num_chains=3)", "lookahead"):
+        for got, want in zip(other.generate(prompts, params, drafter=drafter_name), alone, strict=True):
+            assert (got.token_ids, got.logprobs) == (want.token_ids, want.logprobs)
+    assert len({tuple(each.token_ids) for each in alone}) == 3

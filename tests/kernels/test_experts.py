@@ -1,0 +1,242 @@
+"""Mixtures of experts in every weight format on every instruction set: outputs, bits, and which experts are read."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_files import QUANTIZED, random_blocks
+from pronk.architecture.config import MixtureConfig
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.kernels.library import Kernels, candidates
+from pronk.kernels.rounding import round_weights
+from pronk.kernels.threads import num_threads, set_threads
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.decoder import Layer
+from pronk.models.linear import AnyWeight, Experts, Linear, Norm
+from pronk.models.program import ProgramRows
+from pronk.quantization.gguf.blocks import BlockMatrix, BlockRows
+from pronk.torch_backend.backend import TorchBackend
+from tiny_models import tiny_config
+
+EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
+FORMATS = ["float32", "bfloat16", "float16", "int8", "int4", *QUANTIZED]
+EACH = pytest.mark.parametrize("form", FORMATS)
+MIXTURE = MixtureConfig(experts=7, per_row=3, width=72, normalized=True, layers=(True,))
+ROWS = 40
+
+
+@dataclass
+class Mixture:
+    """A layer with a mixture of experts, without attention."""
+
+    layer: Layer
+    backend: Backend
+    dtype: DType
+
+    def run(self, x: Array) -> tuple[Array, int]:
+        """Return the output of all rows, and the number of experts that were read."""
+        program = self.backend.program(x.shape[1], self.dtype)
+        program.mlp(self.layer)
+        rows, stream = ProgramRows.without_segments(len(x)), x.astype(self.dtype)
+        program.run(rows, stream)
+        return stream.astype(np.float32), rows.touched.value
+
+    def chosen(self, x: Array) -> tuple[Array, Array]:
+        """Return the experts of each row in rising order, and their weights, computed by NumPy in float64."""
+        assert self.layer.router is not None
+        mixture = self.layer.up.mixture
+        scores = normalized(x.astype(self.dtype)).astype(np.float64) @ self.layer.router.packed.unpack().T
+        experts = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : mixture.per_row], axis=1)
+        power = np.exp(scores)
+        taken = np.take_along_axis(power, experts, axis=1)
+        return experts, taken / (taken if mixture.normalized else power).sum(1, keepdims=True)
+
+    def expected(self, x: Array) -> Array:
+        """Return the output of all rows, computed by NumPy in float64."""
+        experts, shares = self.chosen(x)
+        made, normed = x.astype(np.float64), normalized(x.astype(self.dtype)).astype(np.float64)
+        weights = [[each.packed.unpack() for each in part.parts] for part in (self.layer.up, self.layer.down)]
+        for row, (numbers, parts) in enumerate(zip(experts, shares, strict=True)):
+            for number, share in zip(numbers, parts, strict=True):
+                gate, up = np.split(weights[0][number] @ normed[row], 2)
+                made[row] += share * (weights[1][number] @ (gate / (1 + np.exp(-gate)) * up))
+        return made
+
+
+def normalized(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    return (wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5)).astype(np.float32)
+
+
+def weight_of(form: str, kernels: Kernels, outputs: int, inputs: int, seed: int) -> AnyWeight:
+    values = (np.random.default_rng(seed).standard_normal((outputs, inputs)) * inputs**-0.5).astype(np.float32)
+    if form in QUANTIZED:
+        return BlockMatrix(form, inputs, (BlockRows(random_blocks(form, outputs, inputs, seed)),))
+    if form.startswith("int"):
+        return round_weights(kernels, values, 4 if form == "int4" else 8)
+    return values.astype({"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}[form])
+
+
+def make(kernels: Kernels, form: str, backend: Backend | None = None, **changes: Any) -> Mixture:
+    """Return a mixture of experts; super-blocks need sizes that are multiples of 256."""
+    mixture = replace(MIXTURE, **changes)
+    hidden = 256 if form.endswith("_K") else 96
+    width = 256 if form.endswith("_K") else 160 if form in QUANTIZED else mixture.width
+    config = replace(tiny_config(hidden=hidden), norm_eps=1e-5)
+    mixture = replace(mixture, width=width)
+    layer = Layer(config, mixture)
+    chosen = backend or KernelBackend(kernels)
+    layer.mlp_norm = Norm.of(config, np.ones(hidden, np.float32))
+    router = np.random.default_rng(99).standard_normal((mixture.experts, hidden)).astype(np.float32)
+    layer.router = Linear(chosen, router * np.float32(0.2), None, layer.layout("router"), None)
+    for experts, outputs, inputs in ((layer.up, 2 * width, hidden), (layer.down, hidden, width)):
+        assert isinstance(experts, Experts)
+        for number in range(mixture.experts):
+            seed = 2 * number + (experts is layer.down)
+            weight = weight_of(form, kernels, outputs, inputs, seed)
+            experts.set(number, Linear(chosen, weight, None, experts.layout, None))
+    return Mixture(layer, chosen, BFLOAT16 if form == "bfloat16" else FLOAT32)
+
+
+def some_rows(count: int, size: int, seed: int = 5) -> Array:
+    return np.random.default_rng(seed).standard_normal((count, size)).astype(np.float32)
+
+
+def same(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+@EVERY
+@EACH
+def test_outputs_are_those_of_numpy(form: str, kernels: Kernels) -> None:
+    """Quantized weights take input rows of 8 bits; GGUF blocks are random, so their outputs have any size."""
+    made = make(kernels, form)
+    x = some_rows(ROWS, made.layer.config.hidden_size)
+    expected, (found, _) = made.expected(x), made.run(x)
+    change = np.abs(expected - x).max()
+    # A stream of bfloat16 has 8 bits, too.
+    limits = {"float32": 2e-5, "float16": 2e-5, "bfloat16": 0.04 * max(1.0, change)}
+    assert change > 0.02
+    assert np.abs(found - expected).max() < limits.get(form, 0.05 * change)
+
+
+@EVERY
+@EACH
+def test_a_row_depends_on_itself_alone(form: str, kernels: Kernels) -> None:
+    made, before = make(kernels, form), num_threads()
+    x = some_rows(ROWS, made.layer.config.hidden_size)
+    alone = np.concatenate([made.run(x[row : row + 1])[0] for row in range(ROWS)])
+    try:
+        for threads in (1, 3):
+            set_threads(threads, threads)
+            for size in (2, 5, 16, ROWS):
+                parts = [made.run(x[start : start + size])[0] for start in range(0, ROWS, size)]
+                assert same(np.concatenate(parts), alone), (threads, size)
+            order = np.random.default_rng(size).permutation(ROWS)
+            assert same(made.run(x[order])[0], alone[order])
+    finally:
+        set_threads(before, before)
+
+
+@EVERY
+@pytest.mark.parametrize("normal", [True, False])
+def test_equal_scores_choose_the_first_experts_and_the_order_of_the_sum(kernels: Kernels, *, normal: bool) -> None:
+    made = make(kernels, "float32", normalized=normal)
+    backend, layer, hidden = made.backend, made.layer, made.layer.config.hidden_size
+    layer.router = Linear(backend, np.zeros((7, hidden), np.float32), None, layer.layout("router"), None)
+    x, total = some_rows(5, hidden), None
+    for number in range(3):
+        program, y = backend.program(hidden, FLOAT32), np.empty((5, hidden), np.float32)
+        program.linear(layer.up.parts[number], norm=layer.mlp_norm, activation="silu", to="B")
+        program.linear(layer.down.parts[number], source="B", to="logits")
+        program.run(ProgramRows.without_segments(5), x.copy(), y)
+        part = y * (np.float32(1) / np.float32(3 if normal else 7))
+        total = part if total is None else total + part
+    assert total is not None
+    assert same(made.run(x)[0], x + total)
+
+
+@EVERY
+@pytest.mark.parametrize("experts", [1, 16, 17, 300])
+def test_numbers_of_experts(kernels: Kernels, experts: int) -> None:
+    for per_row in {1, min(17, experts), min(3, experts)}:
+        for normal in (True, False):
+            made = make(kernels, "float32", experts=experts, per_row=per_row, normalized=normal)
+            x = some_rows(4, made.layer.config.hidden_size)
+            assert np.abs(made.run(x)[0] - made.expected(x)).max() < 2e-5
+
+
+@EVERY
+@EACH
+def test_experts_without_rows_are_not_read(form: str, kernels: Kernels) -> None:
+    """The weights of the other experts have the address 0, so that a read would end the process."""
+    for rows in (1, 2, 6):
+        made = make(kernels, form, experts=24)
+        x = some_rows(rows, made.layer.config.hidden_size)
+        expected, union = made.run(x)[0], set(made.chosen(x)[0].flatten().tolist())
+        assert len(union) < 24
+        for part in (made.layer.up, made.layer.down):
+            for number, linear in enumerate(part.parts):
+                if number not in union:
+                    linear.packed.struct.data = ctypes.c_void_p(0)
+        found, touched = made.run(x)
+        assert same(found, expected)
+        assert touched == len(union)
+
+
+@EVERY
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels, value: float) -> None:
+    for form in ("float32", "int4", "Q4_K"):
+        made = make(kernels, form)
+        x = some_rows(6, made.layer.config.hidden_size)
+        expected = made.run(x)[0]
+        x[2, 7] = value
+        found = made.run(x)[0]
+        assert np.isnan(found[2]).any()
+        assert same(np.delete(found, 2, axis=0), np.delete(expected, 2, axis=0))
+
+
+@pytest.mark.parametrize("normal", [True, False])
+def test_torch_is_close(normal: bool) -> None:
+    kernels = candidates()[0]
+    made = make(kernels, "float32", TorchBackend("cpu", FLOAT32), normalized=normal)
+    x = some_rows(9, made.layer.config.hidden_size)
+    found, touched = made.run(x)
+    own = make(kernels, "float32", normalized=normal)
+    assert np.abs(found - own.run(x)[0]).max() < 2e-5
+    assert touched == own.run(x)[1] == len(set(own.chosen(x)[0].flatten().tolist()))
+
+
+@EACH
+def test_experts_lie_one_after_the_other(form: str) -> None:
+    """Matrices of experts are small; together they have huge pages."""
+    for part in (make(candidates()[0], form).layer.up, make(candidates()[0], form).layer.down):
+        packed = [linear.packed for linear in part.parts]
+        starts = [each.data.ctypes.data for each in packed]
+        assert [each.struct.data for each in packed] == starts
+        assert {after - before for before, after in pairwise(starts)} == {-(-packed[0].nbytes // 64) * 64}
+
+
+def refused(**changes: Any) -> Callable[[], object]:
+    return lambda: make(candidates()[0], "float32", **changes).run(some_rows(1, 96))
+
+
+@pytest.mark.parametrize("call", [refused(experts=2), refused(experts=1025)])
+def test_numbers_that_the_kernels_lack_are_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(AssertionError, match="unsupported shape"):
+        call()
+
+
+def test_experts_in_several_formats_are_refused() -> None:
+    kernels = candidates()[0]
+    experts = make(kernels, "int8").layer.up
+    other = make(kernels, "float32").layer.up
+    assert isinstance(experts, Experts)
+    with pytest.raises(ValueError, match="in one format, found int8 in groups of 96 and float32"):
+        experts.set(3, other.parts[0])
