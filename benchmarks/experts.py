@@ -11,8 +11,8 @@ probability that two rows choose the same expert.
     union   time of one row, with the experts that all rows together choose; see ``speculation/cost_model.py``
     auto    time of plain decoding over that of ``auto``: less than 1 is slower
 
-Drafters of the last part propose 4 tokens per step, each right with the given probability, and are always sure of
-themselves; *text* are those of ``auto`` itself. Figures are medians, with the 10th and 90th percentiles in brackets.
+Drafters of the last part propose 4 tokens per step, each right with the given probability, with a confidence of 1;
+*text*: the drafters that ``auto`` chooses. Figures are medians, with the 10th and 90th percentiles in brackets.
 The last line is one JSON object.
 """
 

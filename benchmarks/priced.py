@@ -147,11 +147,12 @@ class PricedClock:
         return 1.0 if self() < self.slow_from else 2.0
 
     def _prices_of(self, executor: LayerExecutor) -> Prices | None:
-        """Return the prices of a model, measured now if they are not known; ``None`` during this measurement."""
+        """Return the prices of a model, measured now if they are not known; ``None`` if it has none."""
         key = id(executor.decoder)
         if key not in self._prices:
             self._prices[key] = None
-            self._prices[key] = self._stored(executor)
+            if executor.cross_source is None:  # GLIDE's model cannot run alone: its passes take their processor time
+                self._prices[key] = self._stored(executor)
         return self._prices[key]
 
     def _stored(self, executor: LayerExecutor) -> Prices:

@@ -91,7 +91,7 @@ class LLM:
                 when loading (the LM head always to 8 bits), which makes decoding faster and changes the output.
             weight_cache: ``True`` or a folder keeps the packed weights of a GGUF file, as large as the model, in
                 ``~/.cache/pronk/weights`` or the folder. Later loads map them, without packing, and share the memory.
-            context: maximum number of tokens of prompt and output; ``None``: the model's. It selects *longrope*'s list.
+            context: maximum number of tokens of prompt and output; ``None``: the model's. longrope depends on it.
             kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default is the size of ``max_batch``
                 full contexts, at most a quarter of the machine's memory.
             kv_dtype: ``"auto"`` stores keys and values as computed; ``"int8"`` quantizes those of the target, with a

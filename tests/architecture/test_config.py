@@ -186,7 +186,7 @@ SLIDING = ["sliding_attention", "full_attention"]
         (of("granitemoehybrid", layer_types=["attention", "mamba"]), r"each attention, found \['attention', 'mamba'\]"),
         (
             of("granitemoehybrid", layer_types=["attention"] * 2),
-            r"num_local_experts: expected an integer in 0..0, found 8",
+            "expected a hybrid Granite without experts, found 8; use a dense one or granitemoe",
         ),
         (
             of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0),

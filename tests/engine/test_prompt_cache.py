@@ -306,6 +306,20 @@ def test_other_requests_go_on_while_blocks_are_read(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("single_blocks")
+def test_requests_that_start_together_read_common_blocks_once(server: Server) -> None:
+    decoder, common = tiny_decoder(), text(3, 200)
+    prompts = [common, [*common[:150], *text(4, 50)], text(5, 20), common]
+    want = [run_alone(decoder, prompt, AGAIN) for prompt in prompts]
+    turn(server.start(decoder), common, ONCE)
+    engine = server.start(decoder)
+    got = [make_request(prompt, AGAIN) for prompt in prompts]
+    run(engine, got)
+    assert_same(got, want)
+    assert [request.stats.disk_tokens for request in got] == [192, 0, 0, 0]
+    assert [request.stats.cached_tokens for request in got] == [192, 144, 0, 192]
+
+
+@pytest.mark.usefixtures("single_blocks")
 @pytest.mark.parametrize("ending", ["abort", "deadline", "preempt"])
 def test_requests_that_end_while_their_blocks_are_read(ending: str, server: Server) -> None:
     decoder, options = tiny_decoder(), SamplingParams(max_tokens=30, seed=1, temperature=0.8, logprobs=1)

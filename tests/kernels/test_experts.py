@@ -82,23 +82,32 @@ def weight_of(form: str, kernels: Kernels, outputs: int, inputs: int, seed: int)
     return values.astype({"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}[form])
 
 
-def make(kernels: Kernels, form: str, backend: Backend | None = None, **changes: Any) -> Mixture:
-    """Return a mixture of experts; super-blocks need sizes that are multiples of 256."""
+def make(
+    kernels: Kernels, form: str, backend: Backend | None = None, *, clamped: str | None = None, **changes: Any
+) -> Mixture:
+    """Return a mixture of experts; super-blocks need sizes that are multiples of 256.
+
+    ``clamped``: the gate is clamped, and the router, the gate or the up projection has a row of NaN.
+    """
     mixture = replace(MIXTURE, **changes)
     hidden = 256 if form.endswith("_K") else 96
     width = 256 if form.endswith("_K") else 160 if form in QUANTIZED else mixture.width
-    config = replace(tiny_config(hidden=hidden), norm_eps=1e-5)
+    config = replace(tiny_config(hidden=hidden), norm_eps=1e-5, clamped_gate=clamped is not None)
     mixture = replace(mixture, width=width)
     layer = Layer(config, mixture)
     chosen = backend or KernelBackend(kernels)
     layer.mlp_norm = Norm.of(config, np.ones(hidden, np.float32))
     router = np.random.default_rng(99).standard_normal((mixture.experts, hidden)).astype(np.float32)
+    if clamped == "router":
+        router[4] = np.nan
     layer.router = Linear(chosen, router * np.float32(0.2), None, layer.layout("router"), None)
     for experts, outputs, inputs in ((layer.up, 2 * width, hidden), (layer.down, hidden, width)):
         assert isinstance(experts, Experts)
         for number in range(mixture.experts):
             seed = 2 * number + (experts is layer.down)
             weight = weight_of(form, kernels, outputs, inputs, seed)
+            if experts is layer.up and clamped in ("gate", "up"):
+                weight[0 if clamped == "gate" else width] = np.nan
             experts.set(number, Linear(chosen, weight, None, experts.layout, None))
     return Mixture(layer, chosen, BFLOAT16 if form == "bfloat16" else FLOAT32)
 
@@ -200,6 +209,14 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels, value
         found = made.run(x)[0]
         assert np.isnan(found[2]).any()
         assert same(np.delete(found, 2, axis=0), np.delete(expected, 2, axis=0))
+
+
+@EVERY
+@pytest.mark.parametrize("broken", ["router", "gate", "up"])
+def test_clamps_and_choices_do_not_hide_nan(broken: str, kernels: Kernels) -> None:
+    made = make(kernels, "float32", clamped=broken)
+    found = made.run(some_rows(6, made.layer.config.hidden_size))[0]
+    assert np.isnan(found).any(axis=1).all()
 
 
 @pytest.mark.parametrize("normal", [True, False])

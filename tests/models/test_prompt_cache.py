@@ -69,6 +69,12 @@ def test_a_restart_with_a_gguf_file(kinds: Any, checkpoint: MakeCheckpoint, tmp_
     assert_hit(path, tmp_path / "cache")
 
 
+def test_blocks_of_another_context_are_used(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    model = checkpoint("llama")
+    first, second = answer(model, tmp_path), answer(model, tmp_path, context=200)
+    assert (second.token_ids, second.stats.disk_tokens) == (first.token_ids, 128)
+
+
 def test_dynamic_rotations_are_computed(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Keys depend on the length of the whole prompt."""
     scaling = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}

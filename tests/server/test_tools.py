@@ -246,7 +246,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
      "expected the result of a tool call in an earlier message of the assistant, found the id 'abc'"),
     ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "x"},  # before its call
                    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}]},
-     "messages", "found the id 'a' of no such call; send the call, too"),
+     "messages", "found the id 'a', which no earlier call has; send the call, too"),
     ({"messages": [{"role": "assistant"}]}, "messages.0.content", "expected a value, found no such field"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages", "with the role 'assistant'"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[]"}}]}]},
@@ -293,7 +293,7 @@ def test_results_in_responses_need_a_call(tooled: Running, api: openai.OpenAI) -
     result: Any = {"type": "function_call_output", "call_id": "a", "output": "Noon."}
     call: Any = {"type": "function_call", "call_id": "a", "name": "time_in", "arguments": "{}"}
     for items in ([*ASK, result], [*ASK, result, call]):
-        with pytest.raises(openai.BadRequestError, match="found the id 'a' of no such call") as caught:
+        with pytest.raises(openai.BadRequestError, match="found the id 'a', which no earlier call has") as caught:
             api.responses.create(model="tiny", input=items, max_output_tokens=1)
         assert caught.value.param == "input"
     assert api.responses.create(model="tiny", input=[*ASK, call, result], max_output_tokens=1).output

@@ -37,9 +37,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
         "rope_parameters": {
             "rope_type": "yarn",
-            "rope_theta": 1000000.0,
             "factor": 16.0,
             "original_max_position_embeddings": 16384,
             "mscale": 1.0,
@@ -62,9 +62,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "sliding_window": 128,
         "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
         "rope_parameters": {
             "rope_type": "yarn",
-            "rope_theta": 150000.0,
             "factor": 32.0,
             "beta_fast": 32.0,
             "beta_slow": 1.0,

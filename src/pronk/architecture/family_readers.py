@@ -153,12 +153,15 @@ def _granite(keys: ConfigReader) -> ModelConfig:
 def _granite_hybrid(keys: ConfigReader) -> ModelConfig:
     """Parse Granite 4.0 without experts and Mamba layers: a Granite under the name of the hybrid family."""
     num_layers, kinds = keys.layers("num_hidden_layers"), keys.get("layer_types", [])
-    if len(kinds) != num_layers or not all(kind in ("attention", "full_attention") for kind in kinds):
+    is_dense = isinstance(kinds, list) and all(kind in ("attention", "full_attention") for kind in kinds)
+    if not is_dense or len(kinds) != num_layers:
         msg = (
             f"config.json: expected {num_layers} layer_types, each attention, found {kinds!r:.80}; use a dense Granite"
         )
         raise ConfigError(msg)
-    keys.integer("num_local_experts", 8, low=0, high=0)
+    if experts := keys.integer("num_local_experts", 8, low=0):
+        msg = f"config.json: expected a hybrid Granite without experts, found {experts}; use a dense one or granitemoe"
+        raise ConfigError(msg)
     check_choice(
         "config.json: position_embedding_type", keys.get("position_embedding_type"), ("rope",), error=ConfigError
     )

@@ -153,7 +153,7 @@ def _parse_longrope(scaling: Mapping[str, Any], config: RopeConfig, context: int
         return tuple(check_number(name, each, 0, _MAX_NUMBER, exclusive_min=True, error=ConfigError) for each in values)
 
     factor = config.factor if scaling.get("factor") else context / config.original
-    default = math.sqrt(1 + math.log(factor) / math.log(config.original)) if factor > 1 else 1.0
+    default = math.sqrt(1 + math.log(factor) / math.log(config.original)) if factor > 1 < config.original else 1.0
     scale = check_number(
         "config.json: attention_factor (longrope)", scaling.get("attention_factor") or default, 0, error=ConfigError
     )

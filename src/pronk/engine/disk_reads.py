@@ -18,7 +18,7 @@ __all__ = ["DiskReads"]
 
 @dataclass
 class DiskReads:
-    """Running requests of which blocks are being read; meanwhile they take no part in forward passes."""
+    """Requests whose blocks are being read from disk; until then a request is in no forward pass."""
 
     cache: PagedCache
     costs: CostModel  # measured durations: blocks are read only if that is faster than computing them
@@ -46,6 +46,12 @@ class DiskReads:
         """Return whether blocks of a request are left to read."""
         return request in self._parts
 
+    def reads_for(self, request: Request) -> bool:
+        """Return whether blocks are being read that a waiting request needs, too."""
+        size = self.cache.block_size
+        stops = [(each, each.block_table.length + size) for each in self._parts if each.salt == request.salt]
+        return any(each.tokens[:stop] == request.tokens[:stop] for each, stop in stops)
+
     def num_to_compute(self, request: Request) -> int:
         """Return the number of tokens that are neither in memory nor left to read."""
         return request.num_pending - self._num_left.get(request, 0)
@@ -62,7 +68,8 @@ class DiskReads:
     def _read_part(self, request: Request) -> None:
         length = request.block_table.length
         self._num_left[request] = left = 0 if request.ended else next(self._parts[request], 0)
-        num_read = request.block_table.length - length  # negative if a part of a sliding window was missing
+        # Negative if a part of a sliding window was missing: the prefix from memory was released, too.
+        num_read = request.block_table.length - length
         request.stats.disk_tokens += max(0, num_read)
         request.stats.cached_tokens += num_read
         if not left:

@@ -163,12 +163,12 @@ class Scheduler:
                 request.fail(CacheFullError(self._cache_too_small(request)))
                 continue
             parent = request.parent
-            if (
+            if self.disk_reads.reads_for(request) or (
                 parent in self.running
                 and parent.block_table.length < len(request.prompt) - 1
                 and not request.num_generated
             ):
-                continue  # wait until the prompt's first sample (``parent``) is prefilled, to share its blocks
+                continue  # wait to share blocks: those being read, or those of the prompt's first sample (``parent``)
             if not self._try_start(request):
                 return
             if request.start_order is None:

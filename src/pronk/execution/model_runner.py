@@ -51,7 +51,7 @@ class ForwardResult(NamedTuple):
     context: int  # number of committed tokens in the cache, over all jobs
     # Per job: maps the index of a row of logits to the token that a worker process sampled from it; may be empty.
     sampled: Sequence[Mapping[int, int]] = ()
-    # Experts that the pass read, relative to a pass of one row; ``None`` without experts, or if it is not known
+    # Experts that the pass read, relative to a pass of one row; ``None``: no experts, or not counted (several workers)
     touched: float | None = None
 
     def job_result(self, index: int) -> JobResult:

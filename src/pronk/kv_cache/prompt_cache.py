@@ -47,8 +47,8 @@ class PromptCache:
     def store_blocks(self, block_table: BlockTable) -> None:
         """Copy the full blocks of a table that are not on disk yet, and queue the copies for the writer.
 
-        Blocks for which the queue has no room are copied in a later call. Calls that find more blocks of the table's
-        text on disk also record that these have been used.
+        Blocks for which the queue has no room are copied in a later call. A call that finds more blocks of the
+        table's text on disk also records the use of all its blocks, for eviction.
         """
         table, digests, size = block_table, block_table.digests, self._block_bytes
         if table.num_stored >= len(digests) or not self.store.has_room(size):

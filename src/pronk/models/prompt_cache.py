@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -63,7 +64,9 @@ def open_prompt_cache(
     except RuntimeError as error:
         msg = f"prompt_cache: expected a home folder for {str(folder)!r}, found none; name another folder"
         raise OptionError(msg) from error
-    parts = {"version": __version__, "config": config.digest, "arithmetic": arithmetic_digest(backend.kernels)}
+    # The context changes no block: the divisors of longrope that it selects are in the RoPE configuration.
+    identity = replace(config, context=0).digest
+    parts = {"version": __version__, "config": identity, "arithmetic": arithmetic_digest(backend.kernels)}
     return PromptCache(store, repr([_content_digest(store, model), *sorted((parts | settings).items())]))
 
 

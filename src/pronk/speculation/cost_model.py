@@ -11,8 +11,8 @@ all that any of its rows chooses ::
 
     bytes = 1 + experts · (touched - 1)         touched = 1 + (1 - overlap) + (1 - overlap)² + …, one term per row
 
-``experts`` is their share of the bytes of one row, and ``touched`` the number of experts relative to one row. It is
-known after a pass. Before, it follows from ``overlap``, the probability that two rows choose the same expert.
+``experts`` is their share of the bytes of one row, and ``touched`` the number of experts relative to one row. A pass
+counts it; before the pass it is predicted from ``overlap``, the probability that two rows choose the same expert.
 
 A lower third stands for a few measured durations, because disturbances only prolong a measurement. The middle stands
 for a few ratios of durations, because a disturbance of the denominator lowers a ratio.
@@ -125,7 +125,7 @@ class _Regression:
 
 @dataclass
 class _Level:
-    """Costs of the last passes with one number of rows, relative to their bytes; number of the latest."""
+    """Durations of recent passes over one number of rows, each divided by the bytes that it read."""
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVEL_WINDOW))
     middle: float = 0.0  # median of ``costs``
@@ -140,7 +140,7 @@ class _Level:
 class CostModel:
     """Learns the costs of one model's forward passes.
 
-    ``experts`` and ``overlap`` are those of :class:`CostCurve`: the latter for independent choices of experts.
+    ``experts`` and ``overlap`` are those of :class:`CostCurve`; ``overlap`` holds until passes are measured.
     """
 
     def __init__(self, experts: float = 0.0, overlap: float = 1.0) -> None:
@@ -247,7 +247,7 @@ def _touched(rows: int, overlap: float) -> float:
 
 
 def _overlap(rows: int, touched: float) -> float:
-    """Return the overlap by which ``rows`` rows, at least 2, choose ``touched`` times the experts of one."""
+    """Return the overlap at which ``rows`` rows, at least 2, choose ``touched`` times the experts of one."""
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2.0

@@ -185,7 +185,8 @@ class TorchProgram(Program):
             x = state.buffers[source]
             if only_logits_rows:
                 x = x[torch.tensor(list(state.rows.logits_rows), device=x.device)]
-            y = multiply(linear, normalize(x), activate, state)
+            x = normalize(x)
+            y = multiply(linear, x.float() if to == "scores" else x, activate, state)
             y = y if factor == 1.0 else y * factor
             y = limit * torch.tanh(y / limit) if limit else y
             state.buffers[to] = state.buffers[to] + y if residual else y

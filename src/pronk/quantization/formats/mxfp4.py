@@ -38,7 +38,7 @@ class MXFP4:
 
     @classmethod
     def parse(cls, _: Mapping[str, Any]) -> MXFP4:
-        """Parse a ``quantization_config``, of which nothing matters: names of tensors show what is quantized."""
+        """Ignore the entries of ``quantization_config``: tensor names show which matrices are quantized."""
         return cls()
 
     def weight(self, module: LinearModule) -> _Weight | None:

@@ -90,7 +90,7 @@ class Keys:
         return self.number(key) if self.get(key) else None
 
     def windows(self, num_layers: int, period: int, size: int | None = None) -> tuple[int | None, ...]:
-        """Return the sliding window of each layer; without one, if the key and ``size`` are absent or 0.
+        """Return the sliding window of each layer; all ``None`` if the key and ``size`` are absent or 0.
 
         ``attention.sliding_window_pattern`` says which layers have a window: a boolean for each layer, or the period
         of the layers without one, by default ``period``.

@@ -39,7 +39,7 @@ _TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}|{_CASED_OTHER_TEXT}"
 _GPT4O_PATTERN = (
     "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED_WORD.split("|")) + rf"|\p{{N}}{{1,3}}|{_CASED_OTHER_TEXT}"
 )
-_KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 without the white space after them
+_KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 after which white space is kept
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
@@ -120,7 +120,7 @@ def _read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
         raise TokenizerError(msg)
     try:
         backend = _MODELS[model](file, vocabulary)
-        # The file does not say that Phi-3's special tokens take the white space after them; its SentencePiece ones do.
+        # Phi-3's SentencePiece tokenizers strip white space after special tokens; the file does not record that.
         takes_space = model == "llama" and file.get("general.architecture") == "phi3"
         backend.add_tokens(_special_tokens(vocabulary, takes_space=takes_space))
     except TokenizerError:

@@ -55,7 +55,7 @@ export class Verdict {
 
   #finish() {
     const [one, other] = [this.drafted.counts, this.plain.counts];
-    // If one answer arrived in a single read, only the time from its request on is known: then both are measured so.
+    // If one answer arrived in a single read, only the time from its request on is known: then both times begin at the request.
     const fromRequest = (one.fromRequest ||= other.fromRequest);
     other.fromRequest = fromRequest;
     this.note.textContent =

@@ -58,7 +58,7 @@ class ConversationRequest(FormattedRequest):
             called.update(call["id"] for call in message.get("tool_calls", ()))
             if message["role"] == "tool" and message["tool_call_id"] not in called:
                 expected = "expected the result of a tool call in an earlier message of the assistant"
-                found = f"found the id {message['tool_call_id']!r:.40} of no such call; send the call, too"
+                found = f"found the id {message['tool_call_id']!r:.40}, which no earlier call has; send the call, too"
                 raise refuse(self.messages_field, f"{expected}, {found}")
         return messages
 

@@ -18,7 +18,7 @@ from pronk.tokenization.chat.symbols import plain_text
 __all__ = ["AFTER_NAME", "BEFORE_NAME", "OPENINGS", "SPACE", "BareCallReader"]
 
 # Parts of a call, without the white space that may be around each part and between its characters outside strings.
-OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object to text after it
+OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object: text after it
 BEFORE_NAME, AFTER_NAME = '{"name":', ',"arguments":'
 SPACE = " \t\r\n"  # characters of white space in JSON
 
@@ -27,7 +27,7 @@ class BareCallReader:
     """Streaming reader that holds an answer back while the whole of it may be a call of ``names``."""
 
     def __init__(self, names: Collection[str]) -> None:
-        # Text up to the first brace of the arguments to the name of the tool and the text after the arguments.
+        # Keys: text up to the first brace of the arguments. Values: name of the tool, text after the arguments.
         self._heads = {
             f'{opening}{BEFORE_NAME}"{name}"{AFTER_NAME}{{': (name, f"}}{closing}")
             for name in names

@@ -8,7 +8,7 @@ Hermes        ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, 
               the object may also be the whole answer, without markers
               (:mod:`pronk.tokenization.chat.bare_call`)
 Granite       ``<|tool_call|>[{"name": "f", "arguments": {…}}]`` of Granite 3
-Phi           ``<|tool_call|>{"name": "f", "arguments": {…}}<|/tool_call|>`` of Phi-4-mini, or a list
+Phi           ``<|tool_call|>{"name": "f", "arguments": {…}}<|/tool_call|>`` of Phi-4-mini, or a list of calls
 Mistral list  ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``
 Mistral       ``[TOOL_CALLS]f[ARGS]{…}``, since 2025; or ``[TOOL_CALLS]f[CALL_ID]x[ARGS]{…}``
 Llama 3       ``{"name": "f", "parameters": {…}}``, at the beginning of an answer or after

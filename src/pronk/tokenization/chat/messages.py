@@ -62,7 +62,7 @@ def write_calls(message: Mapping[str, Any], begin: str, separator: str, end: str
     ``begin`` precedes the calls, ``separator`` stands between two of them, and ``end`` follows.
     """
     calls, content = message.get("tool_calls"), message.get("content") or ""
-    if not isinstance(calls, list):
+    if not isinstance(calls, list) or not calls:
         return dict(message)
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
     objects = [
