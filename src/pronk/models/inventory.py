@@ -15,15 +15,8 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, as_bytes
 from pronk.errors import CheckpointError
 from pronk.models.checkpoint import AnyCheckpoint
-from pronk.models.families import (
-    FAMILY_NAMES,
-    FUSED_EXPERTS,
-    GGUF_FUSED_NAMES,
-    GGUF_NAMES,
-    CheckpointTensor,
-    DecoderPart,
-    FamilyNames,
-)
+from pronk.models.families import FAMILY_NAMES, FUSED_EXPERTS, GGUF_FUSED_NAMES, GGUF_NAMES, FamilyNames
+from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
