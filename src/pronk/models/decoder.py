@@ -33,7 +33,7 @@ class Layer:
     k_norm: Norm | None = None  # norm of each key head, or of all of them
     sinks: Array | None = None  # score of each head that takes part in its softmax alone
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
-    filter: Array  # weights of a convolution, ``[hidden, 1, taps]``, the oldest token first
+    filter: Array  # weights of a convolution, ``[hidden, …, taps]``, the oldest token first
     filter_bias: Array | None = None  # ``[hidden]``
     out: Linear
     attention_output_norm: Norm | None = None

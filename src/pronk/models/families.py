@@ -29,6 +29,7 @@ class FamilyNames:
     norm: str
     positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
+    flat_filters: bool = False  # whether weights of convolutions are ``[hidden, taps]``, not ``[hidden, 1, taps]``
     transposed: bool = False  # whether matrices are stored ``[inputs, outputs]``
     # Whether matrices of experts are stored ``[inputs, outputs]``, with alternating outputs of gate and up projection.
     interleaved_experts: bool = False
@@ -142,6 +143,9 @@ GGUF_NAMES = FamilyNames(
         "q_norm": ("attn_q_norm",),
         "k_norm": ("attn_k_norm",),
         "out": ("attn_output",),
+        "gates": ("shortconv.in_proj",),
+        "filter": ("shortconv.conv",),
+        "convolution_out": ("shortconv.out_proj",),
         "attention_output_norm": ("post_attention_norm",),
         "mlp_norm": ("ffn_norm",),
         "up": ("ffn_gate", "ffn_up"),
@@ -151,6 +155,7 @@ GGUF_NAMES = FamilyNames(
     embedding="token_embd",
     norm="output_norm",
     head="output",
+    flat_filters=True,
     ignored=re.compile(r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"),
 )
 # As GGUF_NAMES, in files with fused matrices (Phi-3).

@@ -117,9 +117,9 @@ class KernelProgram(Program):
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         """Implement :meth:`Program.convolve`."""
         op = self._append(_CONVOLVE)
-        op.filter = self._keep_alive(weights[:, 0].T.astype(np.float32))
+        op.filter = self._keep_alive(weights.reshape(len(weights), -1).T.astype(np.float32))
         op.filter_bias = self._keep_alive(None if bias is None else bias.astype(np.float32))
-        op.taps = weights.shape[2]
+        op.taps = weights.shape[-1]
         op.keys, op.kv_type = self._keep_alive(cache.keys[layer]), TYPES[cache.dtype]
 
     def linear(

@@ -173,7 +173,7 @@ class Program(ABC):
         """Append ``A = c · (convolution of the states b · x)`` of ``B = [b, c, x]``.
 
         A row's state is stored in its slot of the layer (from 0) of ``cache``, rounded to ``cache.dtype``; sums take
-        the rounded states. ``weights`` are ``[hidden, 1, taps]``, ``bias`` is ``[hidden]``.
+        the rounded states. ``weights`` are ``[hidden, …, taps]``, ``bias`` is ``[hidden]``.
         """
 
     @abstractmethod

@@ -102,7 +102,8 @@ def _plan_convolution(
     )
     yield plan_linear(f"layers.{index}.gates", (gates,), (3 * hidden,), hidden, bias=bias)
     yield plan_linear(f"layers.{index}.out", (out,), (hidden,), hidden, bias=bias)
-    weight = CheckpointTensor(f"{filter_}.weight", (hidden, 1, convolution.taps))
+    middle = () if names.flat_filters else (1,)
+    weight = CheckpointTensor(f"{filter_}.weight", (hidden, *middle, convolution.taps))
     yield DecoderPart(f"layers.{index}.filter", "table", (weight,))
     if bias:
         yield DecoderPart(f"layers.{index}.filter_bias", "table", (CheckpointTensor(f"{filter_}.bias", (hidden,)),))

@@ -178,7 +178,7 @@ class TorchProgram(Program):
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         """Implement :meth:`Program.convolve`."""
         assert isinstance(cache, TorchCache)
-        taps = to_tensor(weights[:, 0].T.astype(np.float32)).to(self.device)
+        taps = to_tensor(weights.reshape(len(weights), -1).T.astype(np.float32)).to(self.device)
         start = torch.zeros(1) if bias is None else to_tensor(bias.astype(np.float32))
         start = start.to(self.device)
 
