@@ -38,7 +38,7 @@ from pronk.engine.stats import Stats, StepStats
 from pronk.files.shards import ShardEntry, write_weights
 from pronk.hub.resolve import resolve_model
 from pronk.models.checkpoint import Checkpoint
-from pronk.models.families import CheckpointTensor
+from pronk.models.tensor_plan import CheckpointTensor
 from pronk.sampling.sampler import DraftToken
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)

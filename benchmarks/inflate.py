@@ -33,8 +33,9 @@ from pronk.files.companions import copy_companions
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.clone_models import tiny_model
-from pronk.models.families import FAMILY_NAMES, CheckpointTensor, plan_tensors
+from pronk.models.families import FAMILY_NAMES
 from pronk.models.loader import parse_dtype, read_config
+from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
 
 MARK = "pronk_inflated"  # in config.json; the reports of `pronk bench` show it
 GROUP = 8  # minimum number of query heads per key/value head

@@ -83,6 +83,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo2": _COMMON,
     "olmo3": _COMMON | {"sliding_window": 8, "layer_types": _MIXED},
     "phi3": _COMMON,
+    "lfm2": _COMMON | {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
     "smollm3": _COMMON | {"no_rope_layers": [1, 0, 1]},
     "gpt2": {
         "vocab_size": VOCAB,

@@ -15,6 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from pronk.architecture.families import parse_config
 from pronk.models.checkpoint import Checkpoint
 from pronk.quantization.gguf.vocabulary import TokenKind
 
@@ -99,10 +100,11 @@ def convert(
     write_bytes_bpe(writer, tokenizer or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), pre)
     checkpoint, dequantized = Checkpoint(folder), {}
     for seed, name in enumerate(sorted(checkpoint)):
+        # The weights of convolutions are stored without a dimension of size 1.
         theirs, weight = str(names.get_name(name, (".weight", ".bias"))), checkpoint.tensor(name).astype(np.float32)
         kind = _kind(theirs, kinds) if weight.ndim == 2 else "F32"
         # The permutation moves whole rows, so it commutes with quantization.
-        stored = encode(kind, weight, seed)
+        stored = encode(kind, weight.squeeze(1) if weight.ndim == 3 else weight, seed)
         dequantized[name] = decode(kind, stored) if weight.ndim == 2 else weight
         if arch.startswith("gemma") and weight.ndim == 1:
             stored = stored + np.float32(1.0)  # the factor of these norms is 1 + weight
@@ -144,11 +146,13 @@ def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     """Write the keys that ``convert_hf_to_gguf.py`` writes for these families."""
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])
-    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_feed_forward_length(parse_config(raw).intermediate_size)
     writer.add_block_count(raw["num_hidden_layers"])
     writer.add_head_count(raw["num_attention_heads"])
-    writer.add_head_count_kv(raw["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    is_convolution = [kind == "conv" for kind in raw.get("layer_types") or ()]
+    heads = raw["num_key_value_heads"]
+    writer.add_head_count_kv([0 if each else heads for each in is_convolution] if any(is_convolution) else heads)
+    writer.add_layer_norm_rms_eps(raw.get("norm_eps") or raw["rms_norm_eps"])
     rope = raw.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     write_family_keys(writer, raw, rope)
@@ -190,6 +194,8 @@ def write_family_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Map
         writer.add_embedding_scale(raw["embedding_multiplier"])
         writer.add_residual_scale(raw["residual_multiplier"])
         writer.add_logit_scale(raw["logits_scaling"])
+    elif family == "lfm2":
+        writer.add_shortconv_l_cache(raw["conv_L_cache"])
     elif family == "ministral3":
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
         if rope.get("mscale_all_dim") is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from guides import ToyFollower, with_forced
-from pronk.architecture.config import MixtureConfig, ModelConfig
+from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig
 from pronk.arrays import FLOAT32, Array, DType
 from pronk.drafters import Proposer
@@ -29,9 +29,9 @@ from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 from pronk.kv_cache.layout import fill_poison
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.backend import Backend, KernelBackend
-from pronk.models.decoder import Decoder
+from pronk.models.decoder import Decoder, Layer
 from pronk.models.kernels import load_kernels
-from pronk.models.linear import AnyWeight, Linear, Norm, StackedLinear, WeightLayout, choose_linear
+from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout, choose_linear
 from pronk.models.loader import compute_dtype
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
@@ -79,9 +79,10 @@ def tiny_config(
 
 
 def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
-    """Return what differs from a Llama: ``gemma``, ``outputs``, ``growth``, ``experts``, or ``others``.
+    """Return what differs from a Llama, by name.
 
-    ``others`` is what Gemma has not. The modules of training, oracles of other tests, have no growth of queries.
+    The names are ``gemma``, ``outputs``, ``growth``, ``experts``, ``convolutions``, and ``others``, which is what Gemma
+    has not. The modules of training, oracles of other tests, have neither growth of queries nor short convolutions.
     """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
@@ -100,6 +101,9 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     if name == "experts":
         mixed = tuple(layer != 1 for layer in range(layers))  # the second layer has a plain MLP
         return {"mixture": MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=mixed)}
+    if name == "convolutions":
+        layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
+        return {"convolution": ConvolutionConfig(taps=3, layers=layers_with, bias=True)}
     return {"query_growth": (0.3, 32)} if name == "growth" else {}
 
 
@@ -155,25 +159,50 @@ def decoder_of(module: DecoderModule, backend: Backend, weights: str = "plain") 
     decoder.norm, head = norm(module.norm), to_array(module.head.weight)  # type: ignore[assignment]
     decoder.head = linear(head, None, WeightLayout(head=True))
     decoder.head.scale, decoder.head.cap = config.logits_scale, config.logits_cap
-    for own, layer in zip(module.layers, decoder.layers, strict=True):
+    for index, (own, layer) in enumerate(zip(module.layers, decoder.layers, strict=True)):
         for name in ("attention_norm", "mlp_norm", "attention_output_norm", "mlp_output_norm"):
             setattr(layer, name, norm(getattr(own, name)))
-        if own.q_norm is not None:
-            layer.q_norm, layer.k_norm = (
-                Norm(to_array(each.weight.float()), None, config.norm_eps) for each in (own.q_norm, own.k_norm)
-            )
-        if own.router is not None:
-            layer.router = linear(to_array(own.router.weight.float()), None, layer.layout("router"))
-        for name in ("qkv", "out", "up", "down"):
-            part = getattr(own, name)
-            if isinstance(part, torch.nn.ModuleList):
-                experts = getattr(layer, name)
-                for number, each in enumerate(part):
-                    experts.set(number, linear(to_array(each.weight), None, experts.layout))
-                continue
-            bias = None if part.bias is None else to_array(part.bias)
-            setattr(layer, name, linear(to_array(part.weight), bias, layer.layout(name)))
+        if config.convolution_of(index) is None:
+            set_linears(layer, own, linear, "qkv", "out", "up", "down")
+            continue
+        set_linears(layer, own, linear, "up", "down")
+        add_convolution(layer, linear, own.out.weight)
     return decoder
+
+
+def set_linears(layer: Layer, own: ModuleLayer, linear: LinearFactory, *names: str) -> None:
+    """Set linear layers with the weights of a module's layer, the norms of queries and keys, and the router."""
+    if own.q_norm is not None and "qkv" in names:
+        layer.q_norm, layer.k_norm = (
+            Norm(to_array(each.weight.float()), None, layer.config.norm_eps) for each in (own.q_norm, own.k_norm)
+        )
+    if own.router is not None:
+        layer.router = linear(to_array(own.router.weight.float()), None, layer.layout("router"))
+    for name in names:
+        part = getattr(own, name)
+        if isinstance(part, torch.nn.ModuleList):
+            experts = getattr(layer, name)
+            for number, each in enumerate(part):
+                experts.set(number, linear(to_array(each.weight), None, experts.layout))
+            continue
+        bias = None if part.bias is None else to_array(part.bias)
+        setattr(layer, name, linear(to_array(part.weight), bias, layer.layout(name)))
+
+
+def add_convolution(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
+    """Set a random short convolution; its weights are drawn with a seed that depends on ``like``, in the same dtype."""
+    assert layer.config.convolution is not None
+    dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
+    hidden, taps, dtype = layer.config.hidden_size, layer.config.convolution.taps, to_array(like).dtype
+
+    def draw(*shape: int, scale: float = 1.0) -> Array:
+        return (scale * dice.standard_normal(shape)).astype(dtype)
+
+    layer.gates = linear(
+        draw(3 * hidden, hidden, scale=hidden**-0.5), draw(3 * hidden, scale=0.3), layer.layout("gates")
+    )
+    layer.filter, layer.filter_bias = draw(hidden, 1, taps, scale=0.7), draw(hidden, scale=0.3)
+    layer.out = linear(draw(hidden, hidden, scale=hidden**-0.5), draw(hidden, scale=0.3), layer.layout("out"))
 
 
 def several_forms(layer: ModuleLayer, by: Kernels) -> list[tuple[AnyWeight, Array | None]]:

@@ -37,14 +37,15 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     assert ours.context == theirs.max_position_embeddings
     assert ours.num_heads == theirs.num_attention_heads
     assert ours.tied == theirs.tie_word_embeddings
-    assert ours.intermediate_size == (128 if family == "gpt2" else theirs.intermediate_size)
+    widths = {"gpt2": 128, "lfm2": 256}  # that of LFM2 is rounded up
+    assert ours.intermediate_size == (widths.get(family) or theirs.intermediate_size)
     if family == "gpt2":
         assert ours.norm_eps == theirs.layer_norm_epsilon
         return
     assert ours.rope is not None
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
-    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.norm_eps == (theirs.norm_eps if family == "lfm2" else theirs.rms_norm_eps)
     parameters = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     assert ours.rope.theta == parameters["rope_theta"]
     assert (ours.rope.kind, ours.rope.factor) == (parameters["rope_type"], parameters.get("factor", 1.0))
@@ -111,6 +112,13 @@ REFUSED = [
         {"model_type": "deepseek_v2"},
         r"'deepseek_v2'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoe, granitemoehyb",
     ),
+    ({"model_type": "lfm2_moe"}, r"model_type 'lfm2_moe': short convolutions with mixtures .*; use a dense LFM2"),
+    ({"model_type": "lfm2_vl"}, r"'lfm2_vl': images are not supported; use the text model LFM2"),
+    (
+        {"model_type": "mamba2"},
+        r"'mamba2': layers with a recurrent state are not supported .*; use a model with attention",
+    ),
+    ({"model_type": "qwen3_next"}, r"'qwen3_next': layers with a recurrent state are not supported"),
     ({"model_type": None}, r"model_type None; supported are gemma2"),
     ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),
     ({"quantization_config": "awq"}, r"expected an object as quantization_config, found 'awq'"),
@@ -182,6 +190,12 @@ SLIDING = ["sliding_attention", "full_attention"]
             of("qwen2", use_sliding_window=True, max_window_layers="x"),
             r"max_window_layers: expected an integer in 0.*, found 'x'",
         ),
+        (
+            of("lfm2", layer_types=["conv", "mamba"]),
+            r"2 layer_types, each conv or full_attention, found \['conv', 'mamba'",
+        ),
+        (of("lfm2", layer_types=["conv"]), r"expected 2 layer_types, each conv or full_attention, found \['conv'\]"),
+        (of("lfm2", conv_L_cache=17), r"conv_L_cache: expected an integer in 1..16, found 17"),
         (of("granitemoehybrid"), r"expected 2 layer_types, each attention, found \[\]; use a dense Granite"),
         (of("granitemoehybrid", layer_types=["attention", "mamba"]), r"each attention, found \['attention', 'mamba'\]"),
         (
@@ -249,5 +263,30 @@ def test_damaged_config(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_message_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"{tmp_path.name}: unknown architecture"):
+    with pytest.raises(
+        ConfigError, match=rf"{tmp_path.name}: config.json has model_type .mamba.: layers with a recurrent state"
+    ):
         read_config(write(tmp_path, {"model_type": "mamba"}))
+
+
+def test_keys_of_early_lfm2_configs() -> None:
+    """As in the files of LFM2-1.2B."""
+    early = {
+        "block_auto_adjust_ff_dim": True,
+        "block_ff_dim": 12288,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "conv_L_cache": 3,
+        "full_attn_idxs": [1],
+        "norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "tie_embedding": False,
+    }
+    config = parse_config(of("lfm2", num_key_value_heads=2, **early))
+    assert (config.intermediate_size, config.tied, config.qk_norm) == (8192, False, True)
+    assert config.convolution is not None
+    assert (config.convolution.taps, config.convolution.layers, config.convolution.bias) == (3, (True, False), False)
+    assert config.convolution_of(0) is config.convolution
+    assert config.convolution_of(1) is None
+    assert parse_config(of("lfm2", num_key_value_heads=2, block_ffn_dim_multiplier=None)).intermediate_size == 64
+    assert parse_config(of("lfm2", num_key_value_heads=2)).convolution is None

@@ -11,15 +11,15 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import ProgramRows
 
-_QKV = 2  # operation of ``csrc/pronk.h`` that computes queries, keys and values
+_QKV, _CONVOLVE = 2, 7  # operations of ``csrc/pronk.h`` that store keys and values, or states
 
 
 def layers_of(program: KernelProgram) -> list[int]:
-    """Return the layers of its cache for which the program computes keys and values, in order."""
+    """Return the layers of its cache for which the program computes keys and values, or states, in order."""
     if program.cache is None:
         return []
     where = {keys.ctypes.data: layer for layer, keys in enumerate(program.cache.keys)}
-    return [where[op.keys] for op in program._ops if op.kind == _QKV and op.keys]
+    return [where[op.keys] for op in program._ops if op.kind in (_QKV, _CONVOLVE) and op.keys]
 
 
 def slots_of(rows: ProgramRows, block_size: int) -> list[int]:

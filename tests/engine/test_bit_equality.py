@@ -56,6 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "windows of all kinds": {"windows": (1, None, 37), "heads": 7, "kv_heads": 1},
     "head of 80": {"heads": 2, "head_dim": 80},
     "odd sizes": {"heads": 3, "kv_heads": 1, "head_dim": 10, "hidden": 50, "vocab": 77},
+    "convolutions": {"special": "convolutions", "windows": (None, None, None)},
+    "convolutions of odd size": {"special": "convolutions", "windows": (None, None), "hidden": 50, "head_dim": 10},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
@@ -328,7 +330,7 @@ def test_weights_of_other_types(name: str) -> None:
 
 @MOSTLY
 @pytest.mark.parametrize(
-    "variant", ["group 3", "group 8", "windows of all kinds", "head of 80", "odd sizes", "classic"]
+    "variant", ["group 3", "group 8", "windows of all kinds", "head of 80", "odd sizes", "classic", "convolutions"]
 )
 def test_8_bit_cache(variant: str, dtype: DType) -> None:
     decoder, texts = tiny_decoder(dtype, **VARIANTS[variant]), {"kv_dtype": INT8}
@@ -358,7 +360,7 @@ def test_a_wider_model(dtype: DType) -> None:
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_block_sizes_and_scattered_blocks(block_size: int, dtype: DType, *, scattered: bool) -> None:
     texts = {"block_size": block_size, "scattered": scattered}
-    for variant in ("group 3", "windows"):
+    for variant in ("group 3", "windows", "convolutions"):
         decoder = tiny_decoder(dtype, **VARIANTS[variant])
         assert not [*chunks_differ(decoder, chunks=(100,), **texts)]
         assert not [*trees_differ(decoder, **texts)]
@@ -370,6 +372,8 @@ def test_block_sizes_and_scattered_blocks(block_size: int, dtype: DType, *, scat
 def test_numbers_of_threads(threads: int, dtype: DType) -> None:
     set_threads(threads, 1)
     decoder, odd, wide = (tiny_decoder(dtype, **each) for each in (VARIANTS["group 8"], VARIANTS["odd sizes"], WIDE))
+    short = tiny_decoder(dtype, **VARIANTS["convolutions of odd size"])
+    assert not [*chunks_differ(short, length=150, chunks=(1, 16, 100)), *trees_differ(short, steps=1)]
     assert not [*chunks_differ(decoder, length=150, chunks=(1, 16, 100, 150)), *trees_differ(decoder, steps=1)]
     assert not [*batches_differ(odd), *chunks_differ(wide, length=150, chunks=(16, 100))]
 
@@ -441,6 +445,8 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
 @EACH
 def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: DType) -> None:
     """The reference of this file is compared with dense passes in float64 and by torch."""
+    if variant.startswith("convolutions"):
+        pytest.skip("the modules of training have no convolutions; tests/models/test_logits.py compares transformers")
     decoder, module = tiny_decoder(dtype, **VARIANTS[variant]), tiny_module(dtype, **VARIANTS[variant])
     tokens = some_text(decoder)[:200]  # beyond 200 tokens, dynamic rotations depend on the text's length
     exact = dense_logits(deepcopy(module).double(), tokens, np.dtype(np.float64))

@@ -130,6 +130,16 @@ def test_whole_trees_of_early_rows(*, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+def test_with_short_convolutions(*, packed: bool) -> None:
+    decoder = tiny_decoder(windows=(None,) * 4, special="convolutions", packed=packed)
+    for seed in range(3):
+        dice = random.Random(seed)
+        trees = [shape(dice) for shape in (chain, bushy, chain_with_leaves, chain)]
+        early = [EarlyRows(dice.randint(1, 3), dice.randint(1, len(tree))) for tree in trees]
+        compare(decoder, FLOAT32, trees, [*early[:3], None], seed)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
 def test_with_learned_positions_and_biases(*, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None,) * 3, classic=True, packed=packed)
     dice = random.Random(2)

@@ -213,6 +213,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "other deviations": {"special": "others", "windows": (None, 50, None)},
     "experts": {"special": "experts"},
     "experts, int4": {"special": "experts", "weights": "int4", "windows": (50, None, None)},
+    "convolutions": {"special": "convolutions", "windows": (None, None, None)},
+    "convolutions, int4": {
+        "special": "convolutions",
+        "weights": "int4",
+        "windows": (None, None, None),
+        "kv_dtype": INT8,
+    },
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},
@@ -233,7 +240,7 @@ def test_other_models(variant: str, options: str, dtype: DType) -> None:
     assert total(got, "moved") > 0
 
 
-DEVIATING = pytest.mark.parametrize("variant", ["gemma", "other deviations"])
+DEVIATING = pytest.mark.parametrize("variant", ["gemma", "other deviations", "convolutions"])
 
 
 @DEVIATING
@@ -268,6 +275,17 @@ def test_preemption_in_deviating_models(variant: str) -> None:
     assert_same(got, want)
     assert total(got, "preemptions") > 0
     assert total(got, "accepted") > 0
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("name", ["lookahead", "recycling", "suffix", "medusa", "kangaroo", "eagle3 tree", "auto"])
+def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) -> None:
+    """Trees, chains, early rows and kept features."""
+    want = plain(dtype, "temperature", **VARIANTS["convolutions"])
+    engine = make_engine(tiny_decoder(dtype, **VARIANTS["convolutions"]), max_batch=4, prefill_chunk=48)
+    got = decode(engine, [drafter(name, want)], "temperature")
+    assert_same(got, want)
+    assert total(got, "drafted") > 0
 
 
 @DEVIATING

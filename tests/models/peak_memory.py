@@ -20,7 +20,7 @@ from pronk.arrays import BFLOAT16, DTYPES
 from pronk.kernels.threads import set_threads
 from pronk.models import loader
 from pronk.models.backend import KernelBackend
-from pronk.models.families import plan_tensors
+from pronk.models.tensor_plan import plan_tensors
 from pronk.models.kernels import load_kernels
 from pronk.models.weights import forward_weights
 from pronk.quantization.formats.matrix import QuantizedMatrix

@@ -64,6 +64,14 @@ GEMMA_CAPPED = {
     "final_logit_softcapping": 2.0,
     "tie_word_embeddings": False,
 }
+LFM2_LAST = ["full_attention", "conv", "conv"]
+LFM2_BIASED = {
+    "layer_types": LFM2_LAST,
+    "conv_L_cache": 4,
+    "conv_bias": True,
+    "num_key_value_heads": 6,
+    "tie_word_embeddings": False,
+}
 SMALL_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
 OLMO_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -157,6 +165,13 @@ CASES = [
     Case("sinks, clamped experts with biases", "gpt_oss", {}),
     Case("one head each, tied", "gpt_oss", {"num_key_value_heads": 6, "num_experts_per_tok": 1, **TIED}),
     Case("experts in bfloat16 shards", "qwen3_moe", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
+    Case("short convolutions", "lfm2", {}),
+    Case("four taps, biases, one head each, not tied", "lfm2", LFM2_BIASED),
+    Case(
+        "two convolutions in a row, given width", "lfm2", {"layer_types": LFM2_LAST, "block_auto_adjust_ff_dim": False}
+    ),
+    Case("one tap, short text", "lfm2", {"conv_L_cache": 1, "layer_types": None, "full_attn_idxs": [0]}, 2),
+    Case("attention only", "lfm2", {"layer_types": ["full_attention"] * 3}),
     Case("shards", "llama", {"shard_size": "40KB"}),
     Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
     Case("float16 file, tied", "llama", {"save_dtype": torch.float16, "tie_word_embeddings": True}),
@@ -194,8 +209,8 @@ def logits(folder: Path, length: int, way: str = "torch", context: int | None = 
 @pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
 def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
-    if way == "torch" and case.family in ("ministral3", "mistral3", "gpt_oss"):
-        pytest.skip("the modules of training neither scale queries by position nor have sinks")
+    if way == "torch" and case.family in ("ministral3", "mistral3", "gpt_oss", "lfm2"):
+        pytest.skip("the modules of training neither scale queries by position nor have sinks or convolutions")
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
@@ -242,7 +257,7 @@ def test_names_of_multimodal_checkpoints(family: str, checkpoint: MakeCheckpoint
 
 
 DENSE = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
-GREEDY = [*DENSE, "gpt_oss", "granitemoe", "mixtral", "qwen3_moe"]
+GREEDY = [*DENSE, "gpt_oss", "granitemoe", "lfm2", "mixtral", "qwen3_moe"]
 
 
 @pytest.mark.parametrize("family", GREEDY)
@@ -339,6 +354,14 @@ def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     up = decoder.layers[1].up.parts[4].packed.unpack()
     stored = floats["model.layers.1.mlp.experts.gate_up_proj"][4].T
     assert np.array_equal(up, np.concatenate((stored[0::2], stored[1::2])))
+
+
+def test_training_refuses_convolutions(checkpoint: MakeCheckpoint) -> None:
+    folder = checkpoint("lfm2")
+    with pytest.raises(
+        OptionError, match=r"attention in all layers, found lfm2 with short convolutions; use a drafter"
+    ):
+        load_module(folder, read_config(folder), torch.float32, CPU)
 
 
 def test_shards_are_several_files(checkpoint: MakeCheckpoint) -> None:

@@ -20,7 +20,7 @@ from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from parallel.test_trees import PROMPTS, tokens_and_logprobs
 from pronk import LLM, OptionError, PronkError, SamplingParams
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import ConvolutionConfig, ModelConfig
 from pronk.arrays import FLOAT32, Array, split_rows
 from pronk.errors import CheckpointError, ConnectionLostError
 from pronk.execution.forward_job import ForwardJob, LayerRange
@@ -344,6 +344,9 @@ def test_refused_options() -> None:
         LLM(workers=2, parallel="pipeline")
     config: ModelConfig = read_config(Path(LLM().path))
     assert TensorSplit(config, 1, 2).shard_config.num_heads == config.num_heads // 2
+    convolution = ConvolutionConfig(3, (True,) * config.num_layers)
+    with pytest.raises(OptionError, match=r"without short convolutions for 'tensor', found llama; use parallel='tree'"):
+        TensorSplit(replace(config, convolution=convolution), 0, 2)
 
 
 def test_a_drafter_that_reads_all_keys_is_refused(several: LLM) -> None:

@@ -18,7 +18,15 @@ import numpy as np
 
 from pronk.architecture.rope import RopeConfig
 
-__all__ = ["Activation", "MixtureConfig", "ModelConfig", "NormPlaces", "default_query_scale", "llama_config"]
+__all__ = [
+    "Activation",
+    "ConvolutionConfig",
+    "MixtureConfig",
+    "ModelConfig",
+    "NormPlaces",
+    "default_query_scale",
+    "llama_config",
+]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 # Norms of a branch (attention or MLP) of a layer: of its input, of its output before the residual sum, or of both.
@@ -47,6 +55,19 @@ class MixtureConfig:
 
 
 @dataclass(frozen=True)
+class ConvolutionConfig:
+    """Gated short convolutions, which some layers have in place of attention (LFM2).
+
+    Such a layer projects a row to ``b``, ``c`` and ``x``. The *state* of the row's token is ``b * x``. The output is
+    ``c`` times a sum over the last ``taps`` tokens of the text: of their states, each times a weight per feature.
+    """
+
+    taps: int
+    layers: tuple[bool, ...]  # whether each layer has a convolution; the other layers have attention
+    bias: bool = False  # whether the convolution and its two projections have biases
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes and features of a decoder-only transformer of any supported family."""
 
@@ -68,6 +89,7 @@ class ModelConfig:
     # Whether the gate is ``g · sigmoid(1.702 g)`` for ``g`` at most 7, and multiplies ``1 + u``, ``u`` in -7 … 7.
     clamped_gate: bool = False
     mixture: MixtureConfig | None = None  # mixtures of experts in place of MLPs; ``None``: no layer has one
+    convolution: ConvolutionConfig | None = None  # ``None``: all layers have attention
     rope: RopeConfig | None = None  # rotary embedding of all layers; ``None``: learned position embeddings
     # Rotary embedding of each layer, if layers differ; ``None`` in it: the layer does not rotate. At most two differ.
     layer_ropes: tuple[RopeConfig | None, ...] = ()
@@ -135,6 +157,10 @@ class ModelConfig:
         """Return the mixture of experts of a layer (from 0); ``None`` if the layer has a plain MLP."""
         return self.mixture if self.mixture is not None and self.mixture.layers[layer] else None
 
+    def convolution_of(self, layer: int) -> ConvolutionConfig | None:
+        """Return the short convolution of a layer (from 0); ``None`` if the layer has attention."""
+        return self.convolution if self.convolution is not None and self.convolution.layers[layer] else None
+
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return ``count`` layers as layer ``layer`` (from 0); ``sizes`` are other fields to replace."""
         windows = (self.windows[layer] if self.windows else None,) * count
@@ -184,8 +210,8 @@ class ModelConfig:
 
 # Fields that few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset clamped_gate mixture whole_qk_norm attention_scale attention_cap attention_sinks "
-    "query_growth embedding_scale residual_scale logits_scale logits_cap"
+    "norm_places norm_offset clamped_gate mixture convolution whole_qk_norm attention_scale attention_cap "
+    "attention_sinks query_growth embedding_scale residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES}
 

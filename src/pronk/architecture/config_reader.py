@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pronk.architecture.config import Activation
+from pronk.architecture.config import Activation, ModelConfig
+from pronk.architecture.rope import parse_rope
 from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.errors import ConfigError
 
-__all__ = ["ConfigReader"]
+__all__ = ["ConfigReader", "llama_like"]
 
 # More layers than any model has: a larger number in a damaged config.json is refused before memory is allocated.
 _MAX_LAYERS = 10_000
@@ -91,3 +92,37 @@ class ConfigReader:
             msg = f"config.json: expected {layers} layer_types, each {' or '.join(supported)}, found {kinds!r:.80}"
             raise ConfigError(msg)
         return tuple(size if kind == "sliding_attention" else None for kind in kinds)
+
+
+def llama_like(
+    keys: ConfigReader, *, windows: tuple[int | None, ...], partial_rope: bool = False, **features: Any
+) -> ModelConfig:
+    """Parse the keys that most families share; ``features`` are further fields of ModelConfig."""
+    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    head_dim = keys.integer("head_dim", hidden // heads)
+    if keys.get("head_dim") is None and hidden % heads:
+        msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
+        raise ConfigError(msg)
+    context = keys.integer("max_position_embeddings", 2048)
+    rope = features.get("rope") or parse_rope(keys.raw, head_dim, context, partial=partial_rope)
+    bos, eos = keys.special_ids()
+    values: dict[str, Any] = {
+        "family": keys.family,
+        "vocab_size": keys.integer("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("intermediate_size"),
+        "num_layers": len(windows),
+        "num_heads": heads,
+        "num_kv_heads": keys.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "context": rope.extend(context),
+        "norm_eps": keys.number("rms_norm_eps", 1e-6),
+        "activation": keys.activation("hidden_act", "silu"),
+        "rope": rope,
+        "windows": windows,
+        "tied": keys.flag("tie_word_embeddings"),
+        "bos_id": bos,
+        "eos_ids": eos,
+        "dtype": keys.dtype(),
+    }
+    return ModelConfig(**(values | features))

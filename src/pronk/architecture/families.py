@@ -11,7 +11,7 @@ from typing import Any
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.config_reader import ConfigReader
-from pronk.architecture.family_keys import DEFAULTS, MULTIMODAL, UNSUPPORTED_KEYS
+from pronk.architecture.family_keys import DEFAULTS, MULTIMODAL, REFUSED, UNSUPPORTED_KEYS
 from pronk.architecture.family_readers import FAMILIES
 from pronk.errors import ConfigError
 
@@ -25,6 +25,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """
     raw = _text_config(raw)
     family = raw.get("model_type")
+    if isinstance(family, str) and family in REFUSED:
+        msg = f"config.json has model_type {family!r}: {REFUSED[family]}"
+        raise ConfigError(msg)
     if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(sorted([*FAMILIES, *MULTIMODAL]))
         msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"

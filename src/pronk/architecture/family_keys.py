@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DEFAULTS", "MULTIMODAL", "UNSUPPORTED_KEYS"]
+__all__ = ["DEFAULTS", "MULTIMODAL", "REFUSED", "UNSUPPORTED_KEYS"]
 
 # Families whose config has that of a language model as ``text_config``, with the default of its ``model_type``.
 MULTIMODAL = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+
+_RECURRENT = "layers with a recurrent state are not supported (docs/families.md); use a model with attention, or LFM2"
+# Families that are close to a supported one, or asked for often: the reason, and what to use.
+REFUSED = {
+    "lfm2_moe": "short convolutions with mixtures of experts are not supported; use a dense LFM2",
+    "lfm2_vl": "images are not supported; use the text model LFM2",
+    **dict.fromkeys(
+        "bamba falcon_h1 falcon_mamba jamba mamba mamba2 nemotron_h qwen3_5 qwen3_5_moe qwen3_next zamba2".split(),
+        _RECURRENT,
+    ),
+}
 
 # Values of keys that config.json lacks, by family, as in transformers. A key with the value null has another default:
 # that of the call which reads the key.
@@ -30,6 +41,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    },
+    "lfm2": {
+        "block_ffn_dim_multiplier": 1.0,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 128000,
+        "num_key_value_heads": 8,
+        "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
     },
     "ministral3": {

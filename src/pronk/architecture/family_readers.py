@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pronk.architecture.config import MixtureConfig, ModelConfig
-from pronk.architecture.config_reader import ConfigReader
+from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.architecture.config_reader import ConfigReader, llama_like
 from pronk.architecture.rope import parse_rope
 from pronk.checks import check_choice, check_number
 from pronk.errors import ConfigError
@@ -15,40 +15,7 @@ from pronk.errors import ConfigError
 __all__ = ["FAMILIES"]
 
 _MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
-
-
-def _llama_like(
-    keys: ConfigReader, *, windows: tuple[int | None, ...], partial_rope: bool = False, **features: Any
-) -> ModelConfig:
-    """Parse the keys that most families share; ``features`` are further fields of ModelConfig."""
-    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    head_dim = keys.integer("head_dim", hidden // heads)
-    if keys.get("head_dim") is None and hidden % heads:
-        msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
-        raise ConfigError(msg)
-    context = keys.integer("max_position_embeddings", 2048)
-    rope = features.get("rope") or parse_rope(keys.raw, head_dim, context, partial=partial_rope)
-    bos, eos = keys.special_ids()
-    values: dict[str, Any] = {
-        "family": keys.family,
-        "vocab_size": keys.integer("vocab_size"),
-        "hidden_size": hidden,
-        "intermediate_size": keys.integer("intermediate_size"),
-        "num_layers": len(windows),
-        "num_heads": heads,
-        "num_kv_heads": keys.integer("num_key_value_heads", heads),
-        "head_dim": head_dim,
-        "context": rope.extend(context),
-        "norm_eps": keys.number("rms_norm_eps", 1e-6),
-        "activation": keys.activation("hidden_act", "silu"),
-        "rope": rope,
-        "windows": windows,
-        "tied": keys.flag("tie_word_embeddings"),
-        "bos_id": bos,
-        "eos_ids": eos,
-        "dtype": keys.dtype(),
-    }
-    return ModelConfig(**(values | features))
+_MAX_TAPS = 16  # ``MAX_TAPS`` there
 
 
 def _llama(keys: ConfigReader) -> ModelConfig:
@@ -57,7 +24,7 @@ def _llama(keys: ConfigReader) -> ModelConfig:
 
 def _biased(keys: ConfigReader, windows: tuple[int | None, ...]) -> ModelConfig:
     bias, mlp_bias = keys.flag("attention_bias"), keys.flag("mlp_bias")
-    return _llama_like(keys, windows=windows, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+    return llama_like(keys, windows=windows, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
 def _mistral(keys: ConfigReader) -> ModelConfig:
@@ -66,7 +33,7 @@ def _mistral(keys: ConfigReader) -> ModelConfig:
     if None in windows and size is not None:
         msg = "config.json: layer_types asks for full attention in some layers; expected sliding_attention in all"
         raise ConfigError(msg)
-    return _llama_like(keys, windows=windows)
+    return llama_like(keys, windows=windows)
 
 
 def _qwen_windows(keys: ConfigReader) -> tuple[int | None, ...]:
@@ -77,12 +44,12 @@ def _qwen_windows(keys: ConfigReader) -> tuple[int | None, ...]:
 
 
 def _qwen2(keys: ConfigReader) -> ModelConfig:
-    return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=True)
+    return llama_like(keys, windows=_qwen_windows(keys), qkv_bias=True)
 
 
 def _qwen3(keys: ConfigReader) -> ModelConfig:
     bias = keys.flag("attention_bias")
-    return _llama_like(keys, windows=_qwen_windows(keys), qkv_bias=bias, out_bias=bias, qk_norm=True)
+    return llama_like(keys, windows=_qwen_windows(keys), qkv_bias=bias, out_bias=bias, qk_norm=True)
 
 
 def _periodic_windows(keys: ConfigReader, period: int) -> tuple[int | None, ...]:
@@ -93,7 +60,7 @@ def _periodic_windows(keys: ConfigReader, period: int) -> tuple[int | None, ...]
 def _gemma(keys: ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
     """Parse the keys of Gemma 2 and 3; the weights of norms are stored as ``weight - 1``."""
     bias = keys.flag("attention_bias")
-    return _llama_like(
+    return llama_like(
         keys,
         windows=windows,
         context=keys.integer("max_position_embeddings"),  # the length after scaling
@@ -185,7 +152,7 @@ def _gpt_oss(keys: ConfigReader) -> ModelConfig:
     bias = keys.flag("attention_bias")
     mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
     windows = keys.windows(keys.integer("sliding_window"), lambda layer: layer % 2 == 0)
-    return _llama_like(
+    return llama_like(
         keys,
         windows=windows,
         qkv_bias=bias,
@@ -255,7 +222,7 @@ def _olmo3(keys: ConfigReader) -> ModelConfig:
     """Parse OLMo 3: three of four layers have a window, and do not scale the rotations."""
     windows, theta = _periodic_windows(keys, 4), keys.number("rope_theta", 500000.0)
     bias = keys.flag("attention_bias")
-    return _llama_like(
+    return llama_like(
         keys,
         windows=windows,
         qkv_bias=bias,
@@ -275,7 +242,7 @@ def _phi3(keys: ConfigReader) -> ModelConfig:
             kind = scaling.get("rope_type", scaling.get("type", "default"))
             keys.raw = {**keys.raw, key: {**scaling, "rope_type": "longrope" if kind in ("su", "yarn") else kind}}
     size = None if keys.get("sliding_window") is None else keys.integer("sliding_window")
-    return _llama_like(keys, windows=keys.windows(size), partial_rope=True)
+    return llama_like(keys, windows=keys.windows(size), partial_rope=True)
 
 
 def _smollm3(keys: ConfigReader) -> ModelConfig:
@@ -287,6 +254,36 @@ def _smollm3(keys: ConfigReader) -> ModelConfig:
         msg = f"config.json: expected {config.num_layers} numbers in no_rope_layers, found {rotates!r:.80}"
         raise ConfigError(msg)
     return replace(config, layer_ropes=tuple(config.rope if each else None for each in rotates))
+
+
+def _lfm2(keys: ConfigReader) -> ModelConfig:
+    """Parse LFM2 and LFM2.5; early configs have other names for some keys."""
+    num_layers = keys.layers("num_hidden_layers")
+    attends = keys.get("full_attn_idxs", range(num_layers))
+    kinds = keys.get("layer_types", ["full_attention" if layer in attends else "conv" for layer in range(num_layers)])
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {"conv", "full_attention"}:
+        msg = (
+            f"config.json: expected {num_layers} layer_types, each conv or full_attention, found {kinds!r:.80}; use a "
+            "dense LFM2"
+        )
+        raise ConfigError(msg)
+    layers = tuple(kind == "conv" for kind in kinds)
+    taps, bias = keys.integer("conv_L_cache", 3, high=_MAX_TAPS), keys.flag("conv_bias")
+    width = keys.integer("block_ff_dim", keys.integer("intermediate_size"))
+    if keys.flag("block_auto_adjust_ff_dim", default=True):
+        width, factor = int(2 * width / 3), keys.optional_number("block_ffn_dim_multiplier")
+        unit = 1 if factor is None else keys.integer("block_multiple_of", 256)
+        width = -(-int((factor or 1.0) * width) // unit) * unit
+    return llama_like(
+        keys,
+        windows=(None,) * num_layers,
+        intermediate_size=width,
+        norm_eps=keys.number("norm_eps", 1e-5),
+        activation="silu",
+        qk_norm=True,
+        convolution=ConvolutionConfig(taps, layers, bias) if any(layers) else None,
+        tied=keys.flag("tie_embedding", default=keys.flag("tie_word_embeddings")),
+    )
 
 
 def _gpt2(keys: ConfigReader) -> ModelConfig:
@@ -328,6 +325,7 @@ FAMILIES: dict[str, Callable[[ConfigReader], ModelConfig]] = {
     "granite": _granite,
     "granitemoehybrid": _granite_hybrid,
     "granitemoe": _granite_moe,
+    "lfm2": _lfm2,
     "llama": _llama,
     "mimo": _qwen2,  # Qwen 2 with an MTP head
     "ministral3": _ministral3,

@@ -15,7 +15,7 @@ from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8, Array, DType, 
 from pronk.errors import OptionError
 from pronk.files.atomic import write_json
 from pronk.models.checkpoint import INDEX, SINGLE
-from pronk.models.families import CheckpointTensor
+from pronk.models.tensor_plan import CheckpointTensor
 
 __all__ = ["Progress", "ShardEntry", "check_output_folder", "write_weights"]
 

@@ -63,6 +63,8 @@ class COp(Structure):
         ("query_period rope_dim", c_int32),
         ("sinks", c_void_p),
         ("mixing experts per_row normalized", c_int32),
+        ("filter filter_bias", c_void_p),
+        ("taps", c_int32),
     )
 
 

@@ -11,8 +11,9 @@ from weakref import WeakSet
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import DType
 from pronk.errors import OptionError
-from pronk.kv_cache.layout import kv_bytes_per_token
-from pronk.kv_cache.paged import Kept, PagedCache
+from pronk.kv_cache.kept import Kept
+from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
+from pronk.kv_cache.paged import PagedCache
 
 __all__ = ["BLOCK_SIZE", "KVBudget", "machine_memory", "parse_memory"]
 
@@ -89,7 +90,7 @@ class KVBudget:
         """
         if self._max_blocks is None:
             self._max_blocks = self.max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
-        num_blocks = self._resize_pools(kv_bytes_per_token(config, kv_dtype or dtype))
+        num_blocks = self._resize_pools(kv_bytes_per_token(config, kv_dtype or dtype) + state_bytes(config, dtype))
         options = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "dtype": dtype, "kv_dtype": kv_dtype}
         try:
             pool = make_pool(config, **options, share_prefixes=share_prefixes)

@@ -26,7 +26,7 @@ import numpy as np
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, INT8, UINT8, Array, DType
 
-__all__ = ["PANEL", "ROWS", "PoolLayout", "choose_layouts", "fill_poison", "kv_bytes_per_token"]
+__all__ = ["PANEL", "ROWS", "PoolLayout", "choose_layouts", "fill_poison", "kv_bytes_per_token", "state_bytes"]
 
 # Number of slots per panel of keys; the number of tokens of a block is a multiple of it.
 PANEL = 16
@@ -124,7 +124,8 @@ class _Int8PanelLayout:
         _scales_of(pool)[:, panel, offset] = np.ascontiguousarray(scales).view(np.float32).swapaxes(0, 1)
 
 
-# Layout of the outputs of a layer that the cache keeps for drafters: rows with one head of the hidden size.
+# Layout of the states of short convolutions, and of the outputs of a layer that the cache keeps for drafters: rows with
+# one head of the hidden size.
 ROWS: PoolLayout = _RowLayout()
 
 
@@ -138,7 +139,14 @@ def choose_layouts(kv_dtype: DType) -> tuple[PoolLayout, PoolLayout]:
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: DType) -> int:
     """Return the number of bytes of one token's keys and values, over all layers."""
     head = config.head_dim * kv_dtype.itemsize + (_SCALE_BYTES if kv_dtype == INT8 else 0)
-    return 2 * config.num_layers * config.num_kv_heads * head
+    num_layers = config.num_layers - (0 if config.convolution is None else sum(config.convolution.layers))
+    return 2 * num_layers * config.num_kv_heads * head
+
+
+def state_bytes(config: ModelConfig, dtype: DType) -> int:
+    """Return the number of bytes of one token's states, over all layers with a short convolution."""
+    num_layers = 0 if config.convolution is None else sum(config.convolution.layers)
+    return num_layers * config.hidden_size * dtype.itemsize
 
 
 def fill_poison(pool: Array, poison: float) -> None:

@@ -8,6 +8,9 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
 Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated; it is there because a vector
 load of the last slot may read past the end of the slot. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
 
+A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no values. A state has
+the slot of its token, so that whatever copies, moves, caches or drops keys does the same with states.
+
 For drafters, the cache may also keep the outputs of some layers, or a projection of several layers' outputs: a slot
 then holds, besides a token's keys and values, its hidden state after each of these layers, and its projection.
 """
@@ -15,7 +18,7 @@ then holds, besides a token's keys and values, its hidden state after each of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -25,33 +28,15 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, DType, mapped_zeros
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token
+from pronk.kv_cache.kept import Kept, Projection
+from pronk.kv_cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token, state_bytes
 from pronk.kv_cache.prefix import PrefixCache
 from pronk.kv_cache.prompt_cache import PromptCache
 
-__all__ = ["Kept", "PagedCache", "Projection"]
+__all__ = ["PagedCache"]
 
 # Numbers that the kernel ``pronk_move`` uses for kinds of arrays: kept layer outputs, values, keys.
 _ROW, _VALUE, _KEY = range(3)
-
-
-class Projection(Protocol):
-    """A function of the outputs of several layers at one token, of which the cache keeps the value."""
-
-    layers: tuple[int, ...]  # the layers, from 1; 0 is the embedding
-    width: int  # size of a value
-
-    @property
-    def identity(self) -> str:
-        """Digest of everything that the values depend on besides the model."""
-        ...
-
-    def project(self, outputs: Sequence[Array]) -> Array:
-        """Return values ``[rows, width]``, given the output ``[rows, hidden]`` of each of ``layers``."""
-
-
-# What the cache keeps for each token besides keys and values: the output of a layer (from 1), or a projection.
-Kept = int | Projection
 
 
 class PagedCache:
@@ -79,7 +64,7 @@ class PagedCache:
         self.kernels = kernels
         self.version = 0  # increases with every change of the arrays ``keys``, ``values`` and ``hidden``
         self.config = config
-        self.dtype = dtype  # data type of keys and values before they are stored, and of ``hidden``
+        self.dtype = dtype  # data type of keys and values before they are stored, of states and of ``hidden``
         self.kv_dtype = kv_dtype or dtype  # data type of stored keys and values: ``dtype`` or int8
         self.block_size = block_size
         self.poison = poison
@@ -105,10 +90,18 @@ class PagedCache:
             [],
             {},
         )  # frees arrays that no program uses before others are allocated
-        heads, size, layers = self.config.num_kv_heads, self.config.head_dim, range(self.config.num_layers)
-        key_shape, value_shape = (each.shape(self.num_slots, size) for each in (self._key_layout, self._value_layout))
-        self.keys = [self._new_pool(heads, key_shape, self.kv_dtype) for _ in layers]
-        self.values = [self._new_pool(heads, value_shape, self.kv_dtype) for _ in layers]
+        config, layers = self.config, range(self.config.num_layers)
+        key_shape, value_shape = (
+            each.shape(self.num_slots, config.head_dim) for each in (self._key_layout, self._value_layout)
+        )
+        self.keys = [
+            self._new_hidden_pool(config.hidden_size)
+            if config.convolution_of(layer)
+            else self._new_pool(config.num_kv_heads, key_shape, self.kv_dtype)
+            for layer in layers
+        ]
+        num_heads = [0 if config.convolution_of(layer) else config.num_kv_heads for layer in layers]
+        self.values = [self._new_pool(heads, value_shape, self.kv_dtype) for heads in num_heads]
         self.hidden = {each: self._new_hidden_pool(self.kept_width(each)) for each in kept}
         self._on_pool_change()
 
@@ -153,7 +146,7 @@ class PagedCache:
     @property
     def _pools(self) -> tuple[Array, ...]:
         """All arrays of the cache; dimension 1 is the slot, or in keys the panel of 16 slots."""
-        return (*self.keys, *self.values, *self.hidden.values())
+        return (*self.keys, *(pool for pool in self.values if len(pool)), *self.hidden.values())
 
     @property
     def in_use(self) -> bool:
@@ -164,7 +157,7 @@ class PagedCache:
     def bytes_per_token(self) -> int:
         """Number of bytes of one token: its keys and values in all layers, and the kept outputs."""
         hidden = sum(map(self.kept_width, self.hidden)) * self.dtype.itemsize
-        return kv_bytes_per_token(self.config, self.kv_dtype) + hidden
+        return kv_bytes_per_token(self.config, self.kv_dtype) + state_bytes(self.config, self.dtype) + hidden
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
@@ -239,10 +232,15 @@ class PagedCache:
     def read(self, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
         """Return keys and values ``[kv_heads, tokens, head_dim]`` of a layer, to inspect them.
 
-        The tokens are the committed ones whose blocks have not been released.
+        The tokens are the committed ones whose blocks have not been released. Of a layer with a short convolution, the
+        keys are its states ``[1, tokens, hidden]``, and there are no values.
         """
         slots = self.slots(block_table, block_table.num_released * self.block_size, block_table.length)
-        return self._key_layout.read(self.keys[layer], slots), self._value_layout.read(self.values[layer], slots)
+        keys = self._key_layout_of(layer).read(self.keys[layer], slots)
+        return keys, self._value_layout.read(self.values[layer], slots)
+
+    def _key_layout_of(self, layer: int) -> PoolLayout:
+        return ROWS if self.config.convolution_of(layer) else self._key_layout
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit draft tokens: the one at index ``length + offsets[i]`` becomes token ``length + i``.
@@ -260,10 +258,13 @@ class PagedCache:
         """Copy the slots ``source`` to ``target``; a slot in both is read before it is overwritten."""
         assert self.kernels is not None
         if self._move_arguments is None or self._move_arguments[0] != self.version:
-            config, layers, hidden = self.config, len(self.keys), [*map(self.kept_width, self.hidden)]
-            row = (config.num_kv_heads, self.num_slots, config.head_dim)
-            shapes = [row] * 2 * layers + [(1, self.num_slots, width) for width in hidden]
-            kinds = [_KEY] * layers + [_VALUE] * layers + [_ROW] * len(hidden)
+            config, hidden = self.config, [*map(self.kept_width, self.hidden)]
+            row, state = (config.num_kv_heads, self.num_slots, config.head_dim), (1, self.num_slots, config.hidden_size)
+            has_state = [config.convolution_of(layer) is not None for layer in range(config.num_layers)]
+            num_values = has_state.count(False)
+            shapes = [state if each else row for each in has_state] + [row] * num_values
+            shapes += [(1, self.num_slots, width) for width in hidden]
+            kinds = [_ROW if each else _KEY for each in has_state] + [_VALUE] * num_values + [_ROW] * len(hidden)
             self._move_arguments = (
                 self.version,
                 np.array([pool.ctypes.data for pool in self._pools], dtype=np.int64),
@@ -293,8 +294,8 @@ class PagedCache:
             begin = end
 
     def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Array]]:
-        yield from ((self._key_layout, pool) for pool in self.keys)
-        yield from ((self._value_layout, pool) for pool in self.values)
+        yield from ((self._key_layout_of(layer), pool) for layer, pool in enumerate(self.keys))
+        yield from ((self._value_layout, pool) for pool in self.values if len(pool))
         yield from ((ROWS, self.hidden[kept]) for kept in sorted(self.hidden, key=self.kept_name))
 
     def rollback(self, block_table: BlockTable, length: int) -> None:

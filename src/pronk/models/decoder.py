@@ -23,7 +23,8 @@ __all__ = ["Decoder", "Layer"]
 class Layer:
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
 
-    With ``mixture``, the MLP is a mixture of experts, which the router chooses.
+    With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the layer has a short
+    convolution (:class:`~pronk.architecture.config.ConvolutionConfig`) in place of attention.
     """
 
     attention_norm: Norm | None = None
@@ -31,6 +32,9 @@ class Layer:
     q_norm: Norm | None = None  # norm of each query head, or of all of them
     k_norm: Norm | None = None  # norm of each key head, or of all of them
     sinks: Array | None = None  # score of each head that takes part in its softmax alone
+    gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
+    filter: Array  # weights of a convolution, ``[hidden, …, taps]``, the oldest token first
+    filter_bias: Array | None = None  # ``[hidden]``
     out: Linear
     attention_output_norm: Norm | None = None
     mlp_norm: Norm | None = None
@@ -47,7 +51,10 @@ class Layer:
 
     def compile(self, program: Program, index: int) -> None:
         """Append the layer's operations to a program; ``index`` is its layer number (from 0) in the KV cache."""
-        program.attention(self, index)
+        if self.gates is None:
+            program.attention(self, index)
+        else:
+            program.convolution(self, index)
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:

@@ -15,15 +15,8 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, as_bytes
 from pronk.errors import CheckpointError
 from pronk.models.checkpoint import AnyCheckpoint
-from pronk.models.families import (
-    FAMILY_NAMES,
-    FUSED_EXPERTS,
-    GGUF_FUSED_NAMES,
-    GGUF_NAMES,
-    CheckpointTensor,
-    DecoderPart,
-    FamilyNames,
-)
+from pronk.models.families import FAMILY_NAMES, FUSED_EXPERTS, GGUF_FUSED_NAMES, GGUF_NAMES, FamilyNames
+from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
@@ -38,6 +31,8 @@ _COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
     """Return the tensor names to expect: those of GGUF files, or those of the model family."""
     if isinstance(checkpoint, GgufCheckpoint):
+        if config.family == "lfm2":
+            return replace(GGUF_NAMES, norm="token_embd_norm")
         return GGUF_FUSED_NAMES if "blk.0.attn_qkv.weight" in checkpoint else GGUF_NAMES
     names = FAMILY_NAMES[config.family]
     per_expert = "{}" in names.layer.get("experts.up", ("",))[0]

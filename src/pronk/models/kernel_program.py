@@ -19,7 +19,7 @@ from pronk.models.program import CrossAttentionSource, Program, ProgramRows, out
 
 __all__ = ["KernelProgram"]
 
-_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE = range(7)  # kinds of operations (``pronk_kind``)
+_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE, _CONVOLVE = range(8)  # kinds of operations (``pronk_kind``)
 _STREAM, _A, _B, _LOGITS, _SCORES = range(5)  # buffers that an operation reads or writes (``pronk_buffer``)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}
 _SPREAD, _GATHER = 1, 2  # ``pronk_mixing``
@@ -113,6 +113,14 @@ class KernelProgram(Program):
         op.cap = 0.0 if cross else config.attention_cap or 0.0
         op.block_size, op.slots = cache.block_size, cache.num_slots
         self._kv_cache(op, cache, layer)
+
+    def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
+        """Implement :meth:`Program.convolve`."""
+        op = self._append(_CONVOLVE)
+        op.filter = self._keep_alive(weights.reshape(len(weights), -1).T.astype(np.float32))
+        op.filter_bias = self._keep_alive(None if bias is None else bias.astype(np.float32))
+        op.taps = weights.shape[-1]
+        op.keys, op.kv_type = self._keep_alive(cache.keys[layer]), TYPES[cache.dtype]
 
     def linear(
         self,

@@ -22,11 +22,11 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.models.backend import Backend
 from pronk.models.checkpoint import open_checkpoint, read_json
 from pronk.models.decoder import Decoder
-from pronk.models.families import plan_tensors
 from pronk.models.inventory import Inventory, tensor_names
 from pronk.models.linear import choose_linear
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
+from pronk.models.tensor_plan import plan_tensors
 from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling

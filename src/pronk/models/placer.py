@@ -11,10 +11,10 @@ import numpy as np
 from pronk.arrays import FLOAT32, UINT8, Array, DType, mapped_zeros, split_rows
 from pronk.errors import CheckpointError
 from pronk.models.decoder import Decoder, Layer
-from pronk.models.families import CheckpointTensor, DecoderPart
 from pronk.models.inventory import Inventory
 from pronk.models.linear import AnyWeight, Experts, Linear, LinearFactory, Norm, StackedLinear, WeightLayout
 from pronk.models.split import TensorSplit
+from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
 from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix

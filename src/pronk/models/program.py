@@ -18,6 +18,12 @@ A mixture of experts has these in place of the last two ::
     linear  B = act(A W_gate) · (A W_up)      for each row and each of its experts
     linear  x = x + weighted sum of B W_down  over the experts of each row
 
+A short convolution has these in place of the first three ::
+
+    linear    B = norm(x) W_gates
+    convolve  A = gated convolution of B and the states of the last tokens; stores the states of the rows
+    linear    x = x + A W_out
+
 With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With norms of queries
 and keys that span all heads, ``linear`` writes the projections to ``B``, and one ``qkv`` operation reads them.
 """
@@ -81,6 +87,13 @@ class Program(ABC):
         self.project(layer.qkv, layer.attention_norm, layer.config, index, (layer.q_norm, layer.k_norm))
         self.attend(layer.config, self.cache, index, sinks=layer.sinks)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
+
+    def convolution(self, layer: Any, index: int) -> None:
+        """Append the short convolution of a decoder layer, with its residual connection."""
+        assert self.cache is not None
+        self.linear(layer.gates, norm=layer.attention_norm, to="B")
+        self.convolve(layer.filter, layer.filter_bias, self.cache, index)
+        self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
 
     def cross(self, layer: Any, index: int) -> None:
         """Append cross-attention to the source, with its residual connection, as in the drafter Glide."""
@@ -153,6 +166,14 @@ class Program(ABC):
 
         With ``cross``, the cache is another model's. ``sinks`` has a score for each head, which takes part in the
         softmax without a value.
+        """
+
+    @abstractmethod
+    def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
+        """Append ``A = c · (convolution of the states b · x)`` of ``B = [b, c, x]``.
+
+        A row's state is stored in its slot of the layer (from 0) of ``cache``, rounded to ``cache.dtype``; sums take
+        the rounded states. ``weights`` are ``[hidden, …, taps]``, ``bias`` is ``[hidden]``.
         """
 
     @abstractmethod

@@ -19,7 +19,7 @@ import numpy as np
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.errors import CheckpointError, OptionError
-from pronk.models.families import DecoderPart
+from pronk.models.tensor_plan import DecoderPart
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["TensorSplit"]
@@ -48,10 +48,11 @@ class TensorSplit:
     workers: int
 
     def __post_init__(self) -> None:
-        if self.config.mixture is not None:
-            found = self.config.family
-            msg = f"parallel: expected a model without experts for 'tensor', found {found}; use parallel='tree'"
-            raise OptionError(msg)
+        for part, found in (("experts", self.config.mixture), ("short convolutions", self.config.convolution)):
+            if found is not None:
+                family = self.config.family
+                msg = f"parallel: expected a model without {part} for 'tensor', found {family}; use parallel='tree'"
+                raise OptionError(msg)
         if self.config.norm_places != "input" or self.config.whole_qk_norm:
             # Such a norm needs the sums of all processes.
             msg = (

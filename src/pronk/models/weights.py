@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pronk.architecture.config import ModelConfig
 from pronk.models.decoder import Decoder
-from pronk.models.families import plan_tensors
+from pronk.models.tensor_plan import plan_tensors
 
 __all__ = ["ForwardWeights", "count_parameters", "expert_bytes", "expert_costs", "forward_weights"]
 

@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.budget import KVBudget
-from pronk.kv_cache.paged import Kept, PagedCache
+from pronk.kv_cache.kept import Kept
+from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.quantization.gguf.checkpoint import is_gguf

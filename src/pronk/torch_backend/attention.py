@@ -20,7 +20,7 @@ from pronk.models.program import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.cache import TorchCache
 
-__all__ = ["VisibleKeys", "attend_rows", "capped_attention", "visible_keys"]
+__all__ = ["VisibleKeys", "attend_rows", "capped_attention", "path_slots", "visible_keys"]
 
 
 class VisibleKeys(NamedTuple):
@@ -59,6 +59,22 @@ def visible_keys(rows: ProgramRows, cache: TorchCache, window: int | None, *, cr
         seen = torch.from_numpy(mask | ~sees_any).to(cache.device)
         found.append(VisibleKeys(len(mask), cache.to_index(slots), seen, every))
     return found
+
+
+def path_slots(cache: TorchCache, table: BlockTable, tree: TokenTree, computed: int, count: int) -> Array:
+    """Return the slots of the last ``count`` tokens of each row's path, int64 ``[rows, count]``.
+
+    The row's own token is the last one. A token before the text has the slot -1.
+    """
+    first = max(0, table.length - count + 1)
+    slots = cache.slots(table, first, table.length + len(tree))
+    committed, own = slots[: table.length - first], slots[table.length - first :]
+    start = np.concatenate((np.full(count, -1), committed))[-count:]  # the path of a root's parent
+    paths = np.empty((len(tree), count), np.int64)
+    for node, parent in enumerate(tree.parents):
+        before = start if parent < 0 else paths[parent]
+        paths[node] = *before[1:], own[node]
+    return paths[computed:]
 
 
 def attend_rows(

@@ -15,7 +15,7 @@ from pronk.arrays import Array, DType
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.linear import Experts
 from pronk.models.program import CrossAttentionSource, Program, ProgramRows, output_range
-from pronk.torch_backend.attention import attend_rows, visible_keys
+from pronk.torch_backend.attention import attend_rows, path_slots, visible_keys
 from pronk.torch_backend.cache import TorchCache
 from pronk.torch_backend.convert import to_array, to_tensor
 from pronk.torch_backend.mixture import choose_experts
@@ -84,6 +84,19 @@ class _Pass:
             return cache.to_index(np.concatenate(slots))
 
         found: Tensor = self.once("slots", make)
+        return found
+
+    def path_slots(self, cache: TorchCache, taps: int) -> tuple[Tensor, Tensor]:
+        """Return the slots of the last ``taps`` tokens of each row's path, and which of them exist.
+
+        Both are ``[rows, taps]``, the oldest token first.
+        """
+
+        def make() -> tuple[Tensor, Tensor]:
+            slots = np.concatenate([path_slots(cache, *segment, taps) for segment in self.rows.segments])
+            return cache.to_index(np.maximum(slots, 0)), torch.from_numpy(slots >= 0).to(self.device)
+
+        found: tuple[Tensor, Tensor] = self.once(("path", taps), make)
         return found
 
 
@@ -159,6 +172,25 @@ class TorchProgram(Program):
             window = config.windows[layer] if config.windows else None
             keys = state.once((window, cross), lambda: visible_keys(state.rows, cache, window, cross=cross))
             state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap, sinks=scores)
+
+        self._ops.append(run)
+
+    def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
+        """Implement :meth:`Program.convolve`."""
+        assert isinstance(cache, TorchCache)
+        taps = to_tensor(weights.reshape(len(weights), -1).T.astype(np.float32)).to(self.device)
+        start = torch.zeros(1) if bias is None else to_tensor(bias.astype(np.float32))
+        start = start.to(self.device)
+
+        def run(state: _Pass) -> None:
+            b, c, x = state.buffers["B"].chunk(3, dim=-1)
+            states, (slots, exists) = cache.keys[layer][0], state.path_slots(cache, len(taps))
+            states[state.slots(cache)] = (b * x).to(states.dtype)
+            total = start
+            for tap, weight in enumerate(taps):
+                seen = torch.where(exists[:, tap, None], states[slots[:, tap]].float(), 0.0)
+                total = total + weight * seen
+            state.buffers["A"] = c * total.to(c.dtype)
 
         self._ops.append(run)
 

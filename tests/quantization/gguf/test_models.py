@@ -66,6 +66,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", {"query_pre_attn_scalar": 64}),
     ("gemma3_text", {"query_pre_attn_scalar": 64, "layer_types": None, "num_hidden_layers": 7}),
     ("granite", {"embedding_multiplier": 3.0}),
+    ("lfm2", {"num_hidden_layers": 3, "block_multiple_of": 256}),
+    ("lfm2", {"num_hidden_layers": 3, "block_multiple_of": 256, "tie_word_embeddings": False, "conv_L_cache": 4}),
     ("ministral3", {}),
     ("olmo2", {}),
     ("olmo3", {"layer_types": None, "num_hidden_layers": 4}),

@@ -67,6 +67,7 @@ SPLITS = {
     "dbrx": split(by(LLAMA3)),
     "gpt-2": GPT2,
     "gpt-4o": split(by(GPT4O)),
+    "lfm2": split(by(LLAMA3)),
     "llama-bpe": split(by(LLAMA3)),
     "llama3": split(by(LLAMA3)),
     "llama-v3": split(by(LLAMA3)),
@@ -81,7 +82,9 @@ SPLITS = {
 
 def trained(pre: str) -> tokenizers.Tokenizer:
     """Return a trained byte-level BPE with the pre-tokenizer of this name."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "llama3", "llama-v3", "tekken")))
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(ignore_merges=pre in ("lfm2", "llama-bpe", "llama3", "llama-v3", "tekken"))
+    )
     tokenizer.pre_tokenizer = SPLITS[pre]
     tokenizer.decoder = decoders.ByteLevel()
     if pre == "qwen2":

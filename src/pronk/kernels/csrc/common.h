@@ -31,6 +31,7 @@ const int CHUNK_BLOCKS = 8;
 const int MAX_TILE_M = 12;
 // Maximum of pronk_op.experts.
 const int MAX_EXPERTS = 1024;
+const int MAX_TAPS = 16;  // of a short convolution
 // Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
 const int MAX_HEAD_DIM = 512;
 

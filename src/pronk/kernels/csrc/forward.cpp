@@ -39,6 +39,7 @@ int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows
     if (op->kind == PRONK_LINEAR && op->output == buffer) width = op->w->N;
     else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) width = (int64_t)op->heads * op->head_dim;
     else if (op->kind == PRONK_NORM && op->output == buffer) width = hidden;
+    else if (op->kind == PRONK_CONVOLVE && buffer == PRONK_A) width = hidden;
     int64_t op_size = rows * (op->mixing == PRONK_SPREAD ? op->per_row : 1) * row_stride(width);
     if (op_size > size) size = op_size;
   }
@@ -168,6 +169,7 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     const pronk_op* op = ops + i;
     if (op->head_dim % 2 || op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
     if (has_experts(op) && (op->experts > MAX_EXPERTS || op->per_row < 1 || op->per_row > op->experts)) return false;
+    if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     bool uses_cache = op->keys && !op->collected;  // with `collected`, PRONK_STORE writes by row and not by slot
     if (uses_cache && !has_slots(pass, op)) return false;
   }

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 9
+#define PRONK_VERSION 10
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -30,6 +30,9 @@ enum pronk_kind {
   PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`
   PRONK_ROUTE = 6,   // choose `per_row` of `experts` for each row by its scores, ties to the smaller number; the shares
                      // of the chosen experts are a softmax over all scores, with `normalized` over theirs
+  PRONK_CONVOLVE = 7,  // gated short convolution. A row of buffer B is [b, c, x], each as wide as the stream; its state
+                     // b * x goes to its slot of the pool `keys` [slots, hidden]. Buffer A = c * (filter_bias +
+                     // filter[0] * state of the token taps - 1 places before + … + filter[taps - 1] * own state)
 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
 enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4 };
@@ -114,6 +117,8 @@ typedef struct {
   const float* sinks;     // PRONK_ATTEND: null, or [heads]: a score of each head that takes part in the softmax alone
   int32_t mixing;         // PRONK_LINEAR: pronk_mixing
   int32_t experts, per_row, normalized;  // PRONK_ROUTE, and PRONK_LINEAR with experts
+  const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
+  int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
 } pronk_op;
 
 // Rows of one request: a tree of `nodes` tokens after `length` cached tokens. The tree is a chunk of the prompt (a

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import ConvolutionConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig, yarn_scale
+from pronk.checks import check_integer
 from pronk.errors import ConfigError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.keys import Keys
@@ -22,6 +23,7 @@ from pronk.quantization.gguf.rope import read_rope
 __all__ = ["parse_gguf"]
 
 _MAX_LAYERS = 10_000  # more layers than any model has; limits memory and time for damaged files
+_MAX_TAPS = 16  # ``MAX_TAPS`` of ``kernels/csrc/common.h``
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -117,6 +119,13 @@ def _granite(keys: Keys, config: ModelConfig) -> ModelConfig:
     )
 
 
+def _lfm2(keys: Keys, config: ModelConfig) -> ModelConfig:
+    """Return an LFM2, whose layers without key/value heads have a short convolution."""
+    counts = keys.per_layer("attention.head_count_kv", config.num_layers)
+    layers, taps = tuple(count == 0 for count in counts), keys.integer("shortconv.l_cache", maximum=_MAX_TAPS)
+    return replace(config, qk_norm=True, convolution=ConvolutionConfig(taps, layers) if any(layers) else None)
+
+
 def _mistral3(keys: Keys, config: ModelConfig) -> ModelConfig:
     """Return a Ministral 3 or Mistral Small 3; cosines have a factor of their own, and queries may grow."""
     rope, growth = config.rope, keys.optional_number("attention.temperature_scale")
@@ -153,6 +162,7 @@ _ARCHITECTURES: dict[str, Callable[[Keys, ModelConfig], ModelConfig]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "granite": _granite,
+    "lfm2": _lfm2,
     "llama": lambda _, config: config,
     "mistral3": _mistral3,
     "olmo2": _olmo2,
@@ -178,7 +188,12 @@ def _head_dim(keys: Keys) -> int:
 
 def _num_kv_heads(keys: Keys) -> int:
     heads = keys.integer("attention.head_count")
-    kv_heads = keys.integer("attention.head_count_kv", heads)
+    key = "attention.head_count_kv"
+    if keys.architecture == "lfm2":  # 0 for layers without attention
+        kv_heads = max(keys.per_layer(key, keys.integer("block_count", maximum=_MAX_LAYERS)))
+        kv_heads = check_integer(keys.label(key), kv_heads, 1, error=ConfigError)
+    else:
+        kv_heads = keys.integer(key, heads)
     if heads % kv_heads:
         msg = f"{keys.label('attention.head_count_kv')}: expected a divisor of {heads} heads, found {kv_heads}"
         raise ConfigError(msg)

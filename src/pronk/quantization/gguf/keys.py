@@ -78,6 +78,19 @@ class Keys:
         """Return an integer from 1 to ``maximum``."""
         return check_integer(self.label(key), self.get(key, default), 1, maximum, error=ConfigError)
 
+    def per_layer(self, key: str, num_layers: int) -> list[int]:
+        """Return an integer for each layer, of which all that are not 0 are equal."""
+        self.used.add(key)
+        value = self.checkpoint.header.get(f"{self.architecture}.{key}")
+        values = value if isinstance(value, list) else [value] * num_layers
+        if len(values) != num_layers or not all(isinstance(each, int) and each >= 0 for each in values):
+            msg = f"{self.label(key)}: expected a number for each of {num_layers} layers, found {values!r:.80}"
+            raise ConfigError(msg)
+        if len({*values} - {0}) > 1:
+            msg = f"{self.label(key)}: expected 0 or the same value in all layers, found {sorted({*values})!r:.80}"
+            raise ConfigError(msg)
+        return values
+
     def number(self, key: str, default: float | None = None, bound: float = 0) -> float:
         """Return a number above ``bound``."""
         value = check_number(

@@ -63,6 +63,7 @@ _PRE_TOKENIZERS = {
     "dbrx": _DBRX,  # OLMo 2 and 3, Phi-4, Granite 4
     "gpt-2": _PreTokenizer((_GPT2_PATTERN,)),
     "gpt-4o": _PreTokenizer((_GPT4O_PATTERN,)),  # Phi-4-mini
+    "lfm2": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,

@@ -21,8 +21,8 @@ from pronk.files.companions import copy_companions
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.kernels.library import Kernels, KernelsError
 from pronk.models.checkpoint import Checkpoint
-from pronk.models.families import CheckpointTensor
 from pronk.models.kernels import load_kernels
+from pronk.models.tensor_plan import CheckpointTensor
 from pronk.quantization.quantize.card import quantized_card
 from pronk.quantization.quantize.methods import CalibrationTexts, layer_folder, measure_perplexity, quantize_layers
 from pronk.quantization.quantize.packing import packed_shapes, quantization_config

@@ -17,10 +17,10 @@ from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint, read_json
-from pronk.models.families import CheckpointTensor
 from pronk.models.inventory import Inventory
 from pronk.models.kernels import load_kernels
 from pronk.models.loader import parse_dtype
+from pronk.models.tensor_plan import CheckpointTensor
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.packing import pack_codes, quantization_config
 from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose_group

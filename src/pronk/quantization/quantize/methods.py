@@ -16,7 +16,7 @@ from pronk.arrays import Array, is_finite
 from pronk.errors import CheckpointError
 from pronk.files.shards import ShardEntry, write_weights
 from pronk.models.backend import Backend
-from pronk.models.families import CheckpointTensor
+from pronk.models.tensor_plan import CheckpointTensor
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.packing import pack_codes
 from pronk.quantization.quantize.rounding import LINEARS, RoundingRule

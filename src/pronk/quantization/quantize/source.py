@@ -10,9 +10,10 @@ import numpy as np
 from pronk.arrays import FLOAT32, Array
 from pronk.errors import CheckpointError, ConfigError
 from pronk.models.checkpoint import Checkpoint, read_json
-from pronk.models.families import FAMILY_NAMES, CheckpointTensor, DecoderPart, plan_tensors
+from pronk.models.families import FAMILY_NAMES
 from pronk.models.inventory import Inventory
 from pronk.models.loader import parse_dtype, read_config
+from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_tensors
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.checkpoint import is_gguf
 

@@ -13,8 +13,8 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import UINT8, Array, mapped_zeros
 from pronk.errors import OptionError
 from pronk.models.checkpoint import open_checkpoint
-from pronk.models.families import CheckpointTensor, plan_tensors
 from pronk.models.inventory import Inventory, tensor_names
+from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
 from pronk.torch_backend.convert import to_tensor
 from pronk.train.modules.decoder import DecoderModule, PlainLinear
 
@@ -25,11 +25,18 @@ def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: t
     """Return a frozen module with the weights of a model folder or GGUF file, which are dequantized.
 
     Raises:
-        OptionError: the model scales queries by position or has attention sinks, which the module does not compute.
+        OptionError: the model scales queries by position, has attention sinks or short convolutions, which the module
+            does not compute.
         CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
     """
     if config.query_growth is not None:
         msg = f"{folder}: expected a model whose queries have one scale at all positions, found {config.family}"
+        raise OptionError(msg)
+    if config.convolution is not None:
+        msg = (
+            f"{folder}: expected a model with attention in all layers, found {config.family} with short convolutions; "
+            "use a drafter without training, such as prompt_lookup or a draft model"
+        )
         raise OptionError(msg)
     if config.attention_sinks:
         msg = f"{folder}: expected a model without attention sinks, found {config.family}"

@@ -152,6 +152,10 @@ def test_layers_read_the_targets_last_layers() -> None:
     assert [GlideShape(n).cache_layers(target) for n in (1, 2, 8)] == [(8,), (7, 8), (1, 2, 3, 4, 5, 6, 7, 8)]
     assert GlideShape(2, cache_layer=3).cache_layers(target) == (3, 4)
     assert GlideShape(9, cross=False).cache_layers(target) == ()
+    mixed = tiny_config(windows=(None,) * 3, special="convolutions")
+    assert GlideShape(1, cache_layer=2).cache_layers(mixed) == (2,)
+    with pytest.raises(OptionError, match=r"cache-layer: expected target layers with attention, found .* in layer 3"):
+        GlideShape(1).cache_layers(mixed)
 
 
 @pytest.mark.parametrize(

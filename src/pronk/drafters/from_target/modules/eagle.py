@@ -28,12 +28,12 @@ from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.models.backend import Backend
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.decoder import Decoder, Layer
-from pronk.models.families import CheckpointTensor, DecoderPart, plan_layer, plan_linear, plan_norm
 from pronk.models.inventory import Inventory
 from pronk.models.linear import Linear, Norm, choose_linear
 from pronk.models.loader import parse_dtype
 from pronk.models.placer import WeightPlacer
 from pronk.models.program import Program, ProgramRows
+from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_layer, plan_linear, plan_norm
 
 __all__ = ["EagleHead", "EagleLayer", "HeadFeature", "load_head", "plan_head"]
 

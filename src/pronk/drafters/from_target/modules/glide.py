@@ -59,7 +59,8 @@ class GlideShape:
     def cache_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """Return, for each draft layer, the number (from 1) of the target's layer that it attends to.
 
-        Return an empty tuple without cross-attention. Raise OptionError if the target has too few layers.
+        Return an empty tuple without cross-attention. Raise OptionError if the target has too few layers, or if one of
+        these layers has no keys.
         """
         if not self.cross:
             return ()
@@ -72,7 +73,12 @@ class GlideShape:
                 option, maximum, found = "cache-layer", last_start, self.cache_layer
             msg = f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, found {found}"
             raise OptionError(msg)
-        return tuple(range(first, first + self.layers))
+        numbers = tuple(range(first, first + self.layers))
+        for number in numbers:
+            if target.convolution_of(number - 1) is not None:
+                msg = f"cache-layer: expected target layers with attention, found a short convolution in layer {number}"
+                raise OptionError(msg)
+        return numbers
 
     def config(self, target: ModelConfig) -> ModelConfig:
         """Return the module's configuration: a Llama with the target's vocabulary and context length."""

@@ -1,0 +1,174 @@
+"""Mapping of checkpoint tensors to the weights of the decoder.
+
+The decoder has fewer, larger matrices than most checkpoints: ``qkv`` stacks the query, key and value projections, and
+``up`` the gate and up projections. A mixture of experts has an ``up`` and a ``down`` for each expert, and a ``router``.
+The names are those of :mod:`pronk.models.families`. The config determines the shapes and whether there are biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.models.families import FAMILY_NAMES, FamilyNames
+
+__all__ = ["CheckpointTensor", "DecoderPart", "plan_layer", "plan_linear", "plan_norm", "plan_tensors"]
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """A tensor that a checkpoint must have: its name without the family's prefix, and its shape.
+
+    With ``expert``, the tensor ``[experts, outputs, inputs]`` has the matrices of all experts, and this one is meant.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    expert: int | None = None
+
+
+@dataclass(frozen=True)
+class DecoderPart:
+    """A module or embedding of the decoder, and the checkpoint tensors to stack for its weight and bias."""
+
+    target: str  # attribute path in the decoder, such as ``layers.0.qkv``
+    kind: Literal["linear", "norm", "table"]  # ``table`` is an embedding
+    weight: tuple[CheckpointTensor, ...]  # tensors to stack; empty for an LM head tied to the embedding
+    bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack; empty without a bias
+    transposed: bool = False  # whether the ``weight`` tensors are stored ``[inputs, outputs]``
+    interleaved: bool = False  # whether the outputs alternate: of the gate, of the up projection, …
+
+    @property
+    def tensors(self) -> tuple[CheckpointTensor, ...]:
+        """All tensors: ``weight``, then ``bias``."""
+        return self.weight + self.bias
+
+
+def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Iterator[DecoderPart]:
+    """Yield every part of the decoder; ``names`` are by default those of the config's family."""
+    names = names or FAMILY_NAMES[config.family]
+    table = (config.vocab_size, config.hidden_size)
+    yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))
+    if names.positions is not None:
+        shape = (config.context, config.hidden_size)
+        yield DecoderPart("positions", "table", (CheckpointTensor(f"{names.positions}.weight", shape),))
+    yield DecoderPart("head", "linear", () if config.tied else (CheckpointTensor(f"{names.head}.weight", table),))
+    yield plan_norm(config, "norm", names.norm, config.hidden_size)
+    for index in range(config.num_layers):
+        yield from plan_layer(config, names, index)
+
+
+def plan_layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
+    """Yield the parts of a decoder layer."""
+    up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
+    # By module: number of outputs of each stacked matrix, number of inputs, whether there is a bias.
+    linears = {
+        "qkv": (config.qkv_sizes, config.hidden_size, config.qkv_bias),
+        "out": ((config.hidden_size,), config.num_heads * config.head_dim, config.out_bias),
+        "up": (up_sizes, config.hidden_size, config.mlp_bias),
+        "down": ((config.hidden_size,), config.intermediate_size, config.mlp_bias),
+    }
+    sizes, mixture = _norm_sizes(config), config.mixture_of(index)
+    if mixture is not None:
+        yield from _plan_experts(config, mixture, names, index)
+        del linears["up"], linears["down"]
+    convolution = config.convolution_of(index)
+    if convolution is not None:
+        yield from _plan_convolution(config, convolution, names, index)
+        del linears["qkv"], linears["out"]
+        sizes = {module: size for module, size in sizes.items() if module not in ("q_norm", "k_norm")}
+    for module, stored_modules in names.layer.items():
+        stored = tuple(f"{names.layers}.{index}.{name}" for name in stored_modules)
+        target = f"layers.{index}.{module}"
+        if module in linears:
+            outputs, inputs, bias = linears[module]
+            # Some families store the query, key and value projections, or gate and up projection, as one matrix.
+            outputs = outputs if len(stored) == len(outputs) else (sum(outputs),)
+            yield plan_linear(target, stored, outputs, inputs, bias=bias, transposed=names.transposed)
+        elif module in sizes:
+            yield plan_norm(config, target, stored[0], sizes[module])
+
+
+def _plan_convolution(
+    config: ModelConfig, convolution: ConvolutionConfig, names: FamilyNames, index: int
+) -> Iterator[DecoderPart]:
+    """Yield the projections of a layer's short convolution, its weights and its bias."""
+    hidden, bias = config.hidden_size, convolution.bias
+    gates, filter_, out = (
+        f"{names.layers}.{index}.{names.layer[module][0]}" for module in ("gates", "filter", "convolution_out")
+    )
+    yield plan_linear(f"layers.{index}.gates", (gates,), (3 * hidden,), hidden, bias=bias)
+    yield plan_linear(f"layers.{index}.out", (out,), (hidden,), hidden, bias=bias)
+    middle = () if names.flat_filters else (1,)
+    weight = CheckpointTensor(f"{filter_}.weight", (hidden, *middle, convolution.taps))
+    yield DecoderPart(f"layers.{index}.filter", "table", (weight,))
+    if bias:
+        yield DecoderPart(f"layers.{index}.filter_bias", "table", (CheckpointTensor(f"{filter_}.bias", (hidden,)),))
+
+
+def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
+    """Yield the router of a layer, and the two matrices of each expert."""
+    hidden, path = config.hidden_size, f"{names.layers}.{index}"
+    router = (f"{path}.{names.layer['router'][0]}",)
+    yield plan_linear(f"layers.{index}.router", router, (mixture.experts,), hidden, bias=mixture.bias)
+    shapes = {"up": (mixture.width * (2 if config.gated else 1), hidden), "down": (hidden, mixture.width)}
+    for expert, (module, (outputs, inputs)) in product(range(mixture.experts), shapes.items()):
+        stored = [f"{path}.{name}" for name in names.layer[f"experts.{module}"]]
+        shape = outputs // len(stored), inputs
+        tensors = tuple(
+            CheckpointTensor(name.format(expert), shape)
+            if "{}" in name
+            else CheckpointTensor(name, (mixture.experts, *shape), expert)
+            for name in stored
+        )
+        biases = tuple[CheckpointTensor, ...]()
+        if mixture.bias:
+            biases = tuple(CheckpointTensor(f"{name}_bias", (mixture.experts, shape[0]), expert) for name in stored)
+        part = DecoderPart(f"layers.{index}.{module}.{expert}", "linear", tensors, biases)
+        if names.interleaved_experts:
+            tensors = tuple(replace(tensor, shape=(*tensor.shape[:-2], *shape[::-1])) for tensor in tensors)
+            part = replace(part, weight=tensors, transposed=True, interleaved=module == "up")
+        yield part
+    if config.attention_sinks:
+        sinks = CheckpointTensor(f"{path}.{names.layer['sinks'][0]}", (config.num_heads,))
+        yield DecoderPart(f"layers.{index}.sinks", "table", (sinks,))
+
+
+def _norm_sizes(config: ModelConfig) -> dict[str, int]:
+    """Return the number of features of each norm that a layer has."""
+    sizes = dict[str, int]()
+    if config.norm_places != "output":
+        sizes |= {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}
+    if config.norm_places != "input":
+        sizes |= {"attention_output_norm": config.hidden_size, "mlp_output_norm": config.hidden_size}
+    if config.qk_norm:
+        queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
+        sizes |= {"q_norm": queries, "k_norm": keys}
+    return sizes
+
+
+def plan_linear(
+    target: str,
+    stored: tuple[str, ...],
+    outputs: tuple[int, ...],
+    inputs: int,
+    *,
+    bias: bool = False,
+    transposed: bool = False,
+) -> DecoderPart:
+    """Return a linear layer of stacked matrices; ``outputs`` has the number of outputs of each."""
+    sizes = list(zip(stored, outputs, strict=True))
+    weight = tuple(
+        CheckpointTensor(f"{name}.weight", (inputs, size) if transposed else (size, inputs)) for name, size in sizes
+    )
+    biases = tuple(CheckpointTensor(f"{name}.bias", (size,)) for name, size in sizes) if bias else ()
+    return DecoderPart(target, "linear", weight, biases, transposed)
+
+
+def plan_norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
+    """Return a norm over ``size`` features."""
+    bias = (CheckpointTensor(f"{stored}.bias", (size,)),) if config.norm == "layer" else ()
+    return DecoderPart(target, "norm", (CheckpointTensor(f"{stored}.weight", (size,)),), bias)

@@ -1,0 +1,182 @@
+"""Short convolutions on every instruction set: outputs, bits, and states of ancestors in chunks, trees and batches."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pronk.architecture.config import ConvolutionConfig
+from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.kernels.library import Kernels, candidates
+from pronk.kernels.threads import num_threads, set_threads
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.decoder import Layer
+from pronk.models.linear import Linear
+from pronk.models.program import ProgramRows
+from pronk.speculation.tree import TokenTree
+from pronk.torch_backend.backend import TorchBackend
+from tiny_models import tiny_config
+
+EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
+DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+SHAPES = pytest.mark.parametrize(
+    ("hidden", "taps", "bias"), [(64, 3, False), (40, 4, True), (22, 1, True), (48, 16, False)]
+)
+LENGTH = 70
+NAN = float("nan")
+
+
+class Convolution:
+    """A short convolution and texts in its cache.
+
+    The projections copy the stream: ``b = 2 x``, ``c = x``, and the output is added as it is. So they are exact on
+    every instruction set, and the output of a row is ``x + x · (bias + sum of weight · 2 x²)``.
+    """
+
+    def __init__(self, backend: Backend, hidden: int, taps: int, dtype: DType, *, bias: bool) -> None:
+        self.backend, self.hidden, self.taps, self.dtype = backend, hidden, taps, dtype
+        self.config = replace(
+            tiny_config(hidden=hidden), num_layers=1, convolution=ConvolutionConfig(taps, (True,), bias)
+        )
+        self.layer, copies = Layer(self.config), np.eye(hidden, dtype=np.float32)
+        for name, weight in (("gates", np.concatenate((2 * copies, copies, copies))), ("out", copies)):
+            linear = Linear(backend, weight.astype(dtype), None, self.layer.layout(name), None)
+            setattr(self.layer, name, linear)
+        dice = np.random.default_rng(taps)
+        self.layer.filter = dice.standard_normal((hidden, 1, taps)).astype(dtype)
+        self.layer.filter_bias = dice.standard_normal(hidden).astype(dtype) if bias else None
+        self.cache = backend.make_cache(self.config, num_blocks=40, block_size=16, dtype=dtype)
+        self.cache.keys[0][...] = NAN
+        self.program = backend.program(hidden, dtype, self.cache)
+        self.program.convolution(self.layer, 0)
+
+    def run(self, segments: Sequence[tuple[BlockTable, TokenTree, int]], x: Array) -> Array:
+        """Return the outputs of the rows ``x`` of all segments; nothing is committed."""
+        for table, tree, _ in segments:
+            self.cache.prepare(table, table.length + len(tree))
+        rows, stream = ProgramRows().set_segments(segments), x.astype(self.dtype)
+        self.program.run(rows, stream)
+        return stream
+
+    def read(self, x: Array, chunks: Sequence[int], table: BlockTable | None = None) -> Array:
+        """Return the outputs of a text in chunks, which are committed."""
+        table, found, start = table or BlockTable(), list[Array](), 0
+        for count in chunks:
+            found.append(self.run([(table, TokenTree.chain([0] * count), 0)], x[start : start + count]))
+            self.cache.commit(table, range(count))
+            start += count
+        return np.concatenate(found)
+
+    def expected(self, x: Array) -> Array:
+        """Return the outputs of a text, computed by NumPy in float64."""
+        x = x.astype(self.dtype).astype(np.float64)
+        states = np.concatenate((np.zeros((self.taps - 1, self.hidden)), 2 * x * x))
+        weights, total = self.layer.filter[:, 0].astype(np.float64).T, np.zeros_like(x)
+        if self.layer.filter_bias is not None:
+            total = total + self.layer.filter_bias.astype(np.float64)
+        for tap in range(self.taps):
+            total += weights[tap] * states[tap : tap + len(x)]
+        return np.asarray(x + x * total)
+
+
+def some_rows(count: int, hidden: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).uniform(-1.0, 1.0, (count, hidden)).astype(BFLOAT16)
+
+
+def same(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def backends() -> list[Any]:
+    return [pytest.param(KernelBackend(kernels), id=kernels.name) for kernels in candidates()] + [
+        pytest.param(None, id="torch")
+    ]
+
+
+@SHAPES
+@DTYPES
+@pytest.mark.parametrize("backend", backends())
+def test_outputs_are_those_of_numpy(
+    backend: Backend | None, dtype: DType, hidden: int, taps: int, *, bias: bool
+) -> None:
+    made = Convolution(backend or TorchBackend("cpu", dtype), hidden, taps, dtype, bias=bias)
+    x = some_rows(LENGTH, hidden)
+    expected = made.expected(x)
+    error = np.abs(made.read(x, [LENGTH]).astype(np.float64) - expected).max()
+    assert error < (1e-5 if dtype == FLOAT32 else 0.02 * np.abs(expected).max())
+    assert np.abs(expected - x.astype(np.float64)).max() > 0.5
+
+
+@SHAPES
+@EVERY
+def test_chunks_trees_batches_and_threads_change_no_bit(
+    kernels: Kernels, hidden: int, taps: int, *, bias: bool
+) -> None:
+    before = num_threads()
+    for dtype, threads in ((FLOAT32, 1), (FLOAT32, 3), (BFLOAT16, 2)):
+        made = Convolution(KernelBackend(kernels), hidden, taps, dtype, bias=bias)
+        x = some_rows(LENGTH, hidden)
+        try:
+            set_threads(1, 1)
+            alone = made.read(x, [1] * LENGTH)
+            set_threads(threads, threads)
+            for chunks in ([LENGTH], [2, 3, 65], [17] * 4 + [2]):
+                assert same(made.read(x, chunks), alone)
+            in_tree_and_batch(made, x, alone)
+        finally:
+            set_threads(before, before)
+
+
+def in_tree_and_batch(made: Convolution, x: Array, alone: Array) -> None:
+    """Check a tree with wrong siblings beside another request, in two passes, then the text after a commit."""
+    start, other = 31, some_rows(9, made.hidden, 7)
+    table, neighbour = BlockTable(), BlockTable()
+    made.read(x, [start], table)
+    count = LENGTH - start - 5  # tokens on the path
+    parents, rows = [-1], [x[start]]
+    for token in range(start + 1, start + count):
+        parents += [len(rows) - 1] * 2
+        rows += [other[token % 9], x[token]]  # a wrong sibling, then the text
+    tree, nodes = TokenTree((0, *(1, 0) * (count - 1)), tuple(parents)), [0, *range(2, 2 * count - 1, 2)]
+    both = made.run(
+        [(neighbour, TokenTree.chain([0] * 9), 0), (table, tree, 0)], np.concatenate((other, np.stack(rows)))
+    )
+    assert same(both[9:][nodes], alone[start : start + count])
+    assert same(both[:9], made.read(other, [9]))
+    half = len(rows) // 2
+    first = made.run([(table, TokenTree(tree.tokens[:half], tree.parents[:half]), 0)], np.stack(rows[:half]))
+    second = made.run([(table, tree, half)], np.stack(rows[half:]))
+    assert same(np.concatenate((first, second))[nodes], alone[start : start + count])
+    made.cache.commit(table, nodes)
+    assert same(made.read(x[start + count :], [1, 4], table), alone[start + count :])
+
+
+def test_bits_are_equal_on_all_instruction_sets() -> None:
+    for hidden, taps in ((64, 3), (40, 4)):
+        x = some_rows(LENGTH, hidden)
+        found = [
+            Convolution(KernelBackend(kernels), hidden, taps, FLOAT32, bias=True).read(x, [LENGTH])
+            for kernels in candidates()
+        ]
+        assert all(same(each, found[0]) for each in found)
+
+
+@EVERY
+def test_rows_that_are_not_finite_leave_other_requests_alone(kernels: Kernels) -> None:
+    made = Convolution(KernelBackend(kernels), 64, 3, FLOAT32, bias=False)
+    x, chain = some_rows(8, 64), TokenTree.chain([0] * 4)
+    expected = made.read(x[4:], [4])
+    x[:4] = np.nan
+    found = made.run([(BlockTable(), chain, 0), (BlockTable(), chain, 0)], x)
+    assert np.isnan(found[:4].astype(np.float32)).all()
+    assert same(found[4:], expected)
+
+
+@EVERY
+def test_too_many_taps_are_refused(kernels: Kernels) -> None:
+    made = Convolution(KernelBackend(kernels), 64, 17, FLOAT32, bias=False)
+    with pytest.raises(AssertionError, match="kernels"):
+        made.read(some_rows(2, 64), [2])
