@@ -602,7 +602,7 @@ def edit_config(**changes: Any) -> Breaks:
     ("change", "expected"),
     [
         (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
-        (edit_config(model_type="mamba"), ["unknown architecture", "mamba", "llama", "qwen3"]),
+        (edit_config(model_type="retnet"), ["unknown architecture", "retnet", "llama", "qwen3"]),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), ["model.safetensors"]),
         (lambda folder: (folder / "tokenizer.json").unlink(), ["tokenizer.json"]),
         (edit_config(vocab_size=299), ["298", "299"]),

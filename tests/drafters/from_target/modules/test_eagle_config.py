@@ -109,7 +109,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "another family": (
         "speculators",
         {"transformer_layer_config": {"model_type": "qwen3_5"}},
-        "unknown architecture: config.json has model_type 'qwen3_5'",
+        "config.json has model_type 'qwen3_5': layers with a recurrent state are not supported",
     ),
     "bad fingerprint": ("speculators", {"pronk": {"target": {}}}, "pronk.target: expected architecture and weights"),
     "other layers": (
