@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import random
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -210,14 +211,18 @@ def measure_all(
 def write_report(
     out: str | None, title: str, llm: LLM, tables: Sequence[str], cells: Sequence[Any], more: str = ""
 ) -> None:
-    """Write ``out``.md with the tables and ``out``.json with the figures, each with model, processor and date."""
+    """Write ``out``.md with the tables and ``out``.json with the figures, each with model, processor and date.
+
+    Models in specifications of drafters are named without their folders.
+    """
     if out is None:
         return
     hardware = describe_hardware("cpu")
     machine = f"{hardware['processor']}, {hardware['threads']} threads, {strftime('%B %Y')}"
     head = f"# {title}\n\n{llm.path.name}, {llm.kernels}; {machine}{more}\n\n"
-    Path(f"{out}.md").write_text(head + "\n\n".join(tables) + "\n")
-    Path(f"{out}.json").write_text(json.dumps({"model": llm.path.name, "machine": machine, "cells": cells}))
+    figures = json.dumps({"model": llm.path.name, "machine": machine, "cells": cells})
+    for ending, text in (("md", head + "\n\n".join(tables) + "\n"), ("json", figures)):
+        Path(f"{out}.{ending}").write_text(re.sub(r"(model=')[^']*/", r"\1", text))
 
 
 def main() -> None:
