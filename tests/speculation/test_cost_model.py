@@ -276,12 +276,11 @@ def test_independent_choices_are_the_prior() -> None:
 @pytest.mark.parametrize("overlap", [0.05, 0.25, 0.6, 1.0])
 def test_the_union_of_experts_is_learned(overlap: float) -> None:
     """The prior is that of independent choices, and passes show another overlap within a few passes."""
-    errors = list[float]()
+    truth, errors = with_experts(overlap), list[float]()
     for seed in range(100):
-        dice, model, truth = random.Random(seed), CostModel(experts=0.8, overlap=0.125), with_experts(overlap)
-        learn_experts(model, truth, 30, (1, 1, 2, 4), dice)
-        costs = costs_of(model)
-        errors.append(max(max(costs.at(n) / truth.at(n), truth.at(n) / costs.at(n)) for n in (1, 2, 3, 4)))
+        model = CostModel(experts=0.8, overlap=0.125)
+        learn_experts(model, truth, 30, (1, 1, 2, 4), random.Random(seed))
+        errors.append(largest_error(model, truth.at, (1, 2, 3, 4)))
     assert_small(errors, 1.2, 1.8)
 
 
@@ -289,10 +288,9 @@ def test_passes_of_few_rows_show_the_arithmetic_of_more_rows_beside_experts() ->
     """Reading the experts hides the arithmetic of few rows; many rows touch all experts, and cost arithmetic."""
     truth, errors = CostCurve(0.05, 0.0, 0.3, experts=0.8, overlap=0.5), list[float]()
     for seed in range(100):
-        dice, model = random.Random(seed), CostModel(experts=0.8, overlap=0.125)
-        learn_experts(model, truth, 80, (1, 1, 4, 12), dice)
-        costs = costs_of(model)
-        errors.append(max(max(costs.at(n) / truth.at(n), truth.at(n) / costs.at(n)) for n in (1, 2, 4, 12, 16)))
+        model = CostModel(experts=0.8, overlap=0.125)
+        learn_experts(model, truth, 80, (1, 1, 4, 12), random.Random(seed))
+        errors.append(largest_error(model, truth.at, (1, 2, 4, 12, 16)))
     assert_small(errors, 1.2, 1.8)
 
 
@@ -304,6 +302,5 @@ def test_costs_do_not_sink_in_batches() -> None:
         learn_experts(model, truth, 40, (1, 1, 2, 5), dice)
         learn_experts(model, truth, 400, (4, 5, 8, 12), dice)
         model.learn(4, 100, truth.at(4), plain=True, touched=1.0 + (truth.read_bytes(4) - 1.0) / 0.75)
-        costs = costs_of(model)
-        errors.append(max(max(costs.at(n) / truth.at(n), truth.at(n) / costs.at(n)) for n in (4, 5, 8, 12)))
+        errors.append(largest_error(model, truth.at, (4, 5, 8, 12)))
     assert_small(errors, 1.25, 1.5)

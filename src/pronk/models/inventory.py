@@ -31,7 +31,7 @@ _COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
     """Return the tensor names to expect: those of GGUF files, or those of the model family."""
     if isinstance(checkpoint, GgufCheckpoint):
-        if config.family == "lfm2":
+        if "token_embd_norm.weight" in checkpoint:  # LFM2
             return replace(GGUF_NAMES, norm="token_embd_norm")
         return GGUF_FUSED_NAMES if "blk.0.attn_qkv.weight" in checkpoint else GGUF_NAMES
     names = FAMILY_NAMES[config.family]
