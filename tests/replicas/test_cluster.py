@@ -182,7 +182,8 @@ def test_cancelled_requests_end_on_their_replica(dispatcher: Dispatcher) -> None
             pieces = await collect(dispatcher, BEGINNINGS[0], params(2, 2))
             if dispatcher.num_requests == 0 and pieces:
                 break
-        async with aclosing(dispatcher.steps([BEGINNINGS[0]], params(3, 4))) as steps:
+        # More tokens than one step can accept, so that the request still runs after its first step.
+        async with aclosing(dispatcher.steps([BEGINNINGS[0]], params(3, 200))) as steps:
             await anext(steps)
             assert dispatcher.load.running == 1
 
