@@ -22,8 +22,10 @@ const double IDLE_SPIN_SECONDS = 2e-3;  // between runs, until the next forward 
 // A run is one call of pool_run. If its threads wait for more than this share of their time, they probably wait for a
 // thread whose core another process occupies. The next runs, called solo runs, then use one thread; after them one run
 // tries all threads again. If that run waits too long as well, the number of solo runs doubles. Runs that had to wake a
-// sleeping thread are ignored.
+// sleeping thread are ignored. So are short waits: a thread without a core waits until the operating system gives it one,
+// a millisecond or more, while the threads of a run of few microseconds spend most of it waiting for each other.
 const double MAX_WAIT_SHARE = 0.35;
+const double MIN_WAIT_SECONDS = 5e-4;  // summed over the threads of a run
 const int MIN_SOLO_RUNS = 4;
 const int MAX_SOLO_RUNS = 256;
 
@@ -210,10 +212,10 @@ void pool_run(int threads, pool_task task, void* argument) {
     pool_barrier();
     double waited = 1e-9 * (double)pool.waited_ns.load(std::memory_order_relaxed);
     double wait_share = waited / (threads * (now() - start_time));
-    if (!had_sleepers && wait_share > MAX_WAIT_SHARE) {
+    if (!had_sleepers && wait_share > MAX_WAIT_SHARE && waited > MIN_WAIT_SECONDS) {
       pool.solo_runs = pool.solo_penalty;
       pool.solo_penalty = pool.solo_penalty * 2 < MAX_SOLO_RUNS ? pool.solo_penalty * 2 : MAX_SOLO_RUNS;
-    } else if (!had_sleepers) {
+    } else if (!had_sleepers && wait_share <= MAX_WAIT_SHARE) {
       pool.solo_penalty = MIN_SOLO_RUNS;
     }
   } else {
