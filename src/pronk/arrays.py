@@ -9,6 +9,7 @@ import mmap
 from collections.abc import Sequence
 from contextlib import suppress
 from math import ceil, prod
+from threading import Lock
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -24,6 +25,7 @@ __all__ = [
     "UINT8",
     "Array",
     "DType",
+    "MemoryPool",
     "as_bytes",
     "is_finite",
     "largest_number",
@@ -46,6 +48,8 @@ DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 # Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB misses.
 _HUGE_PAGE = 1 << 21
+_CACHE_LINE = 64  # bytes
+_POOL_BYTES = 1 << 25  # bytes of a mapping that small arrays share; pages that were never written take no memory
 
 
 def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True) -> Array:
@@ -71,6 +75,29 @@ def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True)
         with suppress(OSError):  # error of a Linux kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, prod(shape)).reshape(tuple(shape))
+
+
+class MemoryPool:
+    """Memory of many small arrays, such as a model's matrices, in few mappings with huge pages.
+
+    In the heap they would have small pages, and be slow to read. A mapping returns to the operating system when all
+    its arrays are freed. Several threads may allocate.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._free = Lock(), np.zeros(0, np.uint8)
+
+    def zeros(self, shape: Sequence[int], dtype: DType) -> Array:
+        """Allocate zeros, from 2 MiB on with :func:`mapped_zeros`; the first byte begins a cache line."""
+        size = prod(shape) * dtype.itemsize
+        if size >= _HUGE_PAGE:
+            return mapped_zeros(shape, dtype)
+        padded = ceil(size / _CACHE_LINE) * _CACHE_LINE
+        with self._lock:
+            if padded > len(self._free):
+                self._free = mapped_zeros((_POOL_BYTES,), UINT8)
+            taken, self._free = self._free[:size], self._free[padded:]
+        return taken.view(dtype).reshape(tuple(shape))
 
 
 def as_bytes(array: Array) -> Array:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, mapped_zeros
+from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, MemoryPool, mapped_zeros
 from pronk.kernels import weights
 from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
@@ -196,3 +196,18 @@ def test_zero_points_take_little_more_than_in_the_file(group: int) -> None:
     """Checkpoints of GPTQ and AWQ have a scale of 16 bits and a zero point of 4 bits per group."""
     packed = pack(KERNELS, some_codes((64, 512), 4, "zeros", False, group)).data.nbytes
     assert packed <= 1.06 * 64 * 512 / group * (group / 2 + 2 + 0.5)
+
+
+def test_small_matrices_share_memory() -> None:
+    """Each array has bytes of its own, from the beginning of a cache line on, also when a mapping is full."""
+    pool, dice = MemoryPool(), np.random.default_rng(0)
+    arrays = list[Array]()
+    for number in range(60):
+        array = pool.zeros((int(dice.integers(1, 1000)), 999), BFLOAT16)
+        assert not array.any()
+        assert array.ctypes.data % 64 == 0
+        array[:] = number
+        arrays.append(array)
+    assert sum(array.nbytes for array in arrays) > 2**25, "expected more than one mapping"
+    assert all((array == number).all() for number, array in enumerate(arrays))
+    assert pool.zeros((3, 1 << 20), INT8).shape == (3, 1 << 20)

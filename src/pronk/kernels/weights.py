@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pronk.arrays import BFLOAT16, FLOAT16, Array, mapped_zeros, split_rows
+from pronk.arrays import BFLOAT16, FLOAT16, UINT8, Array, MemoryPool, mapped_zeros, split_rows
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES, TYPES, Kernels
 from pronk.kernels.structures import CBlocks, CWeights
 from pronk.kernels.threads import num_threads
@@ -18,11 +17,11 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.quantization.formats.matrix import QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
 
-__all__ = ["CodedRows", "PackedMatrix", "join", "pack"]
-
-Matrix = TypeVar("Matrix")
+__all__ = ["CodedRows", "PackedMatrix", "pack"]
 
 _NO_MINIMA, _MINIMA, _ZEROS = range(3)  # values of ``pronk_weights.minima``
+
+_MEMORY = MemoryPool()
 
 # Number of quantized weights in a slab, the part of a matrix that is packed at a time: 4 MiB of unpacked codes.
 _SLAB = 1 << 22
@@ -164,31 +163,11 @@ def pack(
     return PackedMatrix(kernels, struct, data, packed_bias, order)
 
 
-def join(matrices: Sequence[Matrix]) -> list[Matrix]:
-    """Move the data of packed matrices into one allocation with huge pages; return others as they are.
-
-    Small matrices, such as those of experts, would have small pages, and be slow to read.
-    """
-    packed = [each for each in matrices if isinstance(each, PackedMatrix)]
-    if len(packed) < len(matrices):
-        return list(matrices)
-    sizes = [ceil(each.data.nbytes / 64) * 64 for each in packed]
-    memory, moved, start = mapped_zeros((sum(sizes),), np.dtype(np.uint8)), list[Any](), 0
-    for each, size in zip(packed, sizes, strict=True):
-        data = memory[start : start + each.data.nbytes].view(each.data.dtype).reshape(each.data.shape)
-        data[:] = each.data
-        struct = CWeights.from_buffer_copy(each.struct)
-        struct.data = data.ctypes.data
-        moved.append(replace(each, struct=struct, data=data))
-        start += size
-    return moved
-
-
 def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Array) -> Array:
     struct.type, struct.K_pad = TYPES[weight.dtype], ceil(struct.K / 32) * 32
     source = np.ascontiguousarray(weight)
     per_output = struct.K_pad if weight.dtype == BFLOAT16 else struct.K
-    data = mapped_zeros((struct.blocks, per_output, 16), weight.dtype)
+    data = _MEMORY.zeros((struct.blocks, per_output, 16), weight.dtype)
     struct.data = data.ctypes.data
     kernels.library.pronk_pack(ctypes.byref(struct), source.ctypes.data, struct.K, struct.data, num_threads())
     return data
@@ -204,7 +183,7 @@ def _pack_blocks(kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache:
     if cache is not None and (found := cache.find(name, size)) is not None:
         struct.data = found.ctypes.data
         return found
-    data = mapped_zeros((size,), np.dtype(np.uint8))
+    data = _MEMORY.zeros((size,), UINT8)
     struct.data = data.ctypes.data
     parts = (CBlocks * len(weight.parts))()
     for part, rows in zip(parts, weight.parts, strict=True):
@@ -238,7 +217,7 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
             struct.type, struct.group, struct.K_pad = CODED_TYPES[slab.bits], slab.group, slab.shape[1]
             struct.scale_type = TYPES[scales.dtype]
             struct.minima = _NO_MINIMA if slab.minimum is None else _ZEROS if scales.zeros else _MINIMA
-            data = mapped_zeros((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), np.dtype(np.uint8))
+            data = _MEMORY.zeros((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), UINT8)
             struct.data = data.ctypes.data
         slab_struct = CWeights.from_buffer_copy(struct)
         slab_struct.N, slab_struct.unit = stop - start, stop - start if one_unit else struct.unit

@@ -14,7 +14,6 @@ from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
-from pronk.kernels.weights import join
 from pronk.models.program import Program, ProgramRows
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
@@ -146,10 +145,6 @@ class Experts:
             msg = f"expected all experts in one format, found {other} and {linear.packed.format}"
             raise ValueError(msg)
         self._linears[number] = linear
-        packed = [each.packed for each in self._linears.values()]
-        if len(packed) == self.mixture.experts:
-            for each, joined in zip(self._linears.values(), join(packed), strict=True):
-                each.packed = joined
 
 
 def choose_linear(
