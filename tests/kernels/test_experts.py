@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -228,16 +227,6 @@ def test_torch_is_close(normal: bool) -> None:
     own = make(kernels, "float32", normalized=normal)
     assert np.abs(found - own.run(x)[0]).max() < 2e-5
     assert touched == own.run(x)[1] == len(set(own.chosen(x)[0].flatten().tolist()))
-
-
-@EACH
-def test_experts_lie_one_after_the_other(form: str) -> None:
-    """Matrices of experts are small; together they have huge pages."""
-    for part in (make(candidates()[0], form).layer.up, make(candidates()[0], form).layer.down):
-        packed = [linear.packed for linear in part.parts]
-        starts = [each.data.ctypes.data for each in packed]
-        assert [each.struct.data for each in packed] == starts
-        assert {after - before for before, after in pairwise(starts)} == {-(-packed[0].nbytes // 64) * 64}
 
 
 def refused(**changes: Any) -> Callable[[], object]:
