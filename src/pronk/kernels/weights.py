@@ -165,9 +165,10 @@ def pack(
 
 
 def join(matrices: Sequence[Matrix]) -> list[Matrix]:
-    """Move the data of packed matrices into one allocation with huge pages; return others as they are.
+    """Move the data of packed matrices into one allocation, and return the moved matrices.
 
-    Small matrices, such as those of experts, would have small pages, and be slow to read.
+    Only large allocations get huge pages. A matrix of an expert is smaller, and reading it from pages of 4 KiB is slow.
+    Matrices of other backends than the kernels are returned unchanged.
     """
     packed = [each for each in matrices if isinstance(each, PackedMatrix)]
     if len(packed) < len(matrices):

@@ -31,7 +31,7 @@ class Layer:
     qkv: Linear | StackedLinear
     q_norm: Norm | None = None  # norm of each query head, or of all of them
     k_norm: Norm | None = None  # norm of each key head, or of all of them
-    sinks: Array | None = None  # score of each head that takes part in its softmax alone
+    sinks: Array | None = None  # ``[heads]``: score of each head's attention sink, a key without value
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
     filter: Array  # weights of a convolution, ``[hidden, …, taps]``, the oldest token first
     filter_bias: Array | None = None  # ``[hidden]``

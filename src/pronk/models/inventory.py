@@ -168,7 +168,7 @@ def _quantized_weights(
     weights = {}
     for module, tensor in _linear_modules(names, parts, prefix):
         if module.experts and scheme.name != "mxfp4":
-            continue  # other formats have matrices only
+            continue  # only MXFP4 quantizes tensors ``[experts, outputs, inputs]``; others have a matrix per expert
         try:
             weight = scheme.weight(module)
         except CheckpointError as error:

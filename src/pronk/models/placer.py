@@ -234,7 +234,7 @@ class WeightPlacer:
 
 
 def _separate_halves(weight: Any) -> Any:
-    """Return a matrix or bias of alternating outputs with those of the gate, then of the up projection."""
+    """Reorder outputs from ``gate 0, up 0, gate 1, up 1, …`` to ``gate 0, gate 1, …, up 0, up 1, …``."""
     if isinstance(weight, QuantizedMatrix):
         return replace(weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale))
     return np.concatenate((weight[0::2], weight[1::2]))
