@@ -49,7 +49,7 @@ class WeightLayout(NamedTuple):
     unit: int | None = None
     gated: bool = False  # whether the outputs are those of the gate, then of the up projection, as in SwiGLU
     head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
-    exact: bool = False  # keep plain weights in float32: rounding a router's could change the choice
+    exact: bool = False  # keep plain weights and the bias in float32: rounding a router's could change the choice
 
 
 # Function that builds a layer from a weight ``[out, in]``, a bias ``[out]`` or ``None``, and a layout.

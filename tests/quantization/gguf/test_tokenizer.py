@@ -145,6 +145,14 @@ def test_the_vocabulary_of_pronk_tiny(tmp_path: Path) -> None:
     assert mine.chat_ids(messages) == theirs.chat_ids(messages)
 
 
+def test_no_template(tmp_path: Path) -> None:
+    """The error names the key of the GGUF file, which has no ``tokenizer_config.json``."""
+    backend = Tokenizer.load(TINY).backend
+    tokenizer = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, backend, "gpt-2")))
+    with pytest.raises(TokenizerError, match=r"no chat template: expected tokenizer.chat_template in the metadata of"):
+        tokenizer.chat([{"role": "user", "content": "Hi"}])
+
+
 def test_pre_tokenizers_differ_on_these_texts(tmp_path: Path) -> None:
     pieces = {
         name: [[piece for piece, _ in SPLITS[name].pre_tokenize_str(text)] for text in TEXTS]
