@@ -356,6 +356,8 @@ def test_more_tokens_than_the_model_has(tmp_path: Path) -> None:
         (["a", "b", "c"], [1, 3, 3], {"eos": 2, "eot": 1}, (2, 1)),
         # Gemma, Phi-3 and Phi-4-mini, Granite, Ministral; others are above.
         (["a", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "</s>"], [1, 3, 3, 3, 3], {}, (1, 2, 3, 4)),
+        # gpt-oss: ``<|end|>`` ends a message, after which the next one begins.
+        (["<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"], [3, 3, 3, 3], {"eos": 0, "eot": 1}, (0, 2, 3)),
     ],
 )
 def test_stop_tokens(

@@ -101,6 +101,8 @@ def test_prompts_equal_those_of_transformers(name: str, conversation: str, trans
     source, messages = TEMPLATES[name], CONVERSATIONS[conversation]
     if name == "granite" and any("tool_calls" in message for message in messages):
         pytest.skip("transformers drops calls that a template does not write")
+    if "<|channel|>" in source and conversation == "two calls":
+        pytest.skip("transformers drops all calls but the first; see test_harmony.py")
     template = ChatTemplate(source, TOKENS)
     for tools in (None, TOOLS):
         for given in ({"add_generation_prompt": False}, {"add_generation_prompt": True}):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pronk.errors import PromptError, TokenizerError
+from pronk.tokenization.chat.harmony import describe_tools, nearest_effort, separate_calls, uses_harmony
 from pronk.tokenization.chat.messages import (
     Messages,
     TemplateOptions,
@@ -56,6 +57,7 @@ class ChatTemplate:
             msg = f"chat template: expected valid Jinja, found an error: {reason}"
             raise TokenizerError(msg)
         self._loops_over_content = reply["loops_over_content"]
+        self._in_channels = uses_harmony(source)
         forms = (texts for marker, texts in _UNWRITTEN_CALLS if marker in source and "tool_calls" not in source)
         self._call_texts = next(forms, None)
 
@@ -77,6 +79,9 @@ class ChatTemplate:
             prepared = [join_parts(message) for message in prepared]
         if "[TOOL_CALLS]" in self._source:
             prepared = [shorten_ids(message) for message in prepared]
+        if self._in_channels:
+            prepared, options = separate_calls(prepared), nearest_effort(options or {})
+            tools = None if tools is None else describe_tools(tools)
         values = {
             **(options or {}),
             "messages": prepared,
