@@ -83,8 +83,9 @@ RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
     "gpt-oss, no space before the data type": (
         "channels", False,
         (
-            "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>commentary<|message|>**Plan**:\n1. "
-            'Look.<|end|><|start|>assistant<|channel|>commentary to=functions.search<|constrain|>json<|message|>{"q": "x"}'
+            "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>commentary<|message|>**Plan**:"
+            "\n1. Look.<|end|><|start|>assistant<|channel|>commentary to=functions.search<|constrain|>json<|message|>"
+            '{"q": "x"}'
         ),
         ("Plan.", "**Plan**:\n1. Look.", [("search", '{"q": "x"}')]),
     ),
