@@ -73,7 +73,7 @@ def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a template with a ``reasoning_effort`` that gpt-oss knows: ``low``, ``medium`` or ``high``.
+    """Return options of a template with an effort that gpt-oss knows: low, medium or high.
 
     gpt-oss always thinks, so that thoughts that are switched off become the lowest effort.
     """

@@ -1,4 +1,4 @@
-"""Arguments of calls as Python writes them, the format of LFM2: ``f(city="Oslo", days=[1, 2], exact=True)``.
+"""Arguments of calls in Python's syntax, as LFM2 writes them: ``f(city="Oslo", exact=True)``.
 
 :class:`KeywordArguments` converts arguments to JSON while the model writes them, one argument at a time. A value is a
 literal of Python or JSON; any other value becomes a string. An argument without a name gets its number as its name.
@@ -133,7 +133,9 @@ def _literal(value: object) -> str:
 
 
 def keyword_rules(rule: str, schema: str) -> list[str]:
-    """Return the rules for keyword arguments that fit a schema, in the order of its properties, and for ``)``.
+    """Return the rules for keyword arguments that fit a schema, and for the closing parenthesis.
+
+    The arguments are in the order of the schema's properties.
 
     Example, for an optional ``a`` and a required ``b``::
 

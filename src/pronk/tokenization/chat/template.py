@@ -61,7 +61,8 @@ class ChatTemplate:
             raise TokenizerError(msg)
         self._loops_over_content = reply["loops_over_content"]
         self._in_channels = uses_harmony(source)
-        forms = (form for marker, *form in _UNWRITTEN_CALLS if marker in source and "tool_calls" not in source)
+        writes_none = "tool_calls" not in source
+        forms = ((texts, keywords) for marker, texts, keywords in _UNWRITTEN_CALLS if marker in source and writes_none)
         self._call_form = next(forms, None)
 
     def render(
