@@ -30,7 +30,7 @@ from pronk.models.decoder import Decoder, Layer
 from pronk.models.linear import AnyWeight, Linear, Norm, WeightLayout
 from pronk.models.program import ProgramRows
 from pronk.quantization.formats.matrix import Bits
-from pronk.quantization.gguf.blocks import BLOCKS, BlockMatrix, BlockRows
+from pronk.quantization.gguf.blocks import PACKED_BLOCKS, BlockMatrix, BlockRows
 from pronk.quantization.gguf.layout import TENSOR_TYPES
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.speculation.tree import TokenTree
@@ -150,7 +150,7 @@ def _check_blocks(kernels: Kernels) -> str | None:
     random = np.random.default_rng(0)
     x = random.normal(size=(64, _BLOCK_INPUTS)).astype(np.float32)
     for type_ in TENSOR_TYPES.values():
-        if type_.name not in BLOCKS:
+        if type_.name not in PACKED_BLOCKS:
             continue
         stored = random.integers(256, size=(48, _BLOCK_INPUTS // type_.values, type_.size), dtype=np.uint8)
         for offset in (208,) if type_.name == "Q6_K" else (0, 2):

@@ -123,7 +123,7 @@ def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyName
         )
         biases = tuple[CheckpointTensor, ...]()
         if mixture.bias:
-            biases = tuple(CheckpointTensor(f"{name}_bias", (mixture.experts, shape[0]), expert) for name in stored)
+            biases = tuple(CheckpointTensor(_bias_of(name), (mixture.experts, shape[0]), expert) for name in stored)
         part = DecoderPart(f"layers.{index}.{module}.{expert}", "linear", tensors, biases)
         if names.interleaved_experts:
             tensors = tuple(replace(tensor, shape=(*tensor.shape[:-2], *shape[::-1])) for tensor in tensors)
@@ -132,6 +132,12 @@ def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyName
     if config.attention_sinks:
         sinks = CheckpointTensor(f"{path}.{names.layer['sinks'][0]}", (config.num_heads,))
         yield DecoderPart(f"layers.{index}.sinks", "table", (sinks,))
+
+
+def _bias_of(name: str) -> str:
+    """Return the name of experts' biases by that of their weights: ``….weight`` in GGUF files."""
+    module = name.removesuffix(".weight")
+    return f"{module}_bias" if module == name else f"{module}.bias"
 
 
 def _norm_sizes(config: ModelConfig) -> dict[str, int]:
