@@ -43,7 +43,7 @@ def logits(path: Path) -> Array:
     return text_logits(load(path), TOKENS)
 
 
-@pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED])
+@pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED, "MXFP4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_bits_equal_those_of_the_dequantized_model(
     family: str, kind: str, checkpoint: MakeCheckpoint, tmp_path: Path
@@ -144,7 +144,7 @@ def test_rows_of_queries_are_permuted_and_those_of_values_are_not(checkpoint: Ma
     assert not np.array_equal(stored[source._row_order(name)], stored)
 
 
-@pytest.mark.parametrize("kind", [*QUANTIZED, "mixed"])
+@pytest.mark.parametrize("kind", [*QUANTIZED, "MXFP4", "mixed"])
 def test_kernels_differ_by_the_rounding_of_inputs(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     twin = tmp_path / "twin"
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", MIXED if kind == "mixed" else kind, twin=twin)
@@ -260,7 +260,7 @@ REFUSED = [
      "tensor output_norm.weight: expected F32, F16, BF16, found Q8_0"),
     *(
         (replaced("output.weight", random_blocks(kind, 300, 256, 0), kind),
-         f"tensor output.weight: expected F32, .*Q6_K, found {kind}; use a Q4_K_M or Q8_0 file of this model, or")
+         f"tensor output.weight: expected F32, .*MXFP4, found {kind}; use a Q4_K_M or Q8_0 file of this model, or")
         for kind in ("Q2_K", "Q3_K", "IQ4_XS", "TQ2_0")
     ),
 ]  # fmt: skip
