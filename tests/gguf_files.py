@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,9 +23,17 @@ from pronk.quantization.gguf.vocabulary import TokenKind
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 # Names of families in GGUF files, where they differ from ``model_type``.
-GGUF_FAMILIES = {"mistral": "llama", "gemma3_text": "gemma3", "ministral3": "mistral3", "olmo3": "olmo2"}
+GGUF_FAMILIES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "ministral3": "mistral3",
+    "olmo3": "olmo2",
+    "qwen3_moe": "qwen3moe",
+}
 # Families whose converters permute rows of queries and keys: subclasses of ``LlamaModel`` in ``conversion/``.
-PERMUTED = ("granite", "llama", "mistral3", "smollm3")
+PERMUTED = ("granite", "granitemoe", "llama", "mistral3", "smollm3")
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -55,7 +64,7 @@ def encode(kind: str, weight: NDArray[np.float32], seed: int) -> NDArray[Any]:
     """Encode a matrix; return random blocks for types that the ``gguf`` package cannot encode."""
     if kind in ("F32", "F16"):
         return weight.astype(np.float32 if kind == "F32" else np.float16)
-    if kind in ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+    if kind in ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"):
         return gguf.quants.quantize(weight, Type[kind])
     return random_blocks(kind, *weight.shape, seed, scale=1.5 * float(weight.std()))
 
@@ -98,11 +107,16 @@ def convert(
     writer = gguf.GGUFWriter(path, arch)
     write_keys(writer, raw)
     write_bytes_bpe(writer, tokenizer or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), pre)
-    checkpoint, dequantized = Checkpoint(folder), {}
-    for seed, name in enumerate(sorted(checkpoint)):
+    checkpoint = Checkpoint(folder)
+    dequantized = {name: checkpoint.tensor(name).astype(np.float32) for name in checkpoint}
+    write_experts(writer, raw["model_type"], dequantized, kinds)
+    for seed, name in enumerate(
+        sorted(name for name in checkpoint if ".experts." not in name and "put_linear" not in name)
+    ):
         # The weights of convolutions are stored without a dimension of size 1.
-        theirs, weight = str(names.get_name(name, (".weight", ".bias"))), checkpoint.tensor(name).astype(np.float32)
-        kind = _kind(theirs, kinds) if weight.ndim == 2 else "F32"
+        theirs, weight = str(names.get_name(name, (".weight", ".bias"))), dequantized[name]
+        kind = _kind(theirs, kinds) if weight.ndim == 2 and "ffn_gate_inp" not in theirs else "F32"
+        theirs += ".weight" if theirs.endswith("attn_sinks") else ""
         # The permutation moves whole rows, so it commutes with quantization.
         stored = encode(kind, weight.squeeze(1) if weight.ndim == 3 else weight, seed)
         dequantized[name] = decode(kind, stored) if weight.ndim == 2 else weight
@@ -118,6 +132,51 @@ def convert(
     if twin is not None:
         write_twin(folder, twin, dequantized)
     return path
+
+
+def write_experts(
+    writer: gguf.GGUFWriter, family: str, tensors: Mapping[str, NDArray[np.float32]], kinds: str | Mapping[str, str]
+) -> None:
+    """Write the tensors of all experts; replace their values in ``tensors`` with the dequantized ones."""
+    for seed, (name, views) in enumerate(expert_views(family, tensors).items()):
+        weight = np.stack(views)
+        kind = _kind(name, kinds) if weight.ndim == 3 else "F32"
+        rows = weight.reshape(-1, weight.shape[-1])
+        stored = encode(kind, rows, seed)
+        writer.add_tensor(
+            name,
+            stored.reshape(*weight.shape[:-1], -1),
+            raw_dtype=None if kind in ("F32", "F16") else Type[kind],
+        )
+        for view, values in zip(views, decode(kind, stored).reshape(weight.shape), strict=True):
+            view[...] = values
+
+
+def expert_views(family: str, tensors: Mapping[str, NDArray[np.float32]]) -> dict[str, list[NDArray[np.float32]]]:
+    """Return, for each tensor of experts in a GGUF file, views of each expert's values in ``tensors``."""
+    found: dict[str, list[NDArray[np.float32]]] = {}
+
+    def add(layer: str, module: str, view: NDArray[np.float32]) -> None:
+        found.setdefault(f"blk.{layer}.ffn_{module}", []).append(view)
+
+    one_each = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "down_proj": "down", "up_proj": "up"}
+    numbers = re.compile(r"[0-9]+")
+    for name in sorted(tensors, key=lambda name: [*map(int, numbers.findall(name))]):
+        layer, weight = "".join(numbers.findall(name)[:1]), tensors[name]
+        if family in ("mixtral", "qwen3_moe") and ".experts." in name:
+            add(layer, f"{one_each[name.split('.')[-2]]}_exps.weight", weight)
+            continue
+        for each in weight if ".experts." in name or "put_linear" in name else ():
+            if name.endswith("input_linear.weight"):
+                add(layer, "gate_exps.weight", each[: len(each) // 2])
+                add(layer, "up_exps.weight", each[len(each) // 2 :])
+            elif "gate_up_proj" in name:  # gpt-oss: alternating outputs of the gate and the up projection
+                for number, module in enumerate(("gate", "up")):
+                    add(layer, f"{module}_exps.{'bias' if each.ndim == 1 else 'weight'}", each.T[number::2])
+            else:
+                suffix = "bias" if each.ndim == 1 else "weight"
+                add(layer, f"down_exps.{suffix}", each.T if family == "gpt_oss" else each)
+    return found
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -184,12 +243,13 @@ def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
 def write_family_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Write the keys that the converter of one family writes."""
     family = raw["model_type"]
-    if family.startswith("gemma"):
+    write_expert_keys(writer, raw)
+    if family.startswith("gemma") or family == "gpt_oss":
         writer.add_sliding_window(raw["sliding_window"])
     if family == "gemma2":
         writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
-    elif family == "granite":
+    elif family in ("granite", "granitemoe"):
         writer.add_attention_scale(raw["attention_multiplier"])
         writer.add_embedding_scale(raw["embedding_multiplier"])
         writer.add_residual_scale(raw["residual_multiplier"])
@@ -206,6 +266,15 @@ def write_family_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Map
     elif family == "phi3":
         writer.add_rope_scaling_orig_ctx_len(raw["original_max_position_embeddings"])
         writer.add_sliding_window(raw["sliding_window"] or 0)
+
+
+def write_expert_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
+    """Write the number and the size of a layer's experts."""
+    if (count := raw.get("num_local_experts") or raw.get("num_experts")) is not None:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(raw["num_experts_per_tok"])
+    if raw["model_type"] in ("qwen3_moe", "gpt_oss"):
+        writer.add_expert_feed_forward_length(raw.get("moe_intermediate_size") or raw["intermediate_size"])
 
 
 def write_longrope(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:

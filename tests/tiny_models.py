@@ -81,8 +81,17 @@ def tiny_config(
 def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     """Return what differs from a Llama, by name.
 
-    The names are ``gemma``, ``outputs``, ``growth``, ``experts``, ``convolutions``, and ``others``, which is what Gemma
-    has not. The modules of training, oracles of other tests, have neither growth of queries nor short convolutions.
+    ============  =========================================================================================
+    gemma         all special fields of Gemma 2 and 3: norms on both sides, soft caps, scales, two rotations
+    outputs       norms of the branches' outputs, norms over all heads, layers without a rotary embedding
+    growth        queries that grow with the position
+    others        ``outputs``, ``growth`` and factors: all fields that ``gemma`` does not set
+    experts       a mixture of experts in all layers but the second
+    convolutions  a short convolution in all layers but the second
+    ============  =========================================================================================
+
+    :class:`~pronk.train.modules.decoder.DecoderModule`, the oracle in torch, has neither ``growth`` nor
+    ``convolutions``.
     """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":

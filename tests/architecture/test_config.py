@@ -109,8 +109,8 @@ def test_unknown_dtype_option_lists_the_known(name: str) -> None:
 YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
     (
-        {"model_type": "deepseek_v2"},
-        r"'deepseek_v2'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoe, granitemoehyb",
+        {"model_type": "retnet"},
+        r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoe, granitemoehyb",
     ),
     ({"model_type": "lfm2_moe"}, r"model_type 'lfm2_moe': short convolutions with mixtures .*; use a dense LFM2"),
     ({"model_type": "lfm2_vl"}, r"'lfm2_vl': images are not supported; use the text model LFM2"),
@@ -118,6 +118,13 @@ REFUSED = [
         {"model_type": "mamba2"},
         r"'mamba2': layers with a recurrent state are not supported .*; use a model with attention",
     ),
+    ({"model_type": "deepseek_v3"}, r"'deepseek_v3': multi-head latent attention is not supported; use a model with"),
+    ({"model_type": "kimi_k2"}, r"'kimi_k2': multi-head latent attention"),
+    ({"model_type": "llama4"}, r"'llama4': mixtures with a shared expert are not supported; use Mixtral, Qwen3-MoE"),
+    ({"model_type": "glm4_moe"}, r"'glm4_moe': these mixtures of experts are not supported; use Mixtral"),
+    ({"model_type": "gemma3n"}, r"'gemma3n': embeddings per layer and shared keys .*; use Gemma 3"),
+    ({"model_type": "minimax"}, r"'minimax': layers with a recurrent state"),
+    ({"model_type": "kimi_linear"}, r"'kimi_linear': layers with a recurrent state"),
     ({"model_type": "qwen3_next"}, r"'qwen3_next': layers with a recurrent state are not supported"),
     ({"model_type": None}, r"model_type None; supported are gemma2"),
     ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),

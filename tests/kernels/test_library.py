@@ -148,7 +148,7 @@ DEFECTS: dict[str, tuple[Callable[[CForward], bool], str]] = {
         lambda call: call.segments > 0 and bool(call.segment[0].parents),
         "a path of a draft tree is not that text",
     ),
-    "a layer": (lambda call: call.segments > 0, "a layer is off by"),
+    "a layer": (lambda call: call.segments > 0, "a layer with attention is off by"),
     "the argmax": (lambda _: False, "the argmax of 33 logits is not that of NumPy"),
     "the noise": (lambda _: False, "a sample from .* tokens is not that of NumPy"),
 }
@@ -178,6 +178,25 @@ def test_the_self_check_finds_defects(defect: str) -> None:
     found = self_check(Wrong(best.library, best.path, best.isa))
     assert found is not None
     assert re.match(said, found), found
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [("convolution", "taps", 2), ("convolution", "filter_bias", None), ("experts", "normalized", 0)],
+)
+def test_the_self_check_finds_wrong_convolutions_and_experts(kind: str, field: str, value: int | None) -> None:
+    number = {"convolution": 7, "experts": 6}[kind]  # PRONK_CONVOLVE and PRONK_ROUTE
+
+    class Wrong(Kernels):
+        def run(self, ops: Any, count: int, call: CForward) -> None:
+            bias = np.full(call.hidden, 1e-3, np.float32)
+            for op in ops[:count]:
+                if op.kind == number:
+                    setattr(op, field, bias.ctypes.data if value is None else value)
+            super().run(ops, count, call)
+
+    best = candidates()[0]
+    assert re.match(f"a layer with {kind} is off by", self_check(Wrong(best.library, best.path, best.isa)) or "")
 
 
 def test_an_instruction_set_that_fails_its_check_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

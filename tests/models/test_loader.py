@@ -245,3 +245,15 @@ def size(made, written):
 def test_memory_of_loading(dtype: str, way: str, tmp_path: Path) -> None:
     """The peak is at most 1.2 times the weights in the loaded dtype."""
     assert 0.5 < peak(MEASURE, tmp_path, dtype, way) < 1.2
+
+
+def test_a_router_is_not_rounded(checkpoint: MakeCheckpoint) -> None:
+    """In a bfloat16 model, the router keeps the file's weights and bias; other biases are rounded."""
+    folder = checkpoint("gpt_oss")
+    tensors, layer = read_tensors(folder), load(folder, kernels=kernels(), dtype=BFLOAT16).layers[0]
+    router, bias = layer.router.packed, tensors["model.layers.0.mlp.router.bias"]
+    assert router.format == "float32"
+    assert not np.array_equal(bias.astype(BFLOAT16).astype(FLOAT32), bias)
+    assert np.array_equal(router.bias[: len(bias)], bias)
+    bias = tensors["model.layers.0.self_attn.o_proj.bias"]
+    assert np.array_equal(layer.out.packed.bias[: len(bias)], bias.astype(BFLOAT16).astype(FLOAT32))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,6 +31,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
+from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
 from pronk.parallel import connection as messages
 from pronk.parallel import tensor
@@ -124,6 +126,11 @@ def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
         ("qwen3", 2, {}),
         ("gpt2", 4, {}),
         ("gpt2", 3, {"vocab_size": 290}),
+        ("granite", 2, {"embedding_multiplier": 3.0}),
+        ("granitemoehybrid", 2, {}),
+        ("ministral3", 2, {}),
+        ("phi3", 2, {}),
+        ("smollm3", 2, {}),
     ],
 )
 def test_families(checkpoint: MakeCheckpoint, family: str, workers: int, shape: dict[str, Any]) -> None:
@@ -347,6 +354,24 @@ def test_refused_options() -> None:
     convolution = ConvolutionConfig(3, (True,) * config.num_layers)
     with pytest.raises(OptionError, match=r"without short convolutions for 'tensor', found llama; use parallel='tree'"):
         TensorSplit(replace(config, convolution=convolution), 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        *((family, "norms of the inputs of attention and MLP only") for family in ("gemma2", "gemma3_text", "olmo2")),
+        *((family, "without experts") for family in ("gpt_oss", "granitemoe", "mixtral", "qwen3_moe")),
+        ("lfm2", "without short convolutions"),
+    ],
+)
+def test_families_that_cannot_be_split_are_refused(
+    family: str, message: str, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes before a weight is read or a process starts."""
+    monkeypatch.setattr(WeightPlacer, "place", None)
+    monkeypatch.setattr(BaseProcess, "start", None)
+    with pytest.raises(OptionError, match=f"expected a model .*{message}.*found {family}; use parallel='tree'"):
+        LLM(checkpoint(family), workers=2, parallel="tensor")
 
 
 def test_a_drafter_that_reads_all_keys_is_refused(several: LLM) -> None:

@@ -10,12 +10,22 @@ __all__ = ["DEFAULTS", "MULTIMODAL", "REFUSED", "UNSUPPORTED_KEYS"]
 MULTIMODAL = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 
 _RECURRENT = "layers with a recurrent state are not supported (docs/families.md); use a model with attention, or LFM2"
+_LATENT = "multi-head latent attention is not supported; use a model with grouped heads, such as Qwen3 or Qwen3-MoE"
+_OTHER_MIXTURE = "are not supported; use Mixtral, Qwen3-MoE, gpt-oss or Granite MoE"
 # Families that are close to a supported one, or asked for often: the reason, and what to use.
 REFUSED = {
     "lfm2_moe": "short convolutions with mixtures of experts are not supported; use a dense LFM2",
     "lfm2_vl": "images are not supported; use the text model LFM2",
+    **dict.fromkeys("deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 minicpm3 mistral4".split(), _LATENT),
+    **dict.fromkeys("llama4 llama4_text".split(), f"mixtures with a shared expert {_OTHER_MIXTURE}"),
+    **dict.fromkeys("dots1 glm4_moe minimax_m2 qwen2_moe".split(), f"these mixtures of experts {_OTHER_MIXTURE}"),
     **dict.fromkeys(
-        "bamba falcon_h1 falcon_mamba jamba mamba mamba2 nemotron_h qwen3_5 qwen3_5_moe qwen3_next zamba2".split(),
+        "gemma3n gemma3n_text gemma4 gemma4_text".split(),
+        "embeddings per layer and shared keys are not supported; use Gemma 3",
+    ),
+    **dict.fromkeys(
+        "bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax nemotron_h qwen3_5 qwen3_5_moe "
+        "qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma rwkv zamba zamba2".split(),
         _RECURRENT,
     ),
 }

@@ -31,7 +31,7 @@ class Layer:
     qkv: Linear | StackedLinear
     q_norm: Norm | None = None  # norm of each query head, or of all of them
     k_norm: Norm | None = None  # norm of each key head, or of all of them
-    sinks: Array | None = None  # score of each head that takes part in its softmax alone
+    sinks: Array | None = None  # ``[heads]``: score of each head's attention sink, a key without value
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
     filter: Array  # weights of a convolution, ``[hidden, …, taps]``, the oldest token first
     filter_bias: Array | None = None  # ``[hidden]``
@@ -46,8 +46,8 @@ class Layer:
     def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
         self.config = config
         if mixture is not None:
-            self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
-            self.down = Experts(mixture, WeightLayout(), gathers=True)
+            self.up = Experts(mixture, WeightLayout(gated=config.gated, expert=True), gathers=False)
+            self.down = Experts(mixture, WeightLayout(expert=True), gathers=True)
 
     def compile(self, program: Program, index: int) -> None:
         """Append the layer's operations to a program; ``index`` is its layer number (from 0) in the KV cache."""

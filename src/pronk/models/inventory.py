@@ -33,6 +33,8 @@ def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
     if isinstance(checkpoint, GgufCheckpoint):
         if "token_embd_norm.weight" in checkpoint:  # LFM2
             return replace(GGUF_NAMES, norm="token_embd_norm")
+        if checkpoint.header.get("general.architecture") == "gpt-oss":
+            return replace(GGUF_NAMES, layer={**GGUF_NAMES.layer, "mlp_norm": ("post_attention_norm",)})
         return GGUF_FUSED_NAMES if "blk.0.attn_qkv.weight" in checkpoint else GGUF_NAMES
     names = FAMILY_NAMES[config.family]
     per_expert = "{}" in names.layer.get("experts.up", ("",))[0]
@@ -100,10 +102,10 @@ class Inventory:
         return source.name in self._quantized
 
     def blocks(self, source: CheckpointTensor) -> BlockMatrix | None:
-        """Return a quantized matrix of a GGUF file in its blocks; ``None`` for other checkpoints and matrices."""
+        """Return a quantized matrix of a GGUF file in its blocks; ``None`` if the kernels cannot read it so."""
         if not isinstance(self.checkpoint, GgufCheckpoint) or not self.is_quantized(source):
             return None
-        return self.checkpoint.blocks(self._stored_name[source.name])
+        return self.checkpoint.blocks(self._stored_name[source.name], source.expert)
 
     def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
         """Read a quantized matrix; from a format without integer codes (FP8), return a dequantized array.
@@ -111,7 +113,7 @@ class Inventory:
         The codes are written to ``codes``, uint8 ``[outputs, inputs]``. Invalid values raise a CheckpointError.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
-            return self.checkpoint.weight(self._stored_name[source.name], codes)
+            return self.checkpoint.weight(self._stored_name[source.name], codes, source.expert)
         stored = {key: self._stored_name[name] for key, name in self._tensors_of_weight[source.name].items()}
         try:
             tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
@@ -168,7 +170,7 @@ def _quantized_weights(
     weights = {}
     for module, tensor in _linear_modules(names, parts, prefix):
         if module.experts and scheme.name != "mxfp4":
-            continue  # other formats have matrices only
+            continue  # only MXFP4 quantizes tensors ``[experts, outputs, inputs]``; others have a matrix per expert
         try:
             weight = scheme.weight(module)
         except CheckpointError as error:

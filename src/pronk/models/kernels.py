@@ -1,8 +1,9 @@
 """Selection of CPU kernels: the best instruction set of this machine that passes a self-check.
 
-The self-check runs before a model is loaded and takes 0.1 to 0.3 s. If it passes, an empty file in
+The self-check runs before a model is loaded and takes 0.2 to 0.4 s. If it passes, an empty file in
 ``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later processes skip it.
-It computes matrix products and a small decoder layer, each in batches of several sizes. For all batches, the bits of
+It computes matrix products and small decoder layers, with attention, a short convolution and a mixture of experts, each
+in batches of several sizes. For all batches, the bits of
 the results must be the same, and must differ from NumPy's in float64 by a small tolerance only. Argmax and sampling are
 compared with NumPy.
 """
@@ -15,11 +16,11 @@ import platform
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig, llama_config
+from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig, llama_config
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
 from pronk.kernels.library import Kernels, KernelsError, candidates
@@ -27,10 +28,10 @@ from pronk.kernels.rounding import round_weights
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder, Layer
-from pronk.models.linear import AnyWeight, Linear, Norm, WeightLayout
+from pronk.models.linear import AnyWeight, Experts, Linear, Norm, WeightLayout
 from pronk.models.program import ProgramRows
 from pronk.quantization.formats.matrix import Bits
-from pronk.quantization.gguf.blocks import BLOCKS, BlockMatrix, BlockRows
+from pronk.quantization.gguf.blocks import PACKED_BLOCKS, BlockMatrix, BlockRows
 from pronk.quantization.gguf.layout import TENSOR_TYPES
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.speculation.tree import TokenTree
@@ -42,6 +43,9 @@ _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the ch
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
 # Allowed error of the decoder layer relative to its largest output, by dtype: of an int8 KV cache, else of the weights.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
+_EXPERTS, _TAPS = 5, 3  # numbers of experts, and of tokens of a short convolution, of the checked layers
+
+_LayerKind = Literal["attention", "convolution", "experts"]
 
 
 @cache
@@ -99,6 +103,9 @@ def self_check(kernels: Kernels) -> str | None:
     """Return a description of the first failure of the self-check; ``None`` if there is none."""
     for dtype in (FLOAT32, BFLOAT16):
         failure = _check_products(kernels, dtype) or _check_layer(kernels, dtype) or _check_layer(kernels, dtype, INT8)
+        failure = (
+            failure or _check_layer(kernels, dtype, kind="convolution") or _check_layer(kernels, dtype, kind="experts")
+        )
         if failure is not None:
             return f"{failure} in {dtype}"
     return _check_quantized_products(kernels) or _check_blocks(kernels) or _check_sampling(kernels)
@@ -150,7 +157,7 @@ def _check_blocks(kernels: Kernels) -> str | None:
     random = np.random.default_rng(0)
     x = random.normal(size=(64, _BLOCK_INPUTS)).astype(np.float32)
     for type_ in TENSOR_TYPES.values():
-        if type_.name not in BLOCKS:
+        if type_.name not in PACKED_BLOCKS:
             continue
         stored = random.integers(256, size=(48, _BLOCK_INPUTS // type_.values, type_.size), dtype=np.uint8)
         for offset in (208,) if type_.name == "Q6_K" else (0, 2):
@@ -181,16 +188,17 @@ def _check_sampling(kernels: Kernels) -> str | None:
     return None
 
 
-def _check_layer(kernels: Kernels, dtype: DType, kv_dtype: DType | None = None) -> str | None:
+def _check_layer(
+    kernels: Kernels, dtype: DType, kv_dtype: DType | None = None, kind: _LayerKind = "attention"
+) -> str | None:
     """Return a defect of the kernels, or ``None``.
 
     A text in one forward pass, token by token, and as a path of a tree must give equal outputs, close to NumPy's.
     """
-    shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
-    config = llama_config(**shape, bos_id=None, eos_ids=())
+    config, sizes = _layer_sizes(kind, dtype)
     random = np.random.default_rng(0)
-    sizes = {"qkv": (sum(config.qkv_sizes), 64), "out": (64, 64), "up": (2 * 96, 64), "down": (64, 96)}
-    weights = {name: 0.02 * random.normal(size=size) for name, size in sizes.items()}
+    scales = {"filter": 1.0, "router": 1.0}  # the others keep the scale of their input
+    weights = {name: scales.get(name, 0.125) * random.normal(size=size) for name, size in sizes.items()}
     embedding = random.normal(size=(32, 64))
     runner = _LayerRunner(kernels, config, {name: weight.astype(dtype) for name, weight in weights.items()}, kv_dtype)
     runner.decoder.embedding = embedding.astype(dtype)
@@ -214,7 +222,26 @@ def _check_layer(kernels: Kernels, dtype: DType, kv_dtype: DType | None = None) 
         return "a path of a draft tree is not that text in one forward pass"
     expected = _reference(config, weights, embedding[tokens])
     error = float(np.abs(one_pass - expected).max() / np.abs(expected).max())
-    return None if error < _TOLERANCES[kv_dtype or dtype] else f"a layer is off by {error:.1g}"
+    return None if error < _TOLERANCES[kv_dtype or dtype] else f"a layer with {kind} is off by {error:.1g}"
+
+
+def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
+    """Return the config of a checked layer, and the shapes of its weights."""
+    shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
+    config = llama_config(**shape, bos_id=None, eos_ids=())
+    sizes: dict[str, tuple[int, ...]] = {"out": (64, 64), "up": (2 * 96, 64), "down": (64, 96)}
+    if kind == "convolution":
+        sizes |= {"gates": (3 * 64, 64), "filter": (64, _TAPS)}
+        config = dataclasses.replace(config, convolution=ConvolutionConfig(_TAPS, (True,)))
+    else:
+        sizes["qkv"] = (sum(config.qkv_sizes), 64)
+    if kind == "experts":
+        sizes |= {"router": (_EXPERTS, 64), "up": (_EXPERTS, 2 * 96, 64), "down": (_EXPERTS, 64, 96)}
+        # In bfloat16, rounding may change which experts have the largest scores, so all are chosen.
+        per_row = 2 if dtype == FLOAT32 else _EXPERTS
+        mixture = MixtureConfig(_EXPERTS, per_row, 96, normalized=True, layers=(True,))
+        config = dataclasses.replace(config, mixture=mixture)
+    return config, sizes
 
 
 class _LayerRunner:
@@ -223,11 +250,18 @@ class _LayerRunner:
     def __init__(
         self, kernels: Kernels, config: ModelConfig, weights: dict[str, Array], kv_dtype: DType | None
     ) -> None:
-        backend, self.dtype = KernelBackend(kernels), weights["qkv"].dtype
+        backend, self.dtype = KernelBackend(kernels), weights["out"].dtype
         self.decoder = Decoder(config, backend)
         layer: Layer = self.decoder.layers[0]
         for name, weight in weights.items():
-            setattr(layer, name, Linear(backend, weight, None, layer.layout(name), None))
+            experts = getattr(layer, name, None)
+            if isinstance(experts, Experts):
+                for number, matrix in enumerate(weight):
+                    experts.set(number, Linear(backend, matrix, None, experts.layout, None))
+            elif name == "filter":
+                layer.filter = weight
+            else:
+                setattr(layer, name, Linear(backend, weight, None, layer.layout(name), None))
         layer.attention_norm = layer.mlp_norm = Norm.of(config, np.ones(config.hidden_size))
         self.cache = backend.make_cache(config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype)
         self.block_table, self.rope = BlockTable(), RopeTable(config.rope)
@@ -253,12 +287,38 @@ class _LayerRunner:
 
 def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Array:
     """Return the output of the layer for a text, ``[tokens, hidden]``, computed by NumPy in float64."""
+    branch = _attention if config.convolution is None else _convolution
+    x = x + branch(config, weights, _norm(config, x)) @ weights["out"].T
+    rows = _norm(config, x)
+    if config.mixture is None:
+        return x + _mlp(rows, weights["up"], weights["down"])
+    scores = rows @ weights["router"].T
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, : config.mixture.per_row]
+    shares = np.zeros_like(scores)
+    np.put_along_axis(shares, chosen, np.exp(np.take_along_axis(scores, chosen, axis=1)), axis=1)
+    shares /= shares.sum(1, keepdims=True)
+    outputs = np.stack([_mlp(rows, up, down) for up, down in zip(weights["up"], weights["down"], strict=True)], axis=1)
+    return x + (shares[:, :, None] * outputs).sum(1)
 
-    def norm(rows: Array) -> Array:
-        return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + config.norm_eps)
 
-    tokens, dim = len(x), config.head_dim
-    heads = (norm(x) @ weights["qkv"].T).reshape(tokens, -1, dim)
+def _norm(config: ModelConfig, rows: Array) -> Array:
+    return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + config.norm_eps)
+
+
+def _mlp(rows: Array, up: Array, down: Array) -> Array:
+    gate, linear = np.split(rows @ up.T, 2, axis=-1)
+    return (gate / (1.0 + np.exp(-gate)) * linear) @ down.T
+
+
+def _convolution(_: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
+    b, c, x = np.split(rows @ weights["gates"].T, 3, axis=-1)
+    states = np.concatenate((np.zeros((_TAPS - 1, len(b[0]))), b * x))
+    return c * sum(weights["filter"][:, tap] * states[tap : tap + len(b)] for tap in range(_TAPS))
+
+
+def _attention(config: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
+    tokens, dim = len(rows), config.head_dim
+    heads = (rows @ weights["qkv"].T).reshape(tokens, -1, dim)
     cos, sin = RopeTable(config.rope).up_to(tokens)[:tokens].astype(np.float64).swapaxes(0, 1)[:, :, None]
     first, second = heads[..., : dim // 2], heads[..., dim // 2 :]
     rotated = np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
@@ -266,6 +326,4 @@ def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Arra
     scores = np.einsum("qhd,khd->hqk", q, k) / dim**0.5 + np.where(np.tri(tokens, dtype=bool), 0.0, -np.inf)
     attention = np.exp(scores - scores.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
-    x = x + np.einsum("hqk,khd->qhd", attention, v).reshape(tokens, -1) @ weights["out"].T
-    gate, up = np.split(norm(x) @ weights["up"].T, 2, axis=-1)
-    return x + (gate / (1.0 + np.exp(-gate)) * up) @ weights["down"].T
+    return np.einsum("hqk,khd->qhd", attention, v).reshape(tokens, -1)

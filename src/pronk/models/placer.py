@@ -101,7 +101,7 @@ class WeightPlacer:
 
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear | StackedLinear:
         blocks = self._blocks(part.weight, layout)
-        weights, bias = self._weights(part, layout) if blocks is None else blocks, self._bias(part)
+        weights, bias = self._weights(part, layout) if blocks is None else blocks, self._bias(part, layout)
         if part.interleaved:
             weights = [_separate_halves(weight) for weight in weights]
             bias = None if bias is None else _separate_halves(bias)
@@ -208,12 +208,12 @@ class WeightPlacer:
                 shards[number] = replace(weight, codes=rows)
         return shards, codes
 
-    def _bias(self, part: DecoderPart) -> Array | None:
+    def _bias(self, part: DecoderPart, layout: WeightLayout) -> Array | None:
         biases = [self.inventory.tensor(source) for source in part.bias]
         if self.split is not None:
             shards = [self.split.shard_bias(part, number, bias) for number, bias in enumerate(biases)]
             biases = [shard for shard in shards if shard is not None]
-        return self._stack(biases) if biases else None
+        return self._stack(biases, dtype=FLOAT32 if layout.exact else None) if biases else None
 
     def _stack(
         self, weights: Sequence[Array | QuantizedMatrix], *, transposed: bool = False, dtype: DType | None = None
@@ -234,7 +234,7 @@ class WeightPlacer:
 
 
 def _separate_halves(weight: Any) -> Any:
-    """Return a matrix or bias of alternating outputs with those of the gate, then of the up projection."""
+    """Reorder outputs from ``gate 0, up 0, gate 1, up 1, …`` to ``gate 0, gate 1, …, up 0, up 1, …``."""
     if isinstance(weight, QuantizedMatrix):
         return replace(weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale))
     return np.concatenate((weight[0::2], weight[1::2]))

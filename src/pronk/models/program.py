@@ -10,15 +10,15 @@ and ``B`` are buffers for intermediate activations ::
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
     linear  x = x + B W_down
 
-A mixture of experts has these in place of the last two ::
+A layer with a mixture of experts has these operations in place of the last two ::
 
     norm    A = norm(x)
     linear  scores = A W_router
-    route   experts of each row by its scores
-    linear  B = act(A W_gate) · (A W_up)      for each row and each of its experts
-    linear  x = x + weighted sum of B W_down  over the experts of each row
+    route   choose the experts with the largest scores, and their shares, for each row
+    linear  B = act(A W_gate) · (A W_up)                for each row and each of its experts
+    linear  x = x + sum over experts of share · B W_down
 
-A short convolution has these in place of the first three ::
+A layer with a short convolution has these operations in place of the first three ::
 
     linear    B = norm(x) W_gates
     convolve  A = gated convolution of B and the states of the last tokens; stores the states of the rows

@@ -20,14 +20,11 @@ __all__ = ["CheckpointTensor", "DecoderPart", "plan_layer", "plan_linear", "plan
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """A tensor that a checkpoint must have: its name without the family's prefix, and its shape.
+    """A tensor of a checkpoint, or the part of the tensor that belongs to one expert."""
 
-    With ``expert``, the tensor ``[experts, outputs, inputs]`` has the matrices of all experts, and this one is meant.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    expert: int | None = None
+    name: str  # without the family's prefix
+    shape: tuple[int, ...]  # of the whole tensor, also with ``expert``
+    expert: int | None = None  # number of the expert, an index into the first axis; ``None``: the whole tensor
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class DecoderPart:
     weight: tuple[CheckpointTensor, ...]  # tensors to stack; empty for an LM head tied to the embedding
     bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack; empty without a bias
     transposed: bool = False  # whether the ``weight`` tensors are stored ``[inputs, outputs]``
-    interleaved: bool = False  # whether the outputs alternate: of the gate, of the up projection, …
+    interleaved: bool = False  # whether the outputs are in the order ``gate 0, up 0, gate 1, up 1, …``
 
     @property
     def tensors(self) -> tuple[CheckpointTensor, ...]:
@@ -126,7 +123,7 @@ def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyName
         )
         biases = tuple[CheckpointTensor, ...]()
         if mixture.bias:
-            biases = tuple(CheckpointTensor(f"{name}_bias", (mixture.experts, shape[0]), expert) for name in stored)
+            biases = tuple(CheckpointTensor(_bias_of(name), (mixture.experts, shape[0]), expert) for name in stored)
         part = DecoderPart(f"layers.{index}.{module}.{expert}", "linear", tensors, biases)
         if names.interleaved_experts:
             tensors = tuple(replace(tensor, shape=(*tensor.shape[:-2], *shape[::-1])) for tensor in tensors)
@@ -135,6 +132,12 @@ def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyName
     if config.attention_sinks:
         sinks = CheckpointTensor(f"{path}.{names.layer['sinks'][0]}", (config.num_heads,))
         yield DecoderPart(f"layers.{index}.sinks", "table", (sinks,))
+
+
+def _bias_of(name: str) -> str:
+    """Return the name of experts' biases by that of their weights: ``….weight`` in GGUF files."""
+    module = name.removesuffix(".weight")
+    return f"{module}_bias" if module == name else f"{module}.bias"
 
 
 def _norm_sizes(config: ModelConfig) -> dict[str, int]:

@@ -28,7 +28,8 @@ class Tokenizer:
     """A tokenizer with its chat template.
 
     ``special_tokens`` are the texts of special tokens by the names that templates use (``bos_token``, …).
-    ``tool_template`` replaces ``chat_template`` in conversations with tools.
+    ``tool_template`` replaces ``chat_template`` in conversations with tools. ``template_key`` is the place of the
+    template in the model's files, for error messages.
     """
 
     def __init__(
@@ -38,13 +39,14 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         tool_template: str | None = None,
+        template_key: str = "chat_template in tokenizer_config.json",
     ) -> None:
         # Drop the file's settings for truncation and padding, which are meant for training.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self._special_tokens = dict(special_tokens or {})
-        self._chat_template, self._tool_template = chat_template, tool_template
+        self._chat_template, self._tool_template, self._template_key = chat_template, tool_template, template_key
         self._token_texts: dict[int, str | None] = {}  # results of :meth:`token_text`
 
     @classmethod
@@ -59,7 +61,8 @@ class Tokenizer:
 
             parts = read_tokenizer(opened or GgufCheckpoint(folder))
             _check_vocabulary(parts.largest_id, folder, vocab_size)
-            return cls(parts.backend, special_tokens=parts.special_tokens, chat_template=parts.chat_template)
+            special, key = parts.special_tokens, "tokenizer.chat_template in the metadata of the GGUF file"
+            return cls(parts.backend, special_tokens=special, chat_template=parts.chat_template, template_key=key)
         config = _read_optional(folder / "tokenizer_config.json")
         special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
         if (folder / "tokenizer.json").is_file():
@@ -230,7 +233,7 @@ class Tokenizer:
     @cached_property
     def _template(self) -> ChatTemplate:
         if self._chat_template is None:
-            msg = "the model has no chat template: expected chat_template in tokenizer_config.json, found none"
+            msg = f"the model has no chat template: expected {self._template_key}, found none"
             raise TokenizerError(msg)
         return ChatTemplate(self._chat_template, self._special_tokens)
 

@@ -8,7 +8,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf_files import QUANTIZED, SCALES, decode, random_blocks
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf import blocks
-from pronk.quantization.gguf.blocks import BLOCKS, unpack
+from pronk.quantization.gguf.blocks import BLOCKS, PACKED_BLOCKS, unpack
 from pronk.quantization.gguf.layout import TENSOR_TYPES, TensorType
 
 
@@ -27,7 +27,17 @@ def same_bits(found: QuantizedMatrix, expected: np.ndarray) -> bool:
 
 
 def test_all_types_are_here() -> None:
-    assert set(BLOCKS) == set(QUANTIZED)
+    assert set(BLOCKS) == {*QUANTIZED, "MXFP4"}
+    assert set(QUANTIZED) == PACKED_BLOCKS
+
+
+def test_blocks_with_a_power_of_two_as_scale() -> None:
+    """MXFP4: every code and every exponent that gives a finite float32."""
+    stored = np.random.default_rng(0).integers(0, 256, (253, 16 * 17), dtype=np.uint8)
+    stored.reshape(253, 16, 17)[..., 0] = np.arange(253)[:, None]
+    found = unpacked("MXFP4", stored)
+    assert (found.group, found.bits) == (32, 5)
+    assert same_bits(found, decode("MXFP4", stored))
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)

@@ -100,7 +100,9 @@ def number(key: str, value: float) -> Any:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "experts": (number("expert_count", 8), "llama.expert_count = 8 is not supported; expected a plain llama model"),
+    "experts": (number("expert_count", 8), "llama.expert_used_count: expected an integer in 1..8, found None"),
+    "shared experts": (number("expert_shared_count", 1), "llama.expert_shared_count = 1 is not supported"),
+    "sigmoid of scores": (number("expert_gating_func", 2), "llama.expert_gating_func = 2 is not supported"),
     "softcap": (number("attn_logit_softcapping", 50.0), "llama.attn_logit_softcapping = 50.0 is not supported"),
     "window": (number("attention.sliding_window", 64), "llama.attention.sliding_window = 64 is not supported"),
     "scale": (number("logit_scale", 0.5), "llama.logit_scale = 0.5 is not supported"),

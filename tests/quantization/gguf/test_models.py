@@ -18,7 +18,8 @@ from pronk import LLM, SamplingParams
 from pronk.arrays import BFLOAT16, Array
 from pronk.errors import CheckpointError
 from pronk.hub.resolve import resolve_model
-from pronk.kernels.library import SUPER_BLOCK_TYPES
+from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES
+from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.fingerprint import Fingerprint
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
@@ -42,7 +43,7 @@ def logits(path: Path) -> Array:
     return text_logits(load(path), TOKENS)
 
 
-@pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED])
+@pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED, "MXFP4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_bits_equal_those_of_the_dequantized_model(
     family: str, kind: str, checkpoint: MakeCheckpoint, tmp_path: Path
@@ -69,6 +70,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("lfm2", {"num_hidden_layers": 3, "block_multiple_of": 256}),
     ("lfm2", {"num_hidden_layers": 3, "block_multiple_of": 256, "tie_word_embeddings": False, "conv_L_cache": 4}),
     ("ministral3", {}),
+    ("gpt_oss", {"layer_types": None}),
+    ("granitemoe", {"embedding_multiplier": 3.0}),
+    ("mixtral", {}),
+    ("qwen3_moe", {"moe_intermediate_size": 256, "num_experts_per_tok": 2}),
     ("olmo2", {}),
     ("olmo3", {"layer_types": None, "num_hidden_layers": 4}),
     ("phi3", {}),
@@ -87,6 +92,36 @@ def test_families_of_mixed_blocks(
     assert np.abs(found - transformers_logits(twin, TOKENS)).max() < 2e-3
     packed = text_logits(load(path, kernels=kernels()), TOKENS)  # with inputs of 8 bits
     assert 0 < np.linalg.norm(packed - found) < 0.08 * np.linalg.norm(found)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
+def test_experts_in_mxfp4(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The kernels keep the codes of 5 bits of all experts, and draft tokens change no token."""
+    kinds, twin = {"": "Q8_0", "_exps": "MXFP4"}, tmp_path / "twin"
+    folder = checkpoint(family, **SHAPE, **({"layer_types": None} if family == "gpt_oss" else {}))
+    path = convert(folder, tmp_path / "a.gguf", kinds, twin=twin)
+    decoder = load(path, kernels=kernels())
+    assert {linear.packed.struct.type for layer in decoder.layers for linear in layer.experts()} == {CODED_TYPES[5]}
+    expected = logits(twin)
+    assert np.array_equal(logits(path), expected)
+    assert 0 < np.linalg.norm(text_logits(decoder, TOKENS) - expected) < 0.08 * np.linalg.norm(expected)
+    llm, params = LLM(path, budget="all"), SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.7, seed=3)
+    prompts = ["def add(a, b):", "The quick brown fox"]
+    plain = [each.token_ids for each in llm.generate(prompts, params, drafter="autoregressive")]
+    found = llm.generate(prompts, params, drafter="suffix")
+    assert [each.token_ids for each in found] == plain
+    assert sum(each.stats.drafted for each in found) > 0
+
+
+def test_experts_are_packed_anew_beside_a_weight_cache(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    path = convert(checkpoint("mixtral", **SHAPE), tmp_path / "a.gguf", "Q8_0")
+    for _ in range(2):
+        cache = WeightCache.open(tmp_path / "cache", GgufCheckpoint(path).identity)
+        decoder = load(path, kernels=kernels(), cache=cache)
+    assert cache is not None
+    assert cache._mapped
+    assert not any("_exps" in name for name in cache._mapped)
+    assert np.array_equal(text_logits(decoder, TOKENS), text_logits(load(path, kernels=kernels()), TOKENS))
 
 
 def test_rotations_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -109,7 +144,7 @@ def test_rows_of_queries_are_permuted_and_those_of_values_are_not(checkpoint: Ma
     assert not np.array_equal(stored[source._row_order(name)], stored)
 
 
-@pytest.mark.parametrize("kind", [*QUANTIZED, "mixed"])
+@pytest.mark.parametrize("kind", [*QUANTIZED, "MXFP4", "mixed"])
 def test_kernels_differ_by_the_rounding_of_inputs(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     twin = tmp_path / "twin"
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", MIXED if kind == "mixed" else kind, twin=twin)
@@ -225,8 +260,8 @@ REFUSED = [
      "tensor output_norm.weight: expected F32, F16, BF16, found Q8_0"),
     *(
         (replaced("output.weight", random_blocks(kind, 300, 256, 0), kind),
-         f"tensor output.weight: expected F32, .*Q6_K, found {kind}; use a Q4_K_M or Q8_0 file of this model, or")
-        for kind in ("Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "TQ2_0")
+         f"tensor output.weight: expected F32, .*MXFP4, found {kind}; use a Q4_K_M or Q8_0 file of this model, or")
+        for kind in ("Q2_K", "Q3_K", "IQ4_XS", "TQ2_0")
     ),
 ]  # fmt: skip
 

@@ -145,6 +145,14 @@ def test_the_vocabulary_of_pronk_tiny(tmp_path: Path) -> None:
     assert mine.chat_ids(messages) == theirs.chat_ids(messages)
 
 
+def test_no_template(tmp_path: Path) -> None:
+    """The error names the key of the GGUF file, which has no ``tokenizer_config.json``."""
+    backend = Tokenizer.load(TINY).backend
+    tokenizer = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, backend, "gpt-2")))
+    with pytest.raises(TokenizerError, match=r"no chat template: expected tokenizer.chat_template in the metadata of"):
+        tokenizer.chat([{"role": "user", "content": "Hi"}])
+
+
 def test_pre_tokenizers_differ_on_these_texts(tmp_path: Path) -> None:
     pieces = {
         name: [[piece for piece, _ in SPLITS[name].pre_tokenize_str(text)] for text in TEXTS]
@@ -348,6 +356,8 @@ def test_more_tokens_than_the_model_has(tmp_path: Path) -> None:
         (["a", "b", "c"], [1, 3, 3], {"eos": 2, "eot": 1}, (2, 1)),
         # Gemma, Phi-3 and Phi-4-mini, Granite, Ministral; others are above.
         (["a", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "</s>"], [1, 3, 3, 3, 3], {}, (1, 2, 3, 4)),
+        # gpt-oss: ``<|end|>`` ends a message, after which the next one begins.
+        (["<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"], [3, 3, 3, 3], {"eos": 0, "eot": 1}, (0, 2, 3)),
     ],
 )
 def test_stop_tokens(

@@ -255,6 +255,16 @@ def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize(
+    "family",
+    "gemma2 gemma3_text gpt_oss granite granitemoe granitemoehybrid lfm2 mixtral ministral3 olmo2 olmo3 phi3 qwen3_moe "
+    "smollm3".split(),
+)
+def test_families_that_are_not_supported_are_refused(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    message = f"found {family}, which this command does not support; load it with --weights int8 or int4"
+    refuse(checkpoint(family), tmp_path / "x", CheckpointError, message)
+
+
 @pytest.mark.parametrize("texts", [TEXTS, BOTH], ids=["nearest", "all"])
 def test_weights_of_nan_are_refused(texts: CalibrationTexts, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"

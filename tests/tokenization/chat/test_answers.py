@@ -80,6 +80,28 @@ RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
         ),
         ("Plan.", "I look it up.", [("search", '{"q": 1}')]),
     ),
+    "gpt-oss, no space before the data type": (
+        "channels", False,
+        (
+            "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>commentary<|message|>**Plan**:"
+            "\n1. Look.<|end|><|start|>assistant<|channel|>commentary to=functions.search<|constrain|>json<|message|>"
+            '{"q": "x"}'
+        ),
+        ("Plan.", "**Plan**:\n1. Look.", [("search", '{"q": "x"}')]),
+    ),
+    "gpt-oss with a built-in tool": (
+        "channels", False,
+        (
+            "<|channel|>analysis<|message|>Compute.<|end|><|start|>assistant<|channel|>analysis to=python code"
+            "<|message|>print(2 + 2)"
+        ),
+        ("Compute.print(2 + 2)", "", []),
+    ),
+    "gpt-oss, text with a data type": (
+        "channels", False,
+        '<|channel|>final <|constrain|>json<|message|>{"a": 1}',
+        ("", '{"a": 1}', []),
+    ),
     "gpt-oss, cut in a header": (
         "channels", False,
         "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>fin",

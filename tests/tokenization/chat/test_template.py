@@ -99,8 +99,10 @@ def expected_prompt(tokenizer: Any, *args: Any, **kwargs: Any) -> str:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_equal_those_of_transformers(name: str, conversation: str, transformers_tokenizer: Any) -> None:
     source, messages = TEMPLATES[name], CONVERSATIONS[conversation]
-    if name == "granite" and any("tool_calls" in message for message in messages):
+    if name in ("granite", "lfm2") and any("tool_calls" in message for message in messages):
         pytest.skip("transformers drops calls that a template does not write")
+    if "<|channel|>" in source and conversation == "two calls":
+        pytest.skip("transformers drops all calls but the first; see test_harmony.py")
     template = ChatTemplate(source, TOKENS)
     for tools in (None, TOOLS):
         for given in ({"add_generation_prompt": False}, {"add_generation_prompt": True}):

@@ -5,6 +5,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pronk.tokenization.chat.answer_grammar import AnswerGrammar, arguments_sche
 from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.dialects import TOOL_DIALECTS, find_tool_dialect
+from pronk.tokenization.chat.keywords import KeywordArguments, keyword_rules, write_call
 from pronk.tokenization.chat.symbols import TokenSymbols
 from pronk.tokenization.chat.template import ChatTemplate
 from pronk.tokenization.stream import TextStream
@@ -69,6 +71,8 @@ class Form:
 
     def call(self, name: str, arguments: str) -> str:
         row = self.row
+        if row.has_keywords:
+            return write_call(name, json.loads(arguments))
         return f"{row.before_name}{name}{row.before_arguments}{arguments}{row.after_arguments}"
 
     def written(self, *calls: tuple[str, str], before: str = "") -> list[tuple[str, int | None]]:
@@ -110,7 +114,8 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def test_arguments_are_parsed_and_ids_have_the_length_that_the_template_checks(family: str) -> None:
     tokenizer = tool_tokenizer(family)
     given = called(("add", '{"a": 2, "b": "é"}'))
-    assert '{"a": 2, "b": "é"}' in tokenizer.chat([USER, given, answered(0, "4")])
+    written = '[add(a=2, b="é")]' if family == "lfm2" else '{"a": 2, "b": "é"}'
+    assert written in tokenizer.chat([USER, given, answered(0, "4")])
     assert given["tool_calls"][0]["function"]["arguments"] == '{"a": 2, "b": "é"}'
     if family == "mistral list":
         assert '"id": "f00000000"' in tokenizer.chat([USER, given])
@@ -165,9 +170,9 @@ def test_names_of_special_tokens_stay_text(family: str) -> None:
 def test_dialects_are_detected(tokenizer: Tokenizer) -> None:
     row = find_tool_dialect(tokenizer)
     assert TEMPLATES[row.name] == tokenizer.chat_template
-    assert row.after_begin == {"hermes": "\n", "granite": "[", "mistral list": " ["}.get(row.name, "")
+    assert row.after_begin == {"hermes": "\n", "granite": "[", "mistral list": " [", "lfm2": "["}.get(row.name, "")
     assert bool(row.begin) == (row.name != "llama" or "<|python_tag|>" in tokenizer.backend.get_vocab())
-    names = ["hermes", "phi", "granite", "mistral list", "mistral", "llama", "channels"]
+    names = ["hermes", "phi", "granite", "mistral list", "mistral", "llama", "lfm2", "channels"]
     assert [each.name for each in TOOL_DIALECTS] == names
 
 
@@ -234,7 +239,7 @@ def test_calls_as_templates_of_servers_write_them(calls: str, name: str, begin: 
         (HERMES.replace("arguments", "args"), "tools: expected a model whose chat template has tools"),
         (
             HERMES.replace("<tool_call>", "<call>"),
-            "tools: expected calls as Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3 or gpt-oss write them",
+            "tools: expected calls as Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3, LFM2 or gpt-oss write",
         ),
         (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, "),
         (LLAMA.replace('"name"', '"function"'), "tools: expected calls as Hermes, Qwen, "),
@@ -679,3 +684,74 @@ def test_text_is_held_back_only_while_the_answer_may_be_a_json_object() -> None:
     first, rest = reader.flush()
     assert isinstance(first, CallPart)
     assert (first.name, first.arguments, rest) == ("add", "", CallPart(0, "{}"))  # as every call is streamed
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        (")", {}),
+        (" )", {}),
+        ('city="Oslo", days=[1, 2])', {"city": "Oslo", "days": [1, 2]}),
+        ("exact=True, more=None , last = False)", {"exact": True, "more": None, "last": False}),
+        ("""text='it\\'s "x", (a)=[1]', n=-2.5e3)""", {"text": 'it\'s "x", (a)=[1]', "n": -2500.0}),
+        ('config={"on": True, "note": null, "deep": [{"a": (1, 2)}]},)',
+         {"config": {"on": True, "note": None, "deep": [{"a": [1, 2]}]}}),
+        (r"""code="a\n\tb", pattern="\d+\.", other='\d')""", {"code": "a\n\tb", "pattern": r"\d+\.", "other": r"\d"}),
+        ('url="x/\\u00e9\\/", same="\\ud83d\\ude00")', {"url": "x/é/", "same": "😀"}),
+        ('"Oslo", day=tomorrow, bad=NaN)', {"0": "Oslo", "day": "tomorrow", "bad": "NaN"}),
+        ("x=a==b, y={1}, z=1 if True else 2)", {"x": "a==b", "y": "{1}", "z": "1 if True else 2"}),
+    ],
+)  # fmt: skip
+def test_arguments_in_the_syntax_of_python(written: str, arguments: dict[str, Any]) -> None:
+    for size in (1, 3, 10**6):
+        reader, text = KeywordArguments(), ""
+        for start in range(0, len(written), size):
+            assert not reader.found
+            piece = written[start : start + size]
+            stop, more = reader.read(piece, 0)
+            assert stop == len(piece)
+            text += more
+        assert reader.found
+        assert json.loads(text) == arguments
+        assert text == json.dumps(arguments, ensure_ascii=False)
+    values = {key: value for key, value in arguments.items() if key.isidentifier()}
+    reader, call = KeywordArguments(), write_call("f", values)
+    assert json.loads(reader.read(call, 2)[1]) == values
+
+
+def test_optional_arguments_and_booleans_are_guided() -> None:
+    """Every subset of the optional arguments can be written, in the order of the schema."""
+    shapes = {"a": {"type": "boolean"}, "b": {"$ref": "#/$defs/n"}, "c": {"enum": [None]}}
+    for required in ([], ["b"], ["a", "c"], ["a", "b", "c"]):
+        schema = {"properties": shapes, "required": required, "$defs": {"n": {"const": 7}}}
+        rules = keyword_rules("start", arguments_schema(schema))
+        tokenizer = tool_tokenizer("lfm2")
+        seen, guide = set[str](), Guide(grammar="\n".join(rules))
+        for seed in range(200):
+            seen.add(tokenizer.decode(random_text(tokenizer, guide, seed, {})))
+        texts = {"a": ("a=True", "a=False"), "b": ("b=7",), "c": ("c=null",)}
+        subsets = product(*[(*texts[name], *([] if name in required else [""])) for name in texts])
+        assert seen == {", ".join(filter(None, each)) + ")" for each in subsets}
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        ({"properties": {"a-b": {}}}, "the argument 'a-b'"),
+        ({"properties": {}, "required": ["a"]}, "the argument 'a'"),
+        ({"anyOf": [{"required": ["a"]}], "properties": {"a": {}}}, "the key 'anyOf'"),
+        ({"patternProperties": {"x": {}}}, "the key 'patternProperties'"),
+    ],
+)
+def test_schemas_that_keywords_cannot_follow_are_refused(schema: dict[str, Any], found: str) -> None:
+    form = Form(tool_tokenizer("lfm2"))
+    with pytest.raises(OptionError, match=f"guide: json: expected 'properties' .*, found {found}; change the schema"):
+        form.guide({"f": arguments_schema(schema)}, allow_text=False, allow_multiple=False)
+
+
+def test_calls_of_lfm2_5_are_written_without_a_list_of_tools_in_markers() -> None:
+    source = "{{- 'List of tools: [' }}" + TOOL_LIST + TURNS
+    tokenizer = Tokenizer(byte_tokenizer(), chat_template=source, special_tokens={})
+    assert find_tool_dialect(tokenizer).name == "lfm2"
+    calls = "<|tool_call_start|>[add(a=2), add_more()]<|tool_call_end|>"
+    assert tokenizer.chat(CALLED, tools=TOOLS).endswith(f"<assistant>{calls}\n<tool>4\n")

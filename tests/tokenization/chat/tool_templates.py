@@ -171,6 +171,21 @@ PHI = """{%- for message in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
 
+# The constructs of LFM2, which describes tools and writes no calls.
+LFM2 = """{%- set tool_list = '' %}
+{%- if tools %}
+    {%- set tool_list = '\\nList of tools: <|tool_list_start|>' + (tools | tojson) + '<|tool_list_end|>' %}
+{%- endif %}
+{%- set turns = messages if messages[0].role == 'system' else [{'role': 'system', 'content': ''}] + messages %}
+{{- bos_token }}
+{%- for message in turns %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'tool' %}{{- '<|tool_response_start|>' + message.content + '<|tool_response_end|>' }}
+    {%- else %}{{- message.content + (tool_list if loop.first else '') }}{%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
 TEMPLATES = {
     "hermes": HERMES,
     "granite": GRANITE,
@@ -178,6 +193,7 @@ TEMPLATES = {
     "mistral list": MISTRAL,
     "mistral": NEW_MISTRAL,
     "llama": LLAMA,
+    "lfm2": LFM2,
     "channels": CHANNELS,
 }
 # Added tokens of each family; True: a special token, which has no text when decoded.
@@ -194,6 +210,11 @@ TOKENS: dict[str, dict[str, bool]] = {
     "llama": {
         "<|start_header_id|>": True, "<|end_header_id|>": True, "<|eot_id|>": True, "<|python_tag|>": True,
         "<|spare|>": True,
+    },
+    "lfm2": {
+        "<|im_start|>": True, "<|im_end|>": True, "<|tool_list_start|>": True, "<|tool_list_end|>": True,
+        "<|tool_call_start|>": True, "<|tool_call_end|>": True, "<|tool_response_start|>": True,
+        "<|tool_response_end|>": True,
     },
     "channels": {
         "<|start|>": True, "<|end|>": True, "<|message|>": True, "<|channel|>": True, "<|constrain|>": True,

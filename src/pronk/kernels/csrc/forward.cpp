@@ -46,9 +46,11 @@ int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows
   return size;
 }
 
-// Largest numbers of a program's mixtures of experts; zeros if it has none.
+// Largest sizes over all mixtures of experts of a program, for its buffers; zeros if a program has no mixture.
 struct Mixture {
-  int64_t experts = 0, per_row = 0, outputs = 0;  // `outputs`: of the operations that sum over the experts of a row
+  int64_t experts = 0;  // number of experts
+  int64_t per_row = 0;  // number of experts of a row
+  int64_t outputs = 0;  // number of outputs N of a PRONK_GATHER operation
 };
 
 Mixture largest_mixture(const pronk_op* ops, int64_t count) {

@@ -28,22 +28,26 @@ enum pronk_kind {
   PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
   PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`
-  PRONK_ROUTE = 6,   // choose `per_row` of `experts` for each row by its scores, ties to the smaller number; the shares
-                     // of the chosen experts are a softmax over all scores, with `normalized` over theirs
+  PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest scores; of equal scores, the expert
+                     // with the smaller number. The share of an expert is its softmax over the scores of all experts
+                     // or, if `normalized` is 1, over the scores of the row's experts
   PRONK_CONVOLVE = 7,  // gated short convolution. A row of buffer B is [b, c, x], each as wide as the stream; its state
                      // b * x goes to its slot of the pool `keys` [slots, hidden]. Buffer A = c * (filter_bias +
                      // filter[0] * state of the token taps - 1 places before + … + filter[taps - 1] * own state)
 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
 enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4 };
-// PRONK_LINEAR with experts. w [experts] has their matrices, of one shape, type and group. A *pair* is a row and one of
-// its experts; pairs are in the order of the experts, and those of an expert in the order of the rows.
-// SPREAD: input rows are those of the pass, output rows are pairs. GATHER: input rows are pairs, an output row is the sum
-// of the row's pairs times their shares, in the order of the experts.
+// What PRONK_LINEAR multiplies.
+// DENSE: each row, by one matrix w.
+// SPREAD and GATHER: each *pair* of a row and one of its experts, by the expert's matrix. w [experts] has a matrix per
+// expert, all of one shape, type and group. Pairs are sorted by expert, then by row.
+// SPREAD (gate and up projection): reads one row per row of the pass, writes one row per pair.
+// GATHER (down projection): reads one row per pair, writes one row per row of the pass: the sum over its experts, in
+// the order of their numbers, of share * (output of the expert).
 enum pronk_mixing { PRONK_DENSE = 0, PRONK_SPREAD = 1, PRONK_GATHER = 2 };
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
-// CLAMPED (gpt-oss), for gated matrices only: silu with the slope 1.702 of the gate, which is at most 7, times one plus the
-// up projection, which is clamped to -7..7.
+// CLAMPED (gpt-oss), for gated matrices only: g * sigmoid(1.702 g) * (1 + u), where g = min(gate, 7) and u is the up
+// projection, clamped to -7..7.
 enum pronk_activation {
   PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4
 };
@@ -114,7 +118,7 @@ typedef struct {
   float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
   int32_t query_period;   // query_growth 0: none
   int32_t rope_dim;       // number of dimensions of a head that RoPE rotates, the first ones
-  const float* sinks;     // PRONK_ATTEND: null, or [heads]: a score of each head that takes part in the softmax alone
+  const float* sinks;     // PRONK_ATTEND: null, or [heads]: score of each head's sink, a key without a value
   int32_t mixing;         // PRONK_LINEAR: pronk_mixing
   int32_t experts, per_row, normalized;  // PRONK_ROUTE, and PRONK_LINEAR with experts
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
@@ -146,7 +150,7 @@ typedef struct {
   const int32_t* wanted;     // [num_wanted] rows whose logits are requested
   float* logits;             // [num_wanted, N], or [rows, N] if `wanted` of the LM head's operation is 0
   void* collected;           // [layers, rows, hidden] copies of the stream by PRONK_STORE
-  int64_t* touched;          // null, or a number to which every PRONK_ROUTE adds how many experts its rows chose
+  int64_t* touched;          // null, or a counter: every PRONK_ROUTE adds the number of experts that have rows
 } pronk_pass;
 
 // A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.

@@ -18,13 +18,13 @@ from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.formats.scheme import MATCHES_NOTHING, LinearModule, StoredTensor
 
-__all__ = ["MXFP4"]
+__all__ = ["MXFP4", "MXFP4_CODES", "mxfp4_scale"]
 
 _GROUP = 32
 _ZERO = 16  # code of the weight 0
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])  # twice the floats 0, 0.5, 1, 1.5, 2, 3, 4, 6
 # By the four bits of a float, of which the highest is the sign.
-_CODES = (_ZERO + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
+MXFP4_CODES = (_ZERO + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
 _BIAS = 127  # of the stored exponents of scales
 
 
@@ -67,6 +67,10 @@ class _Weight:
         """Return the weight of an expert, of which ``tensors`` has the blocks, then the scales."""
         blocks, exponents = tensors.values()
         pairs = blocks.reshape(len(codes), -1)
-        codes[:, 0::2], codes[:, 1::2] = _CODES[pairs & 15], _CODES[pairs >> 4]
-        scale = np.ldexp(np.float32(0.5), exponents.astype(np.int32) - _BIAS).astype(FLOAT32)
-        return QuantizedMatrix(codes, scale, None, 5, _GROUP)
+        codes[:, 0::2], codes[:, 1::2] = MXFP4_CODES[pairs & 15], MXFP4_CODES[pairs >> 4]
+        return QuantizedMatrix(codes, mxfp4_scale(exponents), None, 5, _GROUP)
+
+
+def mxfp4_scale(exponents: Array) -> Array:
+    """Return the scales of codes, float32, by the stored exponents of their groups."""
+    return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - _BIAS).astype(FLOAT32)

@@ -3,9 +3,11 @@
 A GGUF block holds the codes of 32 or 256 consecutive weights of a row, with their scales. Functions such as
 :func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., weights of a block]``, scales ``[...,
 groups]``, and minima ``[..., groups]`` or ``None``. 5-bit and 6-bit codes become 8-bit codes. Codes of formats without
-minima are shifted to a zero point of 8 (4-bit codes) or 128. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of
-llama.cpp. Bytes of a block, in order (scale and minimum are float16)::
+minima are shifted to a zero point of 8 (4-bit codes) or 128; the floats of MXFP4 become 5-bit codes with a zero point
+of 16. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp. Bytes of a block, in
+order (scale and minimum are float16)::
 
+    MXFP4  exponent of the scale 1, nibbles 16
     Q8_0  scale 2, codes 32                     Q5_0  scale 2, high bits 4, nibbles 16
     Q4_0  scale 2, nibbles 16                   Q5_1  scale 2, minimum 2, high bits 4, nibbles 16
     Q4_1  scale 2, minimum 2, nibbles 16        Q6_K  nibbles 128, high bits 64, scales 16, factor 2
@@ -17,14 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pronk.arrays import FLOAT16, FLOAT32, INT8, Array
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
+from pronk.quantization.formats.mxfp4 import MXFP4_CODES, mxfp4_scale
 from pronk.quantization.gguf.layout import TensorType
 
-__all__ = ["BLOCKS", "BlockMatrix", "BlockRows", "unpack"]
+__all__ = ["BLOCKS", "PACKED_BLOCKS", "BlockMatrix", "BlockRows", "unpack"]
 
 Unpacked = tuple[Array, Array, Array | None]  # codes, scales, and minima or None, in the shapes above
 
@@ -50,7 +54,7 @@ class BlockMatrix:
     The number of inputs has no limit, unlike that of a ``QuantizedMatrix``: sums are over 32 or 256 inputs.
     """
 
-    type: str  # GGUF type of all blocks, one of :data:`BLOCKS`
+    type: str  # GGUF type of all blocks, one of :data:`PACKED_BLOCKS`
     inputs: int
     parts: tuple[BlockRows, ...]  # in the order of the outputs
 
@@ -65,7 +69,7 @@ class _BlockFormat:
     """How to convert the blocks of one GGUF format to codes, scales and minima."""
 
     convert: Callable[[Array], Unpacked]  # function from blocks to codes, scales and minima
-    bits: Bits  # number of bits per resulting code
+    bits: Bits | Literal[5]  # number of bits per resulting code
     group: int  # number of inputs per scale
 
 
@@ -177,6 +181,10 @@ def _q6_k(blocks: Array) -> Unpacked:
     return codes + (128 - 32), _to_float32(blocks[..., 208:]) * scales, None
 
 
+def _mxfp4(blocks: Array) -> Unpacked:
+    return MXFP4_CODES[_unpack_nibbles(blocks[..., 1:], 16)], mxfp4_scale(blocks[..., :1]), None
+
+
 # Supported types of GGUF blocks: converter, bits per code, weights per scale.
 BLOCKS = {
     "Q8_0": _BlockFormat(_q8_0, 8, 32),
@@ -187,4 +195,7 @@ BLOCKS = {
     "Q4_K": _BlockFormat(_q4_k, 4, 32),
     "Q5_K": _BlockFormat(_q5_k, 8, 32),
     "Q6_K": _BlockFormat(_q6_k, 8, 16),
+    "MXFP4": _BlockFormat(_mxfp4, 5, 32),
 }
+# Types whose blocks the kernels pack as they are; others are converted first.
+PACKED_BLOCKS = frozenset(BLOCKS) - {"MXFP4"}

@@ -18,7 +18,7 @@ import numpy as np
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
 from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.gguf.blocks import BLOCKS, BlockMatrix, BlockRows, unpack
+from pronk.quantization.gguf.blocks import BLOCKS, PACKED_BLOCKS, BlockMatrix, BlockRows, unpack
 from pronk.quantization.gguf.reader import GgufFile, TensorInfo
 from pronk.quantization.gguf.vocabulary import Vocabulary
 
@@ -27,7 +27,7 @@ __all__ = ["GgufCheckpoint", "is_gguf"]
 _DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # such as model-00001-of-00003.gguf
 # Architectures whose pairs are consecutive values: ``LLAMA_ROPE_TYPE_NORM`` in ``llama_model_rope_type`` of llama.cpp.
-_PERMUTED_ARCHITECTURES = ("granite", "llama", "mistral3", "smollm3")
+_PERMUTED_ARCHITECTURES = ("granite", "granitemoe", "llama", "mistral3", "smollm3")
 # Projections with permuted rows, each with the metadata key of the number of its heads.
 _PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 
@@ -39,6 +39,8 @@ def is_gguf(path: Path) -> bool:
 
 class GgufCheckpoint:
     """Read access to the tensors of a GGUF model, like :class:`pronk.models.checkpoint.Checkpoint`.
+
+    A tensor ``[experts, outputs, inputs]`` has the matrices of all experts; ``expert`` is the number of one of them.
 
     Only the headers are read on construction.
 
@@ -95,9 +97,9 @@ class GgufCheckpoint:
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise a CheckpointError for a GGUF type not in ``dtypes``; a matrix may also have quantized blocks."""
+        """Raise a CheckpointError for a GGUF type not in ``dtypes``; matrices may also have quantized blocks."""
         type_ = self.type(name)
-        types = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
+        types = [*dtypes, *(BLOCKS if len(self.shape(name)) > 1 else ())]
         if type_ not in types:
             msg = (
                 f"{self.folder}: tensor {name}: expected {', '.join(types)}, found {type_}; use a Q4_K_M or Q8_0 file "
@@ -121,28 +123,34 @@ class GgufCheckpoint:
         """Return whether a tensor is stored in quantized blocks, not as floats."""
         return self.type(name) not in _DTYPES
 
-    def weight(self, name: str, codes: Array) -> QuantizedMatrix:
+    def weight(self, name: str, codes: Array, expert: int | None = None) -> QuantizedMatrix:
         """Return a quantized matrix.
 
         Args:
             name: name of a tensor for which :meth:`has_blocks` is true.
             codes: uint8 ``[outputs, inputs]``, where the codes are written.
+            expert: number of the expert, for a tensor of all experts.
 
         Raises:
             CheckpointError: the blocks are damaged, or the kernels do not support the matrix.
         """
         info = self._infos[name][1]
         try:
-            return unpack(self._stored_rows(name), info.type, codes, self._row_order(name))
+            return unpack(self._stored_rows(name, expert), info.type, codes, self._row_order(name))
         except ValueError as error:
             msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
             raise CheckpointError(msg) from error
 
-    def blocks(self, name: str) -> BlockMatrix:
-        """Return a quantized matrix in its blocks; ``name`` is that of a tensor with :meth:`has_blocks`."""
+    def blocks(self, name: str, expert: int | None = None) -> BlockMatrix | None:
+        """Return a quantized matrix in its blocks; ``None`` if the kernels do not pack such blocks.
+
+        ``name`` is that of a tensor with :meth:`has_blocks`.
+        """
         info = self._infos[name][1]
-        rows = BlockRows(self._stored_rows(name), self._permuted_heads(name), name)
-        return BlockMatrix(info.type.name, info.shape[1], (rows,))
+        if info.type.name not in PACKED_BLOCKS:
+            return None
+        rows = BlockRows(self._stored_rows(name, expert), self._permuted_heads(name), name)
+        return BlockMatrix(info.type.name, info.shape[-1], (rows,))
 
     def release(self) -> None:
         """Drop the mapped pages from memory; a later access reads the file again."""
@@ -150,8 +158,9 @@ class GgufCheckpoint:
             for file in self._files:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
-    def _stored_rows(self, name: str) -> Array:
-        return self.raw_bytes(name).reshape(self.shape(name)[0], -1)
+    def _stored_rows(self, name: str, expert: int | None) -> Array:
+        stored = self.raw_bytes(name).reshape(*self.shape(name)[:-1], -1)
+        return stored if expert is None else stored[expert]
 
     def _row_order(self, name: str) -> Array | None:
         """Return each row's index in the file, int64 ``[rows]``; ``None`` if the rows are not permuted.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from pronk.architecture.config import ConvolutionConfig, ModelConfig
+from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig, yarn_scale
 from pronk.checks import check_integer
 from pronk.errors import ConfigError
@@ -23,6 +23,7 @@ from pronk.quantization.gguf.rope import read_rope
 __all__ = ["parse_gguf"]
 
 _MAX_LAYERS = 10_000  # more layers than any model has; limits memory and time for damaged files
+_MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
 _MAX_TAPS = 16  # ``MAX_TAPS`` of ``kernels/csrc/common.h``
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -119,6 +120,31 @@ def _granite(keys: Keys, config: ModelConfig) -> ModelConfig:
     )
 
 
+def _with_experts(keys: Keys, config: ModelConfig) -> ModelConfig:
+    """Return a model with mixtures of experts, if the file has experts; their weights sum to 1."""
+    if not keys.get("expert_count"):
+        return config
+    count = keys.integer("expert_count", maximum=_MAX_EXPERTS)
+    width = keys.integer("expert_feed_forward_length", config.intermediate_size)
+    per_row = keys.integer("expert_used_count", maximum=count)
+    mixture = MixtureConfig(count, per_row, width, normalized=True, layers=(True,) * config.num_layers)
+    return replace(config, mixture=mixture)
+
+
+def _gpt_oss(keys: Keys, config: ModelConfig) -> ModelConfig:
+    """Return a gpt-oss; its files lack YaRN's key ``truncate``, which is false in these models."""
+    config = _with_experts(keys, config)
+    mixture, rope = config.mixture, config.rope
+    return replace(
+        config,
+        rope=None if rope is None else replace(rope, truncate=False),
+        windows=keys.windows(config.num_layers, 2),
+        attention_sinks=True,
+        clamped_gate=True,
+        mixture=None if mixture is None else replace(mixture, bias=True),
+    )
+
+
 def _lfm2(keys: Keys, config: ModelConfig) -> ModelConfig:
     """Return an LFM2, whose layers without key/value heads have a short convolution."""
     counts = keys.per_layer("attention.head_count_kv", config.num_layers)
@@ -161,14 +187,17 @@ def _smollm3(_: Keys, config: ModelConfig) -> ModelConfig:
 _ARCHITECTURES: dict[str, Callable[[Keys, ModelConfig], ModelConfig]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
     "granite": _granite,
+    "granitemoe": lambda keys, config: _with_experts(keys, _granite(keys, config)),
     "lfm2": _lfm2,
-    "llama": lambda _, config: config,
+    "llama": _with_experts,  # also Mixtral
     "mistral3": _mistral3,
     "olmo2": _olmo2,
     "phi3": _phi3,
     "qwen2": lambda _, config: config,
     "qwen3": lambda _, config: replace(config, qk_norm=True),
+    "qwen3moe": lambda keys, config: replace(_with_experts(keys, config), qk_norm=True),
     "smollm3": _smollm3,
 }
 

@@ -29,6 +29,12 @@ _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     "embedding_length_per_layer_input": (0,),
     "embedding_scale": (0, 1),
     "expert_count": (0,),
+    "expert_gating_func": (0, 1, 3),  # 1: softmax of all scores, 3: of those of the chosen experts
+    "expert_group_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0, 1),
     "final_logit_softcapping": (0,),
     "full_attention_interval": (0, 1),
     "leading_dense_block_count": (0,),

@@ -27,6 +27,8 @@ _END_TOKENS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> [EOT] [EOS] "
     "<|end_of_text|> <\uff5cend\u2581of\u2581sentence\uff5c>".split()
 )
+# The same for the harmony format of gpt-oss, in which ``<|end|>`` ends a message and not the generation.
+_HARMONY_END_TOKENS = frozenset("<|return|> <|call|> <|endoftext|>".split())
 
 
 class TokenKind(IntEnum):
@@ -72,8 +74,11 @@ class Vocabulary:
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a generation: EOS, EOT and EOM of the file, then control tokens in ``_END_TOKENS``."""
         file_ids = [self.special_ids[name] for name in ("eos", "eot", "eom") if name in self.special_ids]
-        control_ids = [i for i, kind in enumerate(self.kinds) if kind == TokenKind.CONTROL]
-        return tuple(dict.fromkeys([*file_ids, *(i for i in control_ids if self.tokens[i] in _END_TOKENS)]))
+        control = {i: self.tokens[i] for i, kind in enumerate(self.kinds) if kind == TokenKind.CONTROL}
+        is_harmony = {"<|return|>", "<|call|>"} <= {*control.values()}
+        ends = _HARMONY_END_TOKENS if is_harmony else _END_TOKENS
+        found = dict.fromkeys([*file_ids, *(i for i, text in control.items() if text in ends)])
+        return tuple(i for i in found if not is_harmony or control.get(i) != "<|end|>")
 
     @property
     def ids_by_text(self) -> dict[str, int]:

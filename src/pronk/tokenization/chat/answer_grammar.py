@@ -45,6 +45,7 @@ from pronk.errors import OptionError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
 from pronk.tokenization.chat.bare_call import AFTER_NAME, BEFORE_NAME, OPENINGS
 from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, ToolDialect
+from pronk.tokenization.chat.keywords import keyword_rules
 from pronk.tokenization.chat.symbols import TokenSymbols, ranges
 
 __all__ = ["AnswerGrammar", "Thinking", "arguments_schema"]
@@ -84,7 +85,7 @@ class AnswerGrammar:
             thinking: place of thoughts.
 
         Raises:
-            OptionError: the schemas are too large.
+            OptionError: the schemas are too large, or cannot be followed in the dialect.
         """
         if not schemas and (form is None or not self._has_headers(thinking)):
             return form
@@ -175,7 +176,8 @@ class AnswerGrammar:
         ident = f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?" if dialect.before_ident else ""
         for number, (name, schema) in enumerate(schemas.items()):
             rules.append(f"tool_{number}: {text(name)} {ident} {text(dialect.before_arguments)} arguments_{number}")
-            rules.append(f"arguments_{number}: %json {schema}")
+            rule = f"arguments_{number}"
+            rules += keyword_rules(rule, schema) if dialect.has_keywords else [f"{rule}: %json {schema}"]
         return rules
 
     def _text_and_calls(self, dialect: ToolDialect, names: Collection[str], *, allow_multiple: bool) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 
 from pronk.tokenization.chat.dialects import MAX_IDENT, TOOL_NAME, ToolDialect
+from pronk.tokenization.chat.keywords import KeywordArguments
 from pronk.tokenization.chat.symbols import TokenSymbols, plain_text
 
 __all__ = ["CallPart", "CallReader", "JsonEnd", "new_call_id"]
@@ -94,6 +95,11 @@ class CallReader:
         self._before_name = {f"{each}{text(dialect.before_name)}" for each in (after_begin, after_begin.lstrip(" "))}
         self._before_ident = text(dialect.before_ident)
         self._before_arguments = text(dialect.before_arguments)
+        # Symbols before the first one of the arguments; method to call after them.
+        if dialect.has_keywords:
+            self._openings = {self._before_arguments: self._begin_keywords}
+        else:
+            self._openings = {self._before_arguments + "{": self._begin_arguments}
         self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
         next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
         self._next_call = next_call if dialect.separator else ""
@@ -106,7 +112,7 @@ class CallReader:
         self._before = ""  # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
         self._name = ""  # the name of the tool as far as it was read
         self._in_call = False  # whether the name of a tool has been read, but not the end of its call
-        self._arguments = JsonEnd()
+        self._arguments, self._keywords = JsonEnd(), KeywordArguments()
         # State of the parser: the method that reads the text from an offset on and returns the next offset.
         self._read: Callable[[str, int], int] = self._read_text
         if dialect.marker_optional:
@@ -197,7 +203,7 @@ class CallReader:
         self._num_calls += 1
         self._held_space, self._only_space, self._in_call = [], True, True
         ident = {self._before_ident: self._begin_ident} if self._before_ident else {}
-        self._expect({self._before_arguments + "{": self._begin_arguments, **ident})
+        self._expect({**self._openings, **ident})
         return at  # the character at this offset is the first one of an expected text
 
     def _begin_ident(self) -> None:
@@ -207,7 +213,7 @@ class CallReader:
         """Read an id and drop it: the ids that models write may repeat, those of :func:`new_call_id` do not."""
         ident = self._seen.removeprefix(self._before_ident)
         if text[at] == self._before_arguments[0]:
-            self._expect({self._before_arguments + "{": self._begin_arguments})
+            self._expect(self._openings)
         elif text[at].isalnum() and len(ident) < MAX_IDENT:
             self._seen += text[at]
             return at + 1
@@ -224,9 +230,24 @@ class CallReader:
         if stop > at:
             self._output.append(CallPart(self._num_calls - 1, plain_text(text[at:stop])))
         if self._arguments.found:
-            next_call = {self._next_call: self._begin_name} if self._next_call else {}
-            self._expect({self._end_of_call: self._end, **next_call})
+            self._expect_end()
         return stop
+
+    def _begin_keywords(self) -> None:
+        self._keywords, self._read = KeywordArguments(), self._read_keywords
+
+    def _read_keywords(self, text: str, at: int) -> int:
+        stop, arguments = self._keywords.read(text, at)
+        if arguments:
+            self._output.append(CallPart(self._num_calls - 1, arguments))
+        if self._keywords.found:
+            self._expect_end()
+        return stop
+
+    def _expect_end(self) -> None:
+        """Begin to read what follows the arguments of a call: the end marker, or the next call."""
+        next_call = {self._next_call: self._begin_name} if self._next_call else {}
+        self._expect({self._end_of_call: self._end, **next_call})
 
     def _end(self) -> None:
         self._read, self._in_call = self._read_text, False

@@ -13,6 +13,8 @@ Mistral list  ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``
 Mistral       ``[TOOL_CALLS]f[ARGS]{…}``, since 2025; or ``[TOOL_CALLS]f[CALL_ID]x[ARGS]{…}``
 Llama 3       ``{"name": "f", "parameters": {…}}``, at the beginning of an answer or after
               ``<|python_tag|>``
+LFM2          ``<|tool_call_start|>[f(city="Oslo", exact=True)]<|tool_call_end|>``, arguments in Python's syntax
+              (:mod:`pronk.tokenization.chat.keywords`)
 channels      ``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>``
               of gpt-oss
 ============  ================================================================================
@@ -66,6 +68,7 @@ class ToolDialect:
     repeats_markers: bool = False  # whether each of several calls has its own markers
     between: str = ""  # text between calls that have their own markers
     before_text: str = ""  # header of text; not empty in channels only
+    has_keywords: bool = False  # whether arguments have Python's syntax, not JSON's; the closing parenthesis ends them
 
 
 _JSON_NAME, _CALL_START = '{"name": "', rf'\{{"name": "{_PROBE}", '
@@ -133,6 +136,17 @@ TOOL_DIALECTS = (
         marker_optional=True,
     ),
     ToolDialect(
+        "lfm2",
+        rf"<\|tool_call_start\|>\[{_PROBE}\(x=1\)\]<\|tool_call_end\|>",
+        begin="<|tool_call_start|>",
+        after_begin="[",
+        before_arguments="(",
+        before_end="]",
+        end="<|tool_call_end|>",
+        separator=", ",
+        has_keywords=True,
+    ),
+    ToolDialect(
         "channels",
         rf"to=functions\.{_PROBE}<\|channel\|>commentary",
         begin="<|channel|>commentary to=functions.",
@@ -181,7 +195,7 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         PromptError: the chat template does not render tools, or writes calls in an unknown format.
         TokenizerError: the model has no chat template.
     """
-    names = "Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3 or gpt-oss"
+    names = "Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3, LFM2 or gpt-oss"
     try:
         without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
         with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)

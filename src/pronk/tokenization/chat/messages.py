@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from pronk.errors import PromptError
+from pronk.tokenization.chat.keywords import write_call
 
 __all__ = [
     "Messages",
@@ -56,10 +57,13 @@ def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
-def write_calls(message: Mapping[str, Any], begin: str, separator: str, end: str) -> dict[str, Any]:
+def write_calls(
+    message: Mapping[str, Any], begin: str, separator: str, end: str, *, keywords: bool = False
+) -> dict[str, Any]:
     """Return a message with its calls as text of its content, for templates that write no calls.
 
-    ``begin`` precedes the calls, ``separator`` stands between two of them, and ``end`` follows.
+    ``begin`` precedes the calls, ``separator`` stands between two of them, and ``end`` follows. A call is a JSON
+    object; with ``keywords``, it has Python's syntax.
     """
     calls, content = message.get("tool_calls"), message.get("content") or ""
     if not isinstance(calls, list) or not calls:
@@ -70,7 +74,11 @@ def write_calls(message: Mapping[str, Any], begin: str, separator: str, end: str
         for function in functions
         if isinstance(function, Mapping)
     ]
-    text = f"{begin}{separator.join(json.dumps(each, ensure_ascii=False) for each in objects)}{end}"
+    if keywords:
+        calls = [write_call(str(each.get("name")), each.get("arguments") or {}) for each in objects]
+    else:
+        calls = [json.dumps(each, ensure_ascii=False) for each in objects]
+    text = f"{begin}{separator.join(calls)}{end}"
     others = {key: value for key, value in message.items() if key != "tool_calls"}
     parts = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content}{text}"
     return {**others, "content": parts}

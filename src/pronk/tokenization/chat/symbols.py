@@ -22,7 +22,7 @@ __all__ = ["OTHER_SYMBOL", "TokenSymbols", "plain_text", "ranges"]
 _MARKERS = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>",
     "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>",
-    "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>",
+    "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>",
 )  # fmt: skip
 _FIRST = 0xD800  # first lone surrogate
 OTHER_SYMBOL = "\udfff"  # symbol of every special token that is not in _MARKERS

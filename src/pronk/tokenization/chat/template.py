@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pronk.errors import PromptError, TokenizerError
+from pronk.tokenization.chat.harmony import describe_tools, nearest_effort, separate_calls, uses_harmony
 from pronk.tokenization.chat.messages import (
     Messages,
     TemplateOptions,
@@ -23,10 +24,13 @@ from pronk.tokenization.chat.renderer import Renderer, default_renderer
 __all__ = ["ChatTemplate"]
 
 # Templates that describe tools but write no calls: a text of such a template, then the texts before, between and after
-# calls. Granite 3 asks for a list; SmolLM3 asks for objects between tags.
+# calls, and whether the calls have Python's syntax (LFM2). Granite 3 asks for a list; SmolLM3 for objects between tags.
+_LFM2_CALLS = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
 _UNWRITTEN_CALLS = (
-    ("<|tool_call|>", ("<|tool_call|>[", ", ", "]")),
-    ("</tool_call>", ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")),
+    ("<|tool_list_start|>", _LFM2_CALLS, True),
+    ("List of tools: [", _LFM2_CALLS, True),  # LFM2.5
+    ("<|tool_call|>", ("<|tool_call|>[", ", ", "]"), False),
+    ("</tool_call>", ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"), False),
 )
 _MAX_SOURCE = 100_000  # maximum characters of a template; those of well-known models have up to a third of that
 
@@ -56,8 +60,10 @@ class ChatTemplate:
             msg = f"chat template: expected valid Jinja, found an error: {reason}"
             raise TokenizerError(msg)
         self._loops_over_content = reply["loops_over_content"]
-        forms = (texts for marker, texts in _UNWRITTEN_CALLS if marker in source and "tool_calls" not in source)
-        self._call_texts = next(forms, None)
+        self._in_channels = uses_harmony(source)
+        writes_none = "tool_calls" not in source
+        forms = ((texts, keywords) for marker, texts, keywords in _UNWRITTEN_CALLS if marker in source and writes_none)
+        self._call_form = next(forms, None)
 
     def render(
         self,
@@ -71,12 +77,16 @@ class ChatTemplate:
         checked = check_messages(messages)
         # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
         prepared = [{key: value for key, value in message.items() if value is not None} for message in checked]
-        if self._call_texts is not None:
-            prepared = [write_calls(message, *self._call_texts) for message in prepared]
+        if self._call_form is not None:
+            (begin, separator, end), keywords = self._call_form
+            prepared = [write_calls(message, begin, separator, end, keywords=keywords) for message in prepared]
         if not self._loops_over_content:
             prepared = [join_parts(message) for message in prepared]
         if "[TOOL_CALLS]" in self._source:
             prepared = [shorten_ids(message) for message in prepared]
+        if self._in_channels:
+            prepared, options = separate_calls(prepared), nearest_effort(options or {})
+            tools = None if tools is None else describe_tools(tools)
         values = {
             **(options or {}),
             "messages": prepared,
