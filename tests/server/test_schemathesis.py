@@ -24,7 +24,15 @@ LIMITS = {
     "/v1/responses": "max_output_tokens",
     "/v1/messages": "max_tokens",
 }
-ROUTES = [*LIMITS, "/v1/messages/count_tokens", "/v1/moderations", "/tokenize", "/detokenize", "/v1/models/{name}"]
+ROUTES = [
+    *LIMITS,
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/moderations",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models/{name}",
+]
 # Any name is valid in /v1/models/{name}, so the route has no invalid requests.
 QUICK = [
     (route, mode)
