@@ -219,7 +219,7 @@ class AsyncLLM:
         salt: bytes = b"",
         tenant: str = "",
     ) -> Array:
-        """Return one embedding per text; see :meth:`~pronk.llm.LLM.embed`, and :meth:`stream` for the other options."""
+        """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`."""
         options, llm = EmbeddingOptions(pooling, dimensions, normalize), self.llm
         schedule = _Schedule.of(priority, deadline, salt, tenant)
         with self._admission.hold(len(texts)):

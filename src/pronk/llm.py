@@ -326,7 +326,7 @@ class LLM:
         dimensions: int | None = None,
         normalize: bool = True,
     ) -> Array:
-        """Return float32 embeddings ``[texts, dimensions]``, by :class:`~pronk.engine.pooling.EmbeddingOptions`."""
+        """Return float32 ``[texts, dimensions]``; see :class:`~pronk.engine.pooling.EmbeddingOptions`."""
         options = EmbeddingOptions(pooling, dimensions, normalize)
         requests = self.request_factory.create_embeddings(texts, options, self.engine.runner)
         self.engine.run(requests)
@@ -335,7 +335,7 @@ class LLM:
     def chat_ids(
         self, messages: Messages, tools: Tools | None = None, template_options: TemplateOptions | None = None
     ) -> list[int]:
-        """Return the prompt of a conversation, with tool definitions in OpenAI's format; errors are :meth:`chat`'s."""
+        """Return the token ids of a conversation, with tools in OpenAI's format; errors: :meth:`chat`."""
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Proposer[Any]:

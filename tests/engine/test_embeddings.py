@@ -95,7 +95,7 @@ def test_same_bits_after_preemptions() -> None:
     small = LLM(threads=1, kv_memory="200KB", max_batch=4, prefill_chunk=16)
     large = LLM(threads=1)
     size = small.engine.cache.allocator.num_blocks * small.engine.cache.block_size
-    texts = [tokens(size * 2 // 5, seed) for seed in range(4)]
+    texts = [tokens(size * 3 // 5, seed) for seed in range(4)]
     for pooling in ("mean", "last"):
         requests = small.request_factory.create_embeddings(texts, EmbeddingOptions(pooling), small.engine.runner)  # type: ignore[arg-type]
         for number, request in enumerate(requests):
@@ -197,8 +197,10 @@ def test_async_embeddings_beside_a_stream(checkpoint: MakeCheckpoint) -> None:
             assert streamed == text
             assert all(each.tobytes() == want.tobytes() for each in found)
             assert (await served.embed([])).shape == (0, 48)
-            with pytest.raises(OverloadedError):
+            with pytest.raises(OptionError, match="expected at most 20 samples at a time, found 24"):
                 await served.embed(TEXTS * 3)
+            errors = await asyncio.gather(*(served.embed(TEXTS) for _ in range(3)), return_exceptions=True)
+            assert [type(each) for each in errors] == [np.ndarray, np.ndarray, OverloadedError]
             with pytest.raises(DeadlineError):
                 await served.embed(TEXTS, deadline=0.0)
             with pytest.raises(PromptError):

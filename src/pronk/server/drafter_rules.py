@@ -21,7 +21,7 @@ _MAX_DRAFTERS = 8  # maximum number of drafters in one request, counting a combi
 
 
 class DrafterRules:
-    """Selects the drafters of requests: those without files, the model's default, and those of the settings."""
+    """Selects drafters of requests: those without files, the model's default, those of the settings."""
 
     def __init__(self, llm: ServedModel, allowed: Collection[str]) -> None:
         """Bind the allowed drafters now, so that errors show at once and loaded draft models stay in memory."""
