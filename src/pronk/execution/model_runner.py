@@ -225,7 +225,7 @@ class ModelRunner:
         fraction = self._early_fraction(jobs)
         if num_unread > _MAX_CHAIN_ROWS * len(jobs):
             self.cost_model.learn_prompt(rows, seconds)
-        elif fraction is not None:
+        elif fraction is not None and all(job.logits_nodes for job in jobs):  # short embeddings have no LM head
             self.cost_model.learn(
                 rows, context, seconds, plain=plain, early=fraction, touched=None if fraction else touched
             )
