@@ -190,3 +190,11 @@ def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int
         for _ in range(count):
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
     return tokens[len(prompt) :]
+
+
+def transformers_hidden(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Array:
+    """Return ``last_hidden_state``, float32 ``[len(tokens), hidden]``, of transformers' own implementation."""
+    model = _load(folder, dtype)
+    with torch.no_grad():
+        states: Array = model.base_model(torch.tensor([tokens])).last_hidden_state[0].float().numpy()
+    return states

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from time import perf_counter
 from typing import NamedTuple, Self
 
 from pronk.admission import AdmissionLimit
+from pronk.arrays import Array
 from pronk.checks import check_integer, check_number
 from pronk.drafters import Drafter
+from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request import Request
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError
@@ -49,6 +51,31 @@ class EngineLoad(NamedTuple):
     disk_bytes_written: int = 0
     disk_blocks_evicted: int = 0
     disk_blocks_damaged: int = 0
+
+
+class _Schedule(NamedTuple):
+    """Options of the scheduler that all requests of a call have."""
+
+    priority: int
+    ends_at: float | None  # deadline on the clock ``perf_counter``
+    salt: bytes
+    tenant: str
+
+    @classmethod
+    def of(cls, priority: int, deadline: float | None, salt: bytes, tenant: str) -> Self:
+        """Check the options of a call that begins now; ``deadline`` is in seconds from now."""
+        check_integer("priority", priority, -(2**31), 2**31)
+        if deadline is not None:
+            check_number("deadline", deadline, 0.0, 1e9)
+        if not isinstance(salt, bytes):
+            msg = f"salt: expected bytes, found {salt!r}; encode the text"
+            raise OptionError(msg)
+        return cls(priority, None if deadline is None else perf_counter() + deadline, salt, tenant)
+
+    def apply(self, requests: Iterable[Request]) -> None:
+        """Set the options of requests."""
+        for request in requests:
+            request.priority, request.deadline, request.salt, request.tenant = self
 
 
 class AsyncLLM:
@@ -163,21 +190,13 @@ class AsyncLLM:
         resumes after these pieces, with the same result for the same seed. Samples that are complete are skipped.
         """
         params = params or SamplingParams()
-        check_integer("priority", priority, -(2**31), 2**31)
-        if deadline is not None:
-            check_number("deadline", deadline, 0.0, 1e9)
-        if not isinstance(salt, bytes):
-            msg = f"salt: expected bytes, found {salt!r}; encode the text"
-            raise OptionError(msg)
+        schedule = _Schedule.of(priority, deadline, salt, tenant)
         if given and params.prompt_logprobs is not None:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
-        ends_at = None if deadline is None else perf_counter() + deadline
         with self._admission.hold(len(prompts) * params.n):
             requests = await self._prepare(prompts, params, drafter, deadline, given or {})
-            for request in requests.values():
-                request.priority, request.deadline = priority, ends_at
-                request.salt, request.tenant = salt, tenant
+            schedule.apply(requests.values())
             call = PendingRequests(requests, asyncio.get_running_loop())
             try:
                 self._thread.add(call)
@@ -187,6 +206,35 @@ class AsyncLLM:
                     yield item
             finally:
                 self._thread.leave(call)
+
+    async def embed(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        tenant: str = "",
+    ) -> Array:
+        """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`."""
+        options, llm = EmbeddingOptions(pooling, dimensions, normalize), self.llm
+        schedule = _Schedule.of(priority, deadline, salt, tenant)
+        with self._admission.hold(len(texts)):
+            create = llm.request_factory.create_embeddings
+            requests = await asyncio.to_thread(create, texts, options, llm.engine.runner)
+            schedule.apply(requests)
+            call = PendingRequests(dict(enumerate(requests)), asyncio.get_running_loop())
+            try:
+                self._thread.add(call)
+                error = await call.queue.get() if requests else None  # embeddings have no tokens: the end, or an error
+                if isinstance(error, BaseException):
+                    raise error
+            finally:
+                self._thread.leave(call)
+        return options.embeddings([request.pooler for request in requests], llm.config.hidden_size)
 
     def stop(self) -> None:
         """Refuse new requests, and fail the running and queued requests after the current step."""

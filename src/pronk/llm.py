@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from pronk.arrays import INT8
+from pronk.arrays import INT8, Array
 from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_integer
 from pronk.drafters import Drafter, Proposer, Target, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine
+from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
 from pronk.hub.resolve import resolve_model
@@ -111,17 +112,13 @@ class LLM:
                 then depends on the number of workers, but not on the drafter.
             kernels: ``"auto"`` (the CPU's widest instruction set), an instruction set such as ``"avx2"``, or
                 ``"torch"`` (``pronk[torch]``), with which the text may depend on the batch and the drafter.
-            budget: ``"auto"`` drafts and verifies what maximizes expected tokens per second, and limits the time that
-                speculation may lose. ``"all"`` verifies every draft token, so that the number of forward passes does
-                not depend on measured times. With coupled acceptance, the text is the same.
+            budget: ``"auto"`` drafts what maximizes expected tokens per second, and limits the time that speculation
+                may lose. ``"all"`` verifies every draft token, whatever measured times say. The text is the same.
             calibration: whether new requests start with the acceptance rates of earlier requests; no text is kept. A
                 path is a file from which to load the rates, if it exists, and in which to save them.
             progress: receives the number of bytes loaded so far, and the total.
             check: called once the tokenizer is loaded and before the weights are; may raise an error about a request.
-
-        Raises:
-            CheckpointError: the model cannot be loaded.
-            OptionError: an option is out of range, or ``model`` is ``None`` and ``smollm2`` is not on this machine.
+        Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option is out of range.
         """
         check_integer("max_batch", max_batch, 1, 1024)
         check_integer("prefill_chunk", prefill_chunk, 16, 8192)
@@ -232,7 +229,7 @@ class LLM:
 
         Args:
             prompts: a prompt (text or token ids), or a list of prompts to decode as a batch.
-            params: sampling parameters for all prompts, or a list with one object per prompt.
+            params: sampling parameters for all prompts, or a list with one per prompt.
             drafter: drafter of this call instead of the default.
             progress: receives the number of finished requests, and the total.
 
@@ -240,8 +237,7 @@ class LLM:
             A :class:`Completion`, or for a list of prompts a list of completions.
 
         Raises:
-            PromptError: a prompt is empty, too long, or has ids outside the vocabulary.
-            OptionError: an option does not fit the model.
+            PromptError, OptionError: a prompt is empty or too long, or it or an option does not fit the model.
             CacheFullError: a request does not fit into the KV cache.
             PronkError: a request failed; the other requests of this call are aborted.
         """
@@ -261,10 +257,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Generator[Piece]:
-        """Continue one prompt and yield the new tokens; the call itself checks the arguments.
-
-        Closing the iterator aborts the request.
-        """
+        """Continue one prompt and yield the new tokens; closing the iterator aborts the request."""
         (options,) = params_per_prompt(params, 1)
         ids, proposer = self.request_factory.encode_prompt(prompt), self.get_proposer(drafter)
         requests = self.request_factory.create_samples(ids, options, proposer)
@@ -280,13 +273,12 @@ class LLM:
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template.
 
-        Messages are ``{"role": "user", "content": "…"}``; the content is text or a list of parts of type ``text`` (see
-        :mod:`pronk.tokenization.chat.messages`). Without ``params``, the sampling options are those of the model's
-        files, ``config.sampling``. ``template_options`` are variables of the template: ``{"enable_thinking": False}``.
+        Messages are those of :mod:`pronk.tokenization.chat.messages`: ``{"role": "user", "content": "…"}``. Without
+        ``params``, the sampling options are those of the model's files, ``config.sampling``. ``template_options`` are
+        variables of the template: ``{"enable_thinking": False}``.
 
         Raises:
-            PromptError: messages are malformed, the template refuses them, times out or renders nothing; or see
-                :meth:`generate`.
+            PromptError: messages are malformed, or the template refuses them, times out or renders nothing.
             TokenizerError: the chat template is missing or damaged.
         """
         ids = self.chat_ids(messages, template_options=template_options)
@@ -301,8 +293,8 @@ class LLM:
         template_options: TemplateOptions | None = None,
     ) -> Generator[Piece]:
         """Answer a conversation and yield the tokens; see :meth:`chat`."""
-        ids = self.chat_ids(messages, template_options=template_options)
-        return self.stream(ids, params or recommended_params(self.config), drafter=drafter)
+        params = params or recommended_params(self.config)
+        return self.stream(self.chat_ids(messages, template_options=template_options), params, drafter=drafter)
 
     def choose(self, prompt: Prompt, options: Sequence[str]) -> Choice:
         """Return the log-probabilities of given continuations of a prompt, computed in one token tree.
@@ -311,8 +303,8 @@ class LLM:
 
             llm.choose("It broke on day one. A review that is", [" good", " bad"]).best
 
-        An option is tokenized together with the prompt, or alone if its first characters would merge with the prompt's
-        last token. The end of the text is not scored, so that an option is at least as likely as a continuation of it.
+        An option is tokenized with the prompt, or alone if its first characters would merge with the prompt's last
+        token. The end of the text is not scored, so that an option is at least as likely as a continuation of it.
 
         Args:
             prompt: text or token ids, at least two tokens.
@@ -320,31 +312,39 @@ class LLM:
 
         Raises:
             OptionError: an option is empty, repeated or has no tokens.
-            PromptError: prompt and option exceed the context; or see :meth:`generate`.
-            CacheFullError: prompt and options do not fit into the KV cache.
+            PronkError: see :meth:`generate`.
         """
         texts, ids = check_texts("options", options), self.request_factory.encode_prompt(prompt)
         found = score(self.engine, ids, self.request_factory.encode_continuations(prompt, ids, texts))
         return Choice(texts, tuple(found))
 
+    def embed(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> Array:
+        """Return float32 ``[texts, dimensions]``; see :class:`~pronk.engine.pooling.EmbeddingOptions`."""
+        options = EmbeddingOptions(pooling, dimensions, normalize)
+        requests = self.request_factory.create_embeddings(texts, options, self.engine.runner)
+        self.engine.run(requests)
+        return options.embeddings([request.pooler for request in requests], self.config.hidden_size)
+
     def chat_ids(
         self, messages: Messages, tools: Tools | None = None, template_options: TemplateOptions | None = None
     ) -> list[int]:
-        """Return the prompt token ids of a conversation; errors are those of :meth:`chat`.
-
-        ``tools`` are tool definitions in OpenAI's format for the chat template.
-        """
+        """Return the token ids of a conversation, with tools in OpenAI's format; errors: :meth:`chat`."""
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Proposer[Any]:
         """Return the proposer for a drafter; ``None`` is the default drafter.
 
         Calling this before :meth:`generate` loads the draft model and reports errors early. Equal drafters share one
-        proposer until the files of its draft model change. The default is always kept. Of the others, the 64 most
-        recently used without a draft model and the 4 most recently used with one are kept.
+        proposer until its model's files change. Besides the default, the 64 most recently used without a draft model
+        and the 4 most recently used with one are kept.
 
-        Raises:
-            OptionError: the drafter or an option is unknown or does not fit this model.
-            CheckpointError: the draft model cannot be loaded.
+        Raises ``OptionError`` or ``CheckpointError``.
         """
         return self._proposers.default if spec is None else self._proposers.get_proposer(spec)

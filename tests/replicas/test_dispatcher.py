@@ -453,3 +453,9 @@ def test_prompts_with_one_prefix_go_to_one_replica() -> None:
     assert routes.choose(digests[0], {"b": 0, "a": 3}) == "a"
     routes.retain_replicas(())
     assert routes.choose(digests[0], {"b": 0, "a": 3}) == "b"
+
+
+def test_embeddings_are_refused_by_name(llm: LLM) -> None:
+    message = "input: expected a server that computes embeddings, found replicas; start pronk serve without --replicas"
+    with pytest.raises(OptionError, match=message):
+        asyncio.run(dispatcher(llm, None).embed(["a"], pooling="mean"))

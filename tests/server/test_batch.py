@@ -110,7 +110,7 @@ def test_interrupted_batch_continues(model: LLM, source: Path, tmp_path: Path, s
         ({"custom_id": "\ud800"}, "line 2: custom_id: expected a string"),
         ({"custom_id": ""}, "line 2: custom_id: expected a string that is not empty, found ''"),
         ({"method": "GET"}, "line 2: method: expected 'POST', found 'GET'"),
-        ({"url": "/v1/embeddings"}, "line 2: url: expected one of /v1/completions"),
+        ({"url": "/v1/images"}, "line 2: url: expected one of /v1/completions"),
         ({"body": []}, "line 2: body: expected an object"),
         ({"custom_id": "r0"}, "line 2: expected a unique custom_id, found 'r0' for the second time"),
     ],

@@ -103,6 +103,17 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/responses", {"input": "Hi", "n": 2}, "invalid_value", "n"),
         ("/v1/responses", {"input": []}, "invalid_value", "input"),
         ("/v1/moderations", {"input": []}, "invalid_value", "input"),
+        ("/v1/embeddings", {"input": []}, "invalid_value", "input"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "invalid_value", "input"),
+        ("/v1/embeddings", {"input": [[1], []]}, "invalid_value", "input"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "invalid_value", "input"),
+        ("/v1/embeddings", {"input": [5000]}, "invalid_prompt", "input"),
+        ("/v1/embeddings", {"input": [1] * 2048}, "context_length_exceeded", "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 0}, "invalid_value", "dimensions"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 321}, "invalid_value", "dimensions"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "invalid_value", "encoding_format"),
+        ("/v1/embeddings", {"input": "a", "pooling": "cls"}, "invalid_value", "pooling"),
+        ("/v1/embeddings", {}, "invalid_value", "input"),
         ("/tokenize", {}, "invalid_value", "prompt"),
         ("/detokenize", {"tokens": [-1]}, "invalid_value", "tokens"),
     ],
@@ -323,10 +334,10 @@ def test_invalid_limit_is_refused(name: str, value: Any) -> None:
 def test_allowed_drafters_stay_loaded(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """An allowed drafter is not loaded again after the proposer cache has dropped it."""
     service = served.server.service
-    held = service._check_drafter("draft_model")
+    held = service._drafters._select("draft_model")
     assert held is served.llm.get_proposer("draft_model")
     monkeypatch.setattr(served.llm._proposers, "_cached", {})
-    assert service._check_drafter("draft_model") is held
+    assert service._drafters._select("draft_model") is held
 
 
 @pytest.fixture

@@ -24,7 +24,15 @@ LIMITS = {
     "/v1/responses": "max_output_tokens",
     "/v1/messages": "max_tokens",
 }
-ROUTES = [*LIMITS, "/v1/messages/count_tokens", "/v1/moderations", "/tokenize", "/detokenize", "/v1/models/{name}"]
+ROUTES = [
+    *LIMITS,
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/moderations",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models/{name}",
+]
 # Any name is valid in /v1/models/{name}, so the route has no invalid requests.
 QUICK = [
     (route, mode)
@@ -45,6 +53,7 @@ RESTRICTED = {
         "text",
     ),
     *("text", "tools", "tool_choice", "output_config", "chat_template_kwargs", "max_completion_tokens", "min_tokens"),
+    "dimensions",
     *("stop", "stop_sequences", "bad_words", "best_of", "suffix", "echo", "prompt_logprobs", "include", "guide_mode"),
 }
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -83,6 +92,8 @@ def repaired(route: str, body: Any) -> Any:
         return {"tokens": [token % 300 for token in body["tokens"]]}
     if route == "/v1/completions":
         return {**body, "prompt": "Hi"}
+    if route == "/v1/embeddings":
+        return {**body, "input": "Hi"}
     if route in ("/v1/chat/completions", "/tokenize") and (messages := body.get("messages")):
         body.pop("prompt", None)
         return {**body, "messages": [fixed for each in messages for fixed in _chat_messages(each)]}

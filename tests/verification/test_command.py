@@ -58,7 +58,7 @@ def test_rejection(run: Run) -> None:
 
 
 def test_json_is_one_object(run: Run) -> None:
-    code, out, err = run(*SMALL, "--json", "--max-tokens", "24", "--drafter", "prompt_lookup")
+    code, out, err = run(*SMALL, "--json", "-", "--max-tokens", "24", "--drafter", "prompt_lookup")
     report = json.loads(out)
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert (report["passed"], report["complete"], report["prompts"]) == (True, True, 2)
@@ -97,8 +97,8 @@ def test_prompts_from_a_file_spread_over_their_tasks(run: Run, tmp_path: Path) -
     assert len(cli_verify._select(path, None)) == 6
     assert len(cli_verify._select(None, None)) == 8
     assert len({prompt.task for prompt in cli_verify._select(None, None)}) > 1
-    arguments = ("--prompts", str(path), "--samples", "0", "--max-tokens", "4", "--drafter", "autoregressive", "--json")
-    assert json.loads(run(*arguments)[1])["prompts"] == 6
+    arguments = ("--prompts", str(path), "--samples", "0", "--max-tokens", "4", "--drafter", "autoregressive")
+    assert json.loads(run(*arguments, "--json", "-")[1])["prompts"] == 6
 
 
 def test_interrupt_shows_what_was_verified(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_interrupt_shows_what_was_verified(run: Run, monkeypatch: pytest.MonkeyP
     code, out, _ = run(*SMALL)
     assert code == 130
     assert "Interrupted: the checks above were verified." in out
-    code, out, _ = run(*SMALL, "--json")
+    code, out, _ = run(*SMALL, "--json", "-")
     assert code == 130
     assert (json.loads(out)["complete"], json.loads(out)["passed"]) == (False, False)
 

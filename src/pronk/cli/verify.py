@@ -1,6 +1,5 @@
-"""``pronk verify``: check that drafters leave the output of a model unchanged."""
+"""``pronk verify``: check that drafters leave texts unchanged, or that a server is deterministic."""
 
-import json
 import sys
 from collections import defaultdict
 from functools import partial
@@ -13,12 +12,14 @@ from rich.console import Console
 
 from pronk.cli.options import model_options, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
+from pronk.cli.verify_server import check_given, remote_options, verify_remote, write_document
 
 if TYPE_CHECKING:
     from pronk.bench.prompts import Prompt
     from pronk.llm import LLM
     from pronk.sampling.params import Rule
     from pronk.verification import VerifyReport
+    from pronk.verification.remote import RemoteServer, RemoteSettings
 
 __all__ = ["verify"]
 
@@ -26,9 +27,11 @@ _EXIT_NOT_VERIFIED = 1
 _NUM_SAMPLE_PROMPTS = 8  # number of prompts of the sample suite without --limit
 
 
-@shares(load=model_options, without=("drafter", "budget"))
+@shares(load=model_options, remote=remote_options, without=("drafter", "budget"))
 def verify(
+    command: typer.Context,
     load: "partial[LLM]",
+    remote: "partial[tuple[RemoteServer, RemoteSettings] | None]",
     *,
     drafter: Annotated[
         list[str] | None,
@@ -61,8 +64,11 @@ def verify(
         str, typer.Option(help="Acceptance of draft tokens in sampled texts: coupled, rejection or block.")
     ] = "coupled",
     as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the table.")
-    ] = False,
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write the report as JSON; - is standard output, instead of the table."
+        ),
+    ] = None,
 ) -> None:
     """Verify that speculative decoding does not change the output of the model.
 
@@ -83,10 +89,15 @@ def verify(
     [bold]Accepted[/]: accepted draft tokens. Without any, nothing was tested,
     and the table says so.
 
+    With [bold]--url[/] a server of any engine is tested for determinism instead:
+    the same text alone and in a batch, with and without a cached prefix, at
+    different max_tokens, streamed and not; seeds; log-probabilities. --model is
+    then the name on the server (default: its first model).
+
     [bold]Exit codes[/]: 0 verified; 1 not verified: a check failed, or a drafter
     given with --drafter (without the option: every drafter) had no draft token
-    accepted in any check; 2 a mistake in the options; 130 interrupted, after the
-    results so far.
+    accepted in any check; 2 a mistake in the options, or a server that cannot be
+    tested; 130 interrupted, after the results so far.
 
     [bold]Examples[/]
 
@@ -97,7 +108,13 @@ def verify(
     pronk verify --rule rejection
 
     pronk verify --model ./checkpoint --device cuda --dtype bfloat16
+
+    pronk verify --url http://127.0.0.1:8000 --json report.json
     """
+    connection = remote(load.keywords["model"], max_tokens, seed)
+    check_given(command, url=connection is not None)
+    if connection is not None:
+        verify_remote(*connection, _select(prompts, limit) if prompts else None, limit, as_json)
     from pronk.cli.console import TerminalOutput
 
     with TerminalOutput(stats=False).loading() as loading:
@@ -124,7 +141,7 @@ def verify(
                 pass
     except KeyboardInterrupt:
         code = INTERRUPTED
-    _show(report, as_json=as_json)
+    _show(report, as_json)
     raise typer.Exit(code or (0 if report is not None and report.passed else _EXIT_NOT_VERIFIED))
 
 
@@ -140,12 +157,13 @@ def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
     return sorted(all_prompts, key=lambda prompt: next(ranks[prompt.task]))[:limit]
 
 
-def _show(report: "VerifyReport | None", *, as_json: bool) -> None:
+def _show(report: "VerifyReport | None", as_json: Path | None) -> None:
     if report is None:
         sys.stderr.write("interrupted before anything was verified\n")
-    elif as_json:
-        typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
-    else:
+        return
+    if as_json is not None:
+        write_document(as_json, report.to_dict())
+    if str(as_json) != "-":
         from pronk.verification.table import show
 
         show(report, Console(highlight=False))

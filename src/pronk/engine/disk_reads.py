@@ -33,7 +33,7 @@ class DiskReads:
     def start(self, request: Request) -> None:
         """Read the first part of a request that has just taken over its prefix from memory."""
         request.stats.cached_tokens += request.block_table.length
-        if not request.computes_prompt_logprobs:
+        if not request.computes_whole_prompt:
             self._parts[request] = self.load(request.block_table, request.tokens, request.salt, request.digests)
             self._read_part(request)
 

@@ -249,7 +249,7 @@ class Engine:
         self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
 
     def _forward(self, steps: Sequence[RequestStep]) -> ForwardResult:
-        layers = frozenset(layer for step in steps for layer in step.request.capabilities.hidden)
+        layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
         with interruptible():
             result = self.runner.forward([step.job for step in steps], layers)
         for step in steps:

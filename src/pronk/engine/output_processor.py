@@ -32,6 +32,8 @@ class OutputProcessor:
         request, scheduled = step.request, step.scheduled
         self._append_prompt_logprobs(request, verified.prompt_logits)
         if path is None:
+            if request.pooler is not None:
+                request.add_hidden(verified.result.hidden[request.pooler.layer])
             self._commit_rows(request, range(scheduled.num_tokens))
             return None
         position = request.block_table.length + step.root_row

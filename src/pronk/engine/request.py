@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from pronk.arrays import Array
 from pronk.engine.decision_trace import DecisionTrace
+from pronk.engine.pooling import HiddenPooler
 from pronk.engine.stats import Stats
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
@@ -72,6 +74,7 @@ class Request:
     deadline: float | None = None  # ``perf_counter`` time at which an unfinished request fails
     salt: bytes = b""  # hashed into the keys of the prefix cache: only requests with equal salts share blocks
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
+    pooler: HiddenPooler | None = None  # set if the request computes an embedding of its prompt, and no tokens
     arrival: int = field(default=0, init=False)  # 0, 1, … in order of ``Scheduler.add`` calls
     start_order: int | None = field(default=None, init=False)  # 0, 1, … in order of first starts; ``None`` before
     num_charged: int = field(default=0, init=False)  # number of generated tokens in the tenant's counter
@@ -110,6 +113,11 @@ class Request:
         return Capabilities() if self.proposer is None else self.proposer.capabilities
 
     @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Numbers (from 1) of the layers whose output is needed: by the drafter, or for an embedding."""
+        return self.capabilities.hidden if self.pooler is None else (self.pooler.layer,)
+
+    @property
     def needs_logits(self) -> bool:
         """Whether the drafter needs the target's logits of this step."""
         capabilities = self.capabilities
@@ -144,6 +152,18 @@ class Request:
     def computes_prompt_logprobs(self) -> bool:
         """Whether this request computes ``prompt_logprobs``; later samples of the prompt copy its result."""
         return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether every token of the prompt has to be computed, even if its keys and values are cached."""
+        return self.computes_prompt_logprobs or (self.pooler is not None and self.pooler.needs_all_rows)
+
+    def add_hidden(self, rows: Array) -> None:
+        """Add the last layer's outputs of the next tokens to the embedding; the last token ends the request."""
+        assert self.pooler is not None
+        self.pooler.add(self.block_table.length, rows)
+        if self.pooler.done:
+            self._finish("length", None)
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
         """Append a token; return False if it ends the request. The arguments are those of :class:`Token`."""

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from pronk.architecture.config import ModelConfig
+from pronk.drafters.autoregressive import Autoregressive
+from pronk.engine.pooling import EmbeddingOptions, HiddenPooler
 from pronk.engine.request import Request
 from pronk.errors import ContextError, OptionError, PromptError
+from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.library import Kernels
 from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
@@ -103,6 +106,27 @@ class RequestFactory:
             for sample in range(1, params.n)
         ]
         return [first, *rest]
+
+    def create_embeddings(
+        self, texts: Sequence[str | Sequence[int]], options: EmbeddingOptions, runner: ModelRunner
+    ) -> list[Request]:
+        """Create one request per text that computes an embedding and generates no tokens.
+
+        Raises:
+            OptionError: an option does not fit the model.
+            PromptError: see :meth:`encode_prompt`.
+        """
+        options.check(self.config.hidden_size)
+        if isinstance(texts, str):
+            msg = f"expected a list of texts or of lists of token ids, found the text {texts!r:.40}; put it into a list"
+            raise PromptError(msg)
+        # The scheduler reserves one slot for a token that is never generated, so max_tokens is 1.
+        params, proposer, requests = SamplingParams(max_tokens=1), Autoregressive(), list[Request]()
+        for prompt in [self.encode_prompt(text) for text in texts]:
+            requests.append(self.create_request(prompt, params, proposer))
+            pooler = HiddenPooler(options, len(prompt), self.config.num_layers, runner.final_norm)
+            requests[-1].pooler = pooler
+        return requests
 
     def encode_continuations(
         self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]

@@ -53,7 +53,7 @@ class VerifiedStep(NamedTuple):
     prompt_logits: Array  # logits ``[rows, vocab]`` of rows before the root, for ``prompt_logprobs``
     logits: Logits  # logits ``[nodes, vocab]`` of the draft's nodes, root included
     result: JobResult  # output of the forward pass for this request
-    path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill
+    path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill and of an embedding
 
 
 def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: ModelRunner) -> RequestStep:
@@ -62,10 +62,11 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: Mode
     pending = request.tokens[block_table.length : block_table.length + scheduled.num_tokens]
     draft = draft or TokenTree.chain(pending[-1:])
     tree = draft if scheduled.num_tokens == 1 else TokenTree.chain(pending)
-    first = len(tree) - len(draft) if scheduled.includes_last_token else len(tree)
+    samples = scheduled.includes_last_token and request.pooler is None
+    first = len(tree) - len(draft) if samples else len(tree)
     all_logits = request.computes_prompt_logprobs or request.params.rejects or request.needs_logits
     job = ForwardJob(
-        Segment(block_table, tree, early=runner.early_rows(block_table, tree, request.capabilities.hidden)),
+        Segment(block_table, tree, early=runner.early_rows(block_table, tree, request.hidden_layers)),
         range(0 if request.computes_prompt_logprobs else first, len(tree)),
         len(request.prompt),
         all_logits=all_logits,
@@ -85,6 +86,8 @@ def verify(step: RequestStep, result: JobResult) -> VerifiedStep:
         OptionError: the request's options ban every token.
     """
     request, logits = step.request, result.logits
+    if request.pooler is not None:
+        return VerifiedStep(step, logits[:], logits, result, None)
     num_prompt_rows = len(logits) - (len(step.draft) if step.scheduled.includes_last_token else 0)
     prompt_logits, logits = logits[:num_prompt_rows], logits[num_prompt_rows:] if num_prompt_rows else logits
     _check_finite(prompt_logits)

@@ -231,7 +231,7 @@ class Scheduler:
         )
         if parent is not None and forkable and parent.block_table.length >= prefix:
             request.block_table = self.cache.fork(parent.block_table, prefix)
-        elif not request.computes_prompt_logprobs:
+        elif not request.computes_whole_prompt:
             cached = self.cache.match_prefix(request.tokens, request.salt, request.digests)
             request.block_table = cached or request.block_table
         self.release_outside_window(request.block_table)

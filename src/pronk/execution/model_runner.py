@@ -28,7 +28,7 @@ from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
-from pronk.models.program import CrossAttentionSource
+from pronk.models.program import CrossAttentionSource, Program, ProgramRows
 from pronk.models.weights import expert_costs
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.sampling.stateless import Logits
@@ -91,6 +91,7 @@ class ModelRunner:
         self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
         self._executor: Executor = executor or LayerExecutor(decoder, cache, cross_source)
+        self._final_norm: Program | None = None  # built by :meth:`final_norm`
         self._layers = self._executor if executor is None and isinstance(self._executor, LayerExecutor) else None
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
@@ -156,6 +157,15 @@ class ModelRunner:
         self._run(jobs, rows, 0, num_layers, frozenset(), {})
         return [row for row in rows if row is not None]
 
+    def final_norm(self, rows: Array) -> Array:
+        """Return the model's final norm of outputs of its last layer, ``[rows, hidden]``, in their dtype."""
+        if self._final_norm is None:
+            self._final_norm = self.decoder.backend.program(self.decoder.config.hidden_size, self.dtype)
+            self._final_norm.norm(self.decoder.norm)
+        states = np.array(rows, order="C")  # a copy, which the program overwrites
+        self._final_norm.run(ProgramRows.without_segments(len(states)), states)
+        return states
+
     @property
     def is_usable(self) -> bool:
         """Whether forward passes are possible; see :class:`Executor`."""
@@ -215,7 +225,7 @@ class ModelRunner:
         fraction = self._early_fraction(jobs)
         if num_unread > _MAX_CHAIN_ROWS * len(jobs):
             self.cost_model.learn_prompt(rows, seconds)
-        elif fraction is not None:
+        elif fraction is not None and all(job.logits_nodes for job in jobs):  # short embeddings have no LM head
             self.cost_model.learn(
                 rows, context, seconds, plain=plain, early=fraction, touched=None if fraction else touched
             )

@@ -12,10 +12,11 @@ from time import perf_counter
 from typing import Protocol
 
 from pronk.admission import AdmissionLimit
+from pronk.arrays import Array
 from pronk.async_llm import EngineLoad
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.request_factory import RequestFactory
-from pronk.errors import ClosedError, DeadlineError, ResumeError
+from pronk.errors import ClosedError, DeadlineError, OptionError, ResumeError
 from pronk.llm import Prompt
 from pronk.models.loader import read_config
 from pronk.outputs import Piece
@@ -222,6 +223,11 @@ class Dispatcher:
         active = self._active_at_death.setdefault(replica, self._active[replica])
         self._release(replica)
         return 1.0 / max(1, active)
+
+    async def embed(self, texts: Sequence[Prompt], **_: object) -> Array:  # noqa: ARG002 - all embeddings are refused
+        """Refuse: replicas compute no embeddings."""
+        msg = "input: expected a server that computes embeddings, found replicas; start pronk serve without --replicas"
+        raise OptionError(msg)
 
     def stop(self) -> None:
         """Fail all requests at their next step and refuse new ones."""

@@ -25,6 +25,7 @@ from pronk.server.errors import ANTHROPIC_PATHS, ApiError, to_api_error, validat
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.embeddings import EmbeddingRequest
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
 from pronk.server.protocol.request import TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
@@ -157,6 +158,12 @@ def _add_messages_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_other_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/embeddings", response_model=None)
+    async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+        """Return the embeddings of one or more texts."""
+        _check_open(service)
+        return await asyncio.to_thread(JSONResponse, await service.embed(body, tenant_of(request.scope)))
+
     @app.post("/v1/moderations")
     async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:
         """Classify texts by the model's own probabilities."""

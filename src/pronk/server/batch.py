@@ -19,6 +19,7 @@ from pronk.files.json_lines import read_json_lines
 from pronk.server.errors import to_api_error, validation_to_api_error
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.embeddings import EmbeddingRequest
 from pronk.server.protocol.request import TextRequest, refuse
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import ModerationRequest
@@ -36,7 +37,7 @@ _GENERATION_ROUTES: Mapping[str, type[TextRequest]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
 }
-_ROUTES = (*_GENERATION_ROUTES, "/v1/moderations")
+_ROUTES = (*_GENERATION_ROUTES, "/v1/embeddings", "/v1/moderations")
 _LINE_START = b'{"id": "batch_req_'  # first bytes of every line of the output file
 
 
@@ -242,6 +243,8 @@ async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str,
 
 async def _reply(service: Service, line: BatchLine) -> dict[str, Any]:
     try:
+        if line.url == "/v1/embeddings":
+            return await service.embed(EmbeddingRequest.model_validate(line.body))
         if line.url not in _GENERATION_ROUTES:
             return await service.moderate(ModerationRequest.model_validate(line.body))
         body = _GENERATION_ROUTES[line.url].model_validate(line.body)

@@ -134,6 +134,14 @@ class Metrics:
 
         return observe
 
+    def count_embeddings(self, prompts: Sequence[Sequence[int]], arrived: float) -> None:
+        """Count the texts of a request for embeddings that was answered; ``arrived`` as for :meth:`observer`."""
+        for prompt in prompts:
+            self._prompt_lengths.labels(self._model).observe(len(prompt))
+            self._success.labels(self._model, "embedding").inc()
+            self._add(self._prompt_tokens, len(prompt))
+        self._latency.labels(self._model).observe(perf_counter() - arrived)
+
     def count_response(self, method: str, route: str, status: int) -> None:
         """Count an HTTP response by route, method and status."""
         self._responses.labels(route, method, str(status)).inc()

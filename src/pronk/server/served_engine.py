@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pronk.architecture.config import ModelConfig
+from pronk.arrays import Array
 from pronk.async_llm import EngineLoad
+from pronk.engine.pooling import Pooling
 from pronk.engine.request_factory import RequestFactory
 from pronk.llm import Prompt
 from pronk.outputs import Piece
@@ -66,6 +68,21 @@ class ServedEngine(Protocol):
         tenant: str = "",
     ) -> AsyncGenerator[list[Piece]]:
         """Continue prompts; yield the new tokens of each step; see :meth:`pronk.async_llm.AsyncLLM.steps`."""
+
+    async def embed(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        tenant: str = "",
+    ) -> Array:
+        """Return one embedding per text; see :meth:`pronk.async_llm.AsyncLLM.embed`."""
+        ...
 
     def stop(self) -> None:
         """Fail all requests after the current step and refuse new ones."""

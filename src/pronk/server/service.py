@@ -7,40 +7,36 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import fields, is_dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from pronk import __version__
-from pronk.drafters.registry import make_drafter
-from pronk.errors import DeadlineError, OptionError, OverloadedError, PronkError
+from pronk.arrays import Array
+from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
-from pronk.server.errors import ApiError
+from pronk.server.drafter_rules import DrafterRules
+from pronk.server.errors import ApiError, to_api_error
 from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
 from pronk.server.protocol.chat import template_messages
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
+from pronk.server.protocol.embeddings import EmbeddingRequest
 from pronk.server.protocol.guides import FormattedRequest
-from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, refuse
+from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
 from pronk.server.served_engine import ServedEngine
 from pronk.server.settings import ServerSettings
-from pronk.speculation.proposer import Drafter
 from pronk.tokenization.chat.messages import thinking_options
 
 __all__ = ["Service"]
 
 T = TypeVar("T")
 
-# Options of drafters that name files; a request must not choose which files the server reads.
-_DEFAULT_FILE_OPTIONS = ("model", "datastore")  # if the option is not set, the drafter reads a default file
-_OPTIONAL_FILE_OPTIONS = ("store", "table")  # if the option is not set, the drafter reads no file
-_MAX_DRAFTERS = 8  # maximum number of drafters in one request, counting a combined drafter and each drafter in it
 _TOKENIZER_THREADS = 2  # a small number leaves the other cores to the engine
 
 
@@ -53,11 +49,7 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)
-        # Bind these drafters now, so that errors show at once and loaded draft models stay in memory.
-        self._allowed_drafters = {
-            make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.allowed_drafters
-        }
-        self._cached_drafter = lru_cache(256)(self._check_drafter)
+        self._drafters = DrafterRules(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self.draining = False  # whether the server is shutting down and refuses new requests
         self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
@@ -89,7 +81,7 @@ class Service:
         self.check_model(request.model)
         request.check(self.settings.limits)
         if request.drafter is not None:
-            self._cached_drafter(request.drafter)  # raises an error before the prompts are tokenized
+            self._drafters.select(request.drafter)  # raises an error before the prompts are tokenized
         return await self._run_in_pool(self._tokenize_prompts, request)
 
     async def complete(self, request: TextRequest, tenant: str = "") -> dict[str, Any]:
@@ -150,6 +142,20 @@ class Service:
         )
         return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
 
+    async def embed(self, request: EmbeddingRequest, tenant: str = "") -> dict[str, Any]:
+        """Return the embedding of each text; arguments and errors as for :meth:`complete`."""
+        with self.metrics.request() as arrived:
+            self.check_model(request.model)
+            limits, vectors = self.settings.limits, list[Array]()
+            request.check(limits, self.engine.llm.config.hidden_size)
+            prompts = await self._run_in_pool(self._input_ids, request)
+            group = min(limits.prompts, limits.requests)  # later groups leave room for the requests of other clients
+            for start in range(0, len(prompts), group):
+                schedule = self._schedule(tenant, arrived)
+                vectors += [*await self.engine.embed(prompts[start : start + group], **request.options(), **schedule)]
+            self.metrics.count_embeddings(prompts, arrived)
+        return request.reply(self.settings.name, vectors, sum(map(len, prompts)))
+
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
         self.check_model(request.model)
@@ -181,11 +187,9 @@ class Service:
         steps = self.engine.steps(
             prompts,
             params,
-            drafter=None if request.drafter is None else self._cached_drafter(request.drafter),
+            drafter=None if request.drafter is None else self._drafters.select(request.drafter),
             priority=request.priority or 0,
-            deadline=max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
-            salt=hashlib.sha256(f"{tenant}\0{request.cache_salt or ''}".encode()).digest(),
-            tenant=tenant,
+            **self._schedule(tenant, arrived, request.cache_salt or ""),
         )
         try:
             async with aclosing(steps):
@@ -197,6 +201,22 @@ class Service:
             if api_error is None:
                 raise
             raise api_error from error
+
+    def _schedule(self, tenant: str, arrived: float, salt: str = "") -> dict[str, Any]:
+        """Return the engine's options for a client's request that arrived at a time of ``perf_counter``."""
+        return {
+            "deadline": max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
+            "salt": hashlib.sha256(f"{tenant}\0{salt}".encode()).digest(),
+            "tenant": tenant,
+        }
+
+    def _input_ids(self, request: EmbeddingRequest) -> list[list[int]]:
+        texts = list_prompts(request.input)
+        self._check_length(*texts)
+        try:
+            return [self.engine.llm.request_factory.encode_prompt(text) for text in texts]
+        except PromptError as error:
+            raise refuse("input", str(error).removeprefix("prompt: "), to_api_error(error).code) from error
 
     def _tokenize_prompts(self, request: TextRequest) -> PreparedRequest:
         """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
@@ -279,28 +299,6 @@ class Service:
             raise refuse("max_tokens", f"expected at most {limit}, found {requested}")
         return requested
 
-    def _check_drafter(self, spec: str) -> Drafter:
-        """Return the drafter of a request if it reads no files, or if the server's settings allow it.
-
-        Raises:
-            ApiError: the drafter is invalid or not allowed.
-        """
-        try:
-            drafter = make_drafter(spec)
-        except OptionError as error:
-            raise refuse("drafter", str(error)) from error
-        if drafter == self.engine.llm.drafter:
-            return drafter
-        if drafter in self._allowed_drafters:
-            return self._allowed_drafters[drafter]
-        drafters = _with_inner_drafters(drafter)
-        if len(drafters) > _MAX_DRAFTERS:
-            raise refuse("drafter", f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}")
-        if not any(map(_reads_files, drafters)):
-            return drafter
-        message = f"expected a drafter without files, or one that the server allows with --also, found {spec!r}"
-        raise refuse("drafter", message, "drafter_not_allowed")
-
     async def _run_in_pool(self, function: Callable[..., T], *args: Any) -> T:
         """Run ``function(*args)`` in a tokenizer thread; limit the number of concurrent calls, and the time."""
         limits = self.settings.limits
@@ -329,16 +327,3 @@ def _completions_in(pieces: Sequence[Piece]) -> dict[int, Completion]:
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:
     return [samples[index] for index in sorted(samples)]
-
-
-def _with_inner_drafters(drafter: Drafter) -> list[Drafter]:
-    """Return a drafter and, if it combines others (``parts``), all drafters in it."""
-    return [drafter, *(inner for part in getattr(drafter, "parts", ()) for inner in _with_inner_drafters(part))]
-
-
-def _reads_files(drafter: Drafter) -> bool:
-    options: list[str] = [option.name for option in fields(drafter)] if is_dataclass(drafter) else []
-    return any(
-        option in _DEFAULT_FILE_OPTIONS or (option in _OPTIONAL_FILE_OPTIONS and getattr(drafter, option) is not None)
-        for option in options
-    )

@@ -19,6 +19,7 @@ class RequestLimits:
     body: int = 4 * 2**20  # bytes of the body (HTTP 413)
     headers: int = 16 * 2**10  # bytes of path, query and headers together (HTTP 431)
     prompts: int = 64  # number of prompts in one request (HTTP 400)
+    embeddings: int = 2048  # number of texts in one request for embeddings (HTTP 400)
     max_tokens: int | None = None  # number of tokens to generate per sample; None is the model's context (HTTP 400)
     n: int = 16  # number of samples per prompt (HTTP 400)
     stop: int = 16  # number of stop strings, of stop token ids, and of bad words, each (HTTP 400)

@@ -6,21 +6,20 @@ from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Annotated, Any
+from typing import Any
 from uuid import uuid4
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import (
-    Ids,
     PreparedRequest,
-    Text,
-    Texts,
+    Prompts,
     by_sample,
     check_max,
     leaps,
+    list_prompts,
     refuse,
     unsupported,
     usage,
@@ -34,24 +33,10 @@ __all__ = ["CompletionReply", "CompletionRequest"]
 _MAX_TOKENS = 16  # default of ``max_tokens`` in the OpenAI API
 
 
-def _prompt_type(prompt: Any) -> str:
-    """Return the tag of a prompt's type, by its first element; pydantic tries only this type."""
-    if not isinstance(prompt, list):
-        return "text"
-    first = prompt[0] if prompt else ""
-    return "lists" if isinstance(first, list) else "texts" if isinstance(first, str) else "ids"
-
-
 class CompletionRequest(GuidedRequest):
     """Body of ``/v1/completions``."""
 
-    prompt: Annotated[
-        Annotated[Text, Tag("text")]
-        | Annotated[Texts, Tag("texts")]
-        | Annotated[Ids, Tag("ids")]
-        | Annotated[list[Ids], Field(fail_fast=True), Tag("lists")],
-        Discriminator(_prompt_type),
-    ]
+    prompt: Prompts
     max_tokens: int | None = Field(None, ge=0, le=2**31)
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
@@ -60,8 +45,7 @@ class CompletionRequest(GuidedRequest):
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or a list of token ids."""
-        single = _prompt_type(self.prompt) in ("text", "ids")
-        return [self.prompt] if single else [*self.prompt]  # type: ignore[list-item]
+        return list_prompts(self.prompt)
 
     def check(self, limits: RequestLimits) -> None:
         """Check the options; see :meth:`TextRequest.check`."""

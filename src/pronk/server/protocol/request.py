@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from pronk.outputs import Completion, Piece
 from pronk.sampling.guide import Guide
@@ -20,6 +20,7 @@ from pronk.server.settings import RequestLimits
 __all__ = [
     "Ids",
     "PreparedRequest",
+    "Prompts",
     "Reply",
     "RequestBody",
     "RunningUsage",
@@ -30,6 +31,7 @@ __all__ = [
     "by_sample",
     "check_max",
     "leaps",
+    "list_prompts",
     "refuse",
     "unsupported",
     "usage",
@@ -77,6 +79,28 @@ Text = Annotated[str, AfterValidator(_encodable)]  # without lone surrogates, wh
 # fail_fast: a list with millions of wrong elements produces one error, not millions.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True)]
+
+
+def _prompt_type(prompt: Any) -> str:
+    """Return the tag of a prompt's type, by its first element; pydantic tries only this type."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else ""
+    return "lists" if isinstance(first, list) else "texts" if isinstance(first, str) else "ids"
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[list[Ids], Field(fail_fast=True), Tag("lists")],
+    Discriminator(_prompt_type),
+]
+
+
+def list_prompts(prompts: Any) -> list[str | list[int]]:
+    """Return the prompts of a field ``Prompts``, each a text or a list of token ids."""
+    return [prompts] if _prompt_type(prompts) in ("text", "ids") else [*prompts]
 
 
 class StreamOptions(RequestBody):

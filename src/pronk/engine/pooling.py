@@ -1,0 +1,102 @@
+"""Embeddings of prompts: the model's last hidden states, pooled over the tokens of a prompt.
+
+The *last hidden state* of a token is the output of the last layer after the model's final norm, ``last_hidden_state``
+in transformers. A prompt is computed in chunks, whose boundaries depend on the batch. Rows are therefore added one
+after the other, in float64: the bits of an embedding do not depend on the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pronk.arrays import Array, is_finite
+from pronk.checks import check_choice, check_integer
+from pronk.errors import PronkError
+
+__all__ = ["EmbeddingOptions", "HiddenPooler", "Pooling"]
+
+Pooling = Literal["mean", "last"]
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """Options of embeddings.
+
+    Attributes:
+        pooling: ``"mean"`` is the mean over all tokens of the prompt, ``"last"`` the hidden state of its last token.
+        dimensions: number of leading components to keep; ``None`` keeps all.
+        normalize: whether to divide the vector, after the choice of components, by its Euclidean norm.
+    """
+
+    pooling: Pooling = "mean"
+    dimensions: int | None = None
+    normalize: bool = True
+
+    def check(self, hidden_size: int) -> None:
+        """Raise ``OptionError`` if an option does not fit a model of this width."""
+        check_choice("pooling", self.pooling, ("mean", "last"))
+        if self.dimensions is not None:
+            check_integer("dimensions", self.dimensions, 1, hidden_size)
+
+    def embeddings(self, poolers: Iterable[HiddenPooler | None], hidden_size: int) -> Array:
+        """Return the embeddings, float32 ``[texts, dimensions]``, of prompts that are done."""
+        vectors = [self._finish(pooler.pooled) for pooler in poolers if pooler is not None]
+        return np.array(vectors, np.float32).reshape(len(vectors), self.dimensions or hidden_size)
+
+    def _finish(self, pooled: Array) -> Array:
+        vector = pooled[: self.dimensions]
+        norm = float(np.sqrt(np.sum(np.square(vector)))) if self.normalize else 1.0
+        return vector / (norm or 1.0)  # a vector of zeros remains one
+
+
+class HiddenPooler:
+    """Pools the hidden states of one prompt while the engine computes its chunks."""
+
+    def __init__(self, options: EmbeddingOptions, num_tokens: int, layer: int, norm: Callable[[Array], Array]) -> None:
+        """Create a pooler of a prompt of ``num_tokens`` tokens.
+
+        ``layer`` is the number (from 1) of the model's last layer, and ``norm`` applies the final norm to its outputs.
+        """
+        self.options, self.num_tokens, self.layer = options, num_tokens, layer
+        self._norm = norm
+        self._sum: Array | None = None  # float64 ``[hidden]``
+        self._num_seen = 0
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether every token of the prompt has to be computed, even if its keys and values are cached."""
+        return self.options.pooling == "mean"
+
+    @property
+    def done(self) -> bool:
+        """Whether the last token of the prompt was added."""
+        return self._num_seen == self.num_tokens
+
+    def add(self, first: int, rows: Array) -> None:
+        """Add the last layer's outputs ``[rows, hidden]`` of the tokens from index ``first`` on.
+
+        Tokens that were added before a preemption are skipped.
+
+        Raises:
+            PronkError: the hidden states are infinite or NaN.
+        """
+        stop = first + len(rows)
+        start = max(self._num_seen, first) if self.needs_all_rows else max(first, self.num_tokens - 1)
+        if start < stop:
+            states = self._norm(rows[start - first :]).astype(np.float64)
+            if not is_finite(states):
+                msg = "expected finite hidden states, found infinity or NaN; check the weights of the model"
+                raise PronkError(msg)
+            for state in states:
+                self._sum = state if self._sum is None else self._sum + state
+        self._num_seen = max(self._num_seen, stop)
+
+    @property
+    def pooled(self) -> Array:
+        """Pooled hidden state, float64 ``[hidden]``, once the prompt is :attr:`done`."""
+        assert self._sum is not None, "the prompt is done"
+        return self._sum / (self.num_tokens if self.needs_all_rows else 1)

@@ -1,0 +1,349 @@
+"""Checks of a server: requests whose texts must be equal, and requests whose texts must not.
+
+A server may cache prompts, and some keep only the last one. A reference therefore is the answer to a prompt that was
+sent directly before, and all requests that are compared with it alone follow each other: only the check ``cache``
+compares the first sight of a prompt with later ones. A check whose comparison means nothing after the failure of
+another one, such as a batch on a server that answers the same request differently each time, is skipped.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import exp
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from pronk.verification.remote.client import (
+    ROUTES,
+    Answer,
+    RemoteServer,
+    Route,
+    ServerUnreachableError,
+    UnsupportedError,
+)
+from pronk.verification.remote.prompts import FILLERS, NEVER_SEEN
+from pronk.verification.remote.report import CheckResult, Difference, RemoteReport, RemoteSettings, compare
+
+__all__ = ["CHECKS", "verify_server", "verify_server_steps"]
+
+_NUM_SEEDS = 4  # number of seeds whose texts must not all be equal
+_TOP = 5  # number of likeliest tokens to report
+_ROUNDING = 1e-4  # tolerance for sums of probabilities, which servers round
+_SAMPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
+
+
+class _Check(NamedTuple):
+    title: str
+    needs: tuple[str, ...] = ()  # checks that must have passed: without them, this one means nothing
+
+
+CHECKS: Mapping[str, _Check] = {
+    "repeat": _Check("same request, same text"),
+    "cache": _Check("same text at the first and at later sights of a prompt", ("repeat",)),
+    "max_tokens": _Check("a shorter text begins a longer one", ("repeat",)),
+    "stream": _Check("same text streamed", ("repeat",)),
+    "n": _Check("same text of two greedy samples", ("repeat",)),
+    "batch": _Check("same text alone and in a batch", ("repeat",)),
+    "seed": _Check("same seed, same text", ("repeat",)),
+    "seeds": _Check("different seeds, different texts", ("seed",)),
+    "seed_batch": _Check("same seed, same text in a batch", ("seed", "batch")),
+    "logprobs": _Check("same request, same log-probabilities", ("repeat",)),
+    "logprobs_batch": _Check("same log-probabilities in a batch", ("logprobs", "batch")),
+    "likeliest": _Check("greedy tokens are the likeliest, sums at most 1", ("repeat",)),
+}
+Progress = Callable[[str, int, int], None]
+
+
+def verify_server(
+    server: RemoteServer,
+    texts: Mapping[str, str],
+    settings: RemoteSettings | None = None,
+    progress: Progress = lambda _label, _done, _total: None,
+) -> RemoteReport:
+    """Return the report of all checks; arguments and errors are those of :func:`verify_server_steps`."""
+    *_, report = verify_server_steps(server, texts, settings or RemoteSettings(), progress)
+    return report
+
+
+def verify_server_steps(
+    server: RemoteServer, texts: Mapping[str, str], settings: RemoteSettings, progress: Progress
+) -> Iterator[RemoteReport]:
+    """Yield the report after each check.
+
+    Args:
+        server: server to verify.
+        texts: prompts by name.
+        settings: lengths, repetitions and tolerances.
+        progress: receives the name of a check, the number of checks so far, and the number of all checks.
+
+    Raises:
+        ServerUnreachableError: the connection fails, or the server does not answer in time.
+    """
+    report = RemoteReport(server.url, server.connect(), settings, texts)
+    began = perf_counter()
+    for route in ROUTES:
+        verifier = _RouteVerifier(server, route, texts, settings)
+        for name in CHECKS:
+            progress(f"{route}: {CHECKS[name].title}", len(report.results), len(CHECKS) * len(ROUTES))
+            report.results.append(_run(verifier, report, name))
+            report.software, report.num_requests = server.software, server.num_requests
+            report.seconds = perf_counter() - began
+            yield report
+    report.complete = True
+    yield report
+
+
+def _run(verifier: _RouteVerifier, report: RemoteReport, name: str) -> CheckResult:
+    for needed in CHECKS[name].needs:
+        result = report.get(needed, verifier.route)
+        if result is not None and result.status == "not supported":
+            return CheckResult(name, verifier.route, "not supported")
+        if result is not None and result.status != "passed":
+            return CheckResult(name, verifier.route, "skipped", note=f"needs '{CHECKS[needed].title}'")
+    try:
+        comparison: _Comparison = getattr(verifier, f"check_{name}")()
+    except UnsupportedError as error:
+        return CheckResult(name, verifier.route, "not supported", note=str(error))
+    return comparison.result(name, verifier.route)
+
+
+@dataclass
+class _Comparison:
+    """Compared pairs of one check."""
+
+    tolerance: float = 0.0
+    num_compared: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    failure: str = ""  # reason of a failure that is no difference of two answers
+    note: str = ""
+    largest: float | None = None  # largest difference of two log-probabilities
+
+    def add(self, expected: Answer, found: Answer, prompt: str, where: str) -> None:
+        """Compare two answers."""
+        self.num_compared += 1
+        if (difference := compare(expected, found, prompt, where, self.tolerance)) is not None:
+            self.differences.append(difference)
+        if expected.text == found.text and expected.tokens and found.tokens:
+            pairs = zip(expected.tokens, found.tokens, strict=False)
+            self.largest = max(self.largest or 0.0, *(abs(a.logprob - b.logprob) for a, b in pairs))
+
+    def result(self, name: str, route: Route) -> CheckResult:
+        """Return the result of the check."""
+        failed = bool(self.differences or self.failure)
+        first = next(iter(self.differences), None)
+        counts = self.num_compared, len(self.differences)
+        note = self.failure or self.note
+        return CheckResult(name, route, "failed" if failed else "passed", *counts, first, note, self.largest)
+
+
+@dataclass
+class _RouteVerifier:
+    """The checks of one route; a method ``check_NAME`` per key of :data:`CHECKS`."""
+
+    server: RemoteServer
+    route: Route
+    texts: Mapping[str, str]
+    settings: RemoteSettings
+    _references: dict[str, Answer] = field(default_factory=dict)  # by name of the prompt
+    _sampled: dict[tuple[str, int], Answer] = field(default_factory=dict)  # by name of the prompt and seed
+    _reported: dict[str, Answer] = field(default_factory=dict)  # with log-probabilities, by name of the prompt
+
+    def check_repeat(self) -> _Comparison:
+        """Send each prompt once before, because a server may cache it, then compare further answers."""
+        found = _Comparison()
+        for name in self.texts:
+            self._greedy(name)
+            self._references[name] = self._greedy(name)
+            for _ in range(self.settings.rounds):
+                found.add(self._references[name], self._greedy(name), name, "the same request again")
+        empty = [name for name, answer in self._references.items() if not answer.text]
+        found.note = f"no text after prompt {', '.join(empty)}" if empty else ""
+        found.failure = "all texts are empty" if len(empty) == len(self.texts) else ""
+        return found
+
+    def check_cache(self) -> _Comparison:
+        """Compare the first sight of a long text with later ones, when a part of it may be cached."""
+        beginning, endings = NEVER_SEEN
+        found, cached = _Comparison(), list[int]()
+        for _ in range(self.settings.rounds):
+            nonce = secrets.token_hex(4)
+            prompts = [f"{beginning.format(nonce=nonce)}\n\n{ending}\n\n" for ending in endings]
+            first = [self._ask(prompt, self.settings.short * 2) for prompt in prompts]
+            for _ in range(2):
+                for prompt, before in zip(prompts, first, strict=True):
+                    after = self._ask(prompt, self.settings.short * 2)
+                    found.add(before, after, f"Record {nonce} …", "a later sight of the prompt")
+                    cached.append(after.cached_tokens or 0)
+        if any(cached):
+            found.note = f"up to {max(cached)} cached tokens"
+        return found
+
+    def check_max_tokens(self) -> _Comparison:
+        """Compare a shorter text with the beginning of the reference."""
+        found = _Comparison()
+        for name in self.texts:
+            self._greedy(name)
+            short = self._greedy(name, self.settings.short)
+            # The last token may end in the middle of a character.
+            text, whole = short.text.rstrip("\ufffd"), self._references[name].text
+            where = f"max_tokens {self.settings.short} instead of {self.settings.max_tokens}"
+            found.add(Answer(whole[: len(text)]), Answer(text), name, where)
+            if not text and whole:
+                found.failure = f"{where}: no text"
+        return found
+
+    def check_stream(self) -> _Comparison:
+        """Compare the joined chunks of a stream with the reference."""
+        found = _Comparison()
+        for name, text in self.texts.items():
+            self._greedy(name)
+            for _ in range(self.settings.rounds):
+                streamed = self.server.stream(self.route, text, self.settings.max_tokens)
+                found.add(self._references[name], streamed, name, "streamed")
+        return found
+
+    def check_n(self) -> _Comparison:
+        """Compare two greedy samples of one request with the reference."""
+        found = _Comparison()
+        for name, text in self._some():
+            self._greedy(name)
+            samples = self.server.ask(self.route, text, self.settings.max_tokens, n=2)
+            if len(samples) != 2:
+                msg = f"n=2 was answered with {len(samples)} choices"
+                raise UnsupportedError(msg)
+            for number, sample in enumerate(samples, 1):
+                found.add(self._references[name], sample, name, f"sample {number} of n=2")
+        return found
+
+    def check_batch(self) -> _Comparison:
+        """Compare answers among other requests with the references."""
+        found = _Comparison()
+        for _ in range(self.settings.rounds):
+            answers = self._batch([partial(self._greedy, name) for name in self.texts])
+            for name, answer in zip(self.texts, answers, strict=True):
+                found.add(self._references[name], answer, name, "in a batch")
+        most = self._most_streams_at_once()
+        found.note = f"up to {most} texts at the same time"
+        if most is None:
+            found.note = (
+                "unknown how many texts the server generates at the same time, because concurrent streams failed"
+            )
+        elif most == 1:
+            found.note = "the server ran one request at a time"
+        return found
+
+    def check_seed(self) -> _Comparison:
+        """Compare sampled texts of one seed."""
+        found = _Comparison()
+        for name, _ in self._some():
+            self._greedy(name)
+            for seed in self._seeds():
+                self._sampled[name, seed] = self._sample(name, seed)
+            for seed in self._seeds()[: 1 + self.settings.rounds]:
+                found.add(self._sampled[name, seed], self._sample(name, seed), name, f"seed {seed} again")
+        return found
+
+    def check_seeds(self) -> _Comparison:
+        """Check that not all seeds have the same text: otherwise equal texts of one seed show nothing."""
+        found = _Comparison()
+        for name, _ in self._some():
+            sampled = {self._sampled[name, seed].text for seed in self._seeds()}
+            found.num_compared += 1
+            if len(sampled) == 1:
+                found.failure = f"{len(self._seeds())} seeds have the same text at temperature 1, prompt {name}"
+        return found
+
+    def check_seed_batch(self) -> _Comparison:
+        """Compare sampled texts among other requests with those alone."""
+        found, wanted = _Comparison(), [*self._sampled][: self.settings.batch // 2]
+        for _ in range(self.settings.rounds):
+            answers = self._batch([partial(self._sample, *key) for key in wanted])
+            for (name, seed), answer in zip(wanted, answers, strict=True):
+                found.add(self._sampled[name, seed], answer, name, f"seed {seed} in a batch")
+        return found
+
+    def check_logprobs(self) -> _Comparison:
+        """Compare log-probabilities of equal requests, and their text with that of a request without."""
+        found = _Comparison(self.settings.tolerance)
+        for name, _ in self._some():
+            self._greedy(name)
+            self._reported[name] = self._report(name)
+            found.add(self._references[name], self._reported[name], name, "with log-probabilities")
+            for _ in range(self.settings.rounds):
+                found.add(self._reported[name], self._report(name), name, "the same request again")
+        return found
+
+    def check_logprobs_batch(self) -> _Comparison:
+        """Compare log-probabilities among other requests with those alone."""
+        found = _Comparison(self.settings.tolerance)
+        for _ in range(self.settings.rounds):
+            answers = self._batch([partial(self._report, name) for name in self._reported])
+            for name, answer in zip(self._reported, answers, strict=True):
+                found.add(self._reported[name], answer, name, "in a batch")
+        return found
+
+    def check_likeliest(self) -> _Comparison:
+        """Check that greedy tokens are the likeliest, and that no probabilities have a sum above 1."""
+        found, sums = _Comparison(), list[float]()
+        for name, answer in (self._reported or {name: self._report(name) for name, _ in self._some()}).items():
+            for position, token in enumerate(answer.tokens):
+                found.num_compared += 1
+                sums.append(sum(map(exp, token.top)))
+                if sums[-1] > 1.0 + _ROUNDING:
+                    found.failure = f"probabilities with the sum {sums[-1]:.6f}, prompt {name}, token {position}"
+                elif token.top and token.logprob < max(token.top) - _ROUNDING:
+                    found.failure = (
+                        f"token {token.text!r} has {token.logprob:.4f}, the likeliest {max(token.top):.4f}, "
+                        f"prompt {name}, token {position}"
+                    )
+        found.note = f"sums of the likeliest up to {max(sums, default=0.0):.4f}"
+        return found
+
+    def _some(self) -> list[tuple[str, str]]:
+        """Return the prompts, by name, of checks that need more requests per prompt."""
+        return [*self.texts.items()][: max(2, len(self.texts) // 2)]
+
+    def _seeds(self) -> range:
+        return range(self.settings.seed, self.settings.seed + max(_NUM_SEEDS, 1 + self.settings.rounds))
+
+    def _ask(self, prompt: str, max_tokens: int, **options: Any) -> Answer:
+        answers = self.server.ask(self.route, prompt, max_tokens, **options)
+        if not answers:
+            msg = "the answer has no choices"
+            raise UnsupportedError(msg)
+        return answers[0]
+
+    def _greedy(self, name: str, max_tokens: int | None = None) -> Answer:
+        return self._ask(self.texts[name], max_tokens or self.settings.max_tokens)
+
+    def _sample(self, name: str, seed: int) -> Answer:
+        return self._ask(self.texts[name], self.settings.max_tokens // 2, seed=seed, **_SAMPLED)
+
+    def _report(self, name: str) -> Answer:
+        answer = self._ask(self.texts[name], self.settings.max_tokens, top=_TOP)
+        if not answer.tokens:
+            msg = "the answer has no log-probabilities"
+            raise UnsupportedError(msg)
+        return answer
+
+    def _batch(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        """Return the answers of calls that run at the same time, among requests of other lengths."""
+        num_others = max(1, self.settings.batch - len(calls))
+        others = [FILLERS[number % len(FILLERS)] for number in range(num_others)]
+        lengths = [max(1, int(share * self.settings.max_tokens)) for _, share in others]
+        fillers = [partial(self._ask, text, length) for (text, _), length in zip(others, lengths, strict=True)]
+        return self.server.together([*calls, *fillers])[: len(calls)]
+
+    def _most_streams_at_once(self) -> int | None:
+        """Return the largest number of streams at the same time; ``None`` if the server cannot stream."""
+        texts = [*self.texts.values()]
+        prompts = [texts[number % len(texts)] for number in range(self.settings.batch)]
+        calls = [partial(self.server.stream, self.route, prompt, self.settings.short) for prompt in prompts]
+        try:
+            periods = [answer.period for answer in self.server.together(calls) if answer.text]
+        except (UnsupportedError, ServerUnreachableError):  # some servers end a stream when another request arrives
+            return None
+        return max((sum(begin <= moment <= end for begin, end in periods) for moment, _ in periods), default=None)
