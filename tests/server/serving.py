@@ -15,6 +15,7 @@ import httpx
 
 from pronk.async_llm import AsyncLLM
 from pronk.llm import LLM
+from pronk.server.model_pool import ModelPool
 from pronk.server.run import Server
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
@@ -76,7 +77,7 @@ def running(
         where.append((host, port))
         started.set()
 
-    server = Server(service, drain_seconds=drain_seconds, on_start=on_start)
+    server = Server(ModelPool.of(service), drain_seconds=drain_seconds, on_start=on_start)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -97,7 +98,7 @@ def _stacks(server: Server) -> str:
         for task in asyncio.all_tasks(each.get_loop()):
             stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in task.get_stack())
             places[task.get_name()] = _places(stack)
-    state = {"exit": server.should_exit, "busy": server.service.is_busy}
+    state = {"exit": server.should_exit, "busy": server.models.is_busy}
     return "\n".join(f"{name}: {place}" for name, place in (state | places).items())
 
 

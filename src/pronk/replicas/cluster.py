@@ -231,8 +231,11 @@ class RayReplicas:
         return self.handle.about.remote().result(timeout_s=60.0)
 
     async def about_async(self) -> ReplicaInfo:
-        """Return the :class:`ReplicaInfo` of any replica."""
-        return await self.handle.about.remote()
+        """Implement :meth:`Replicas.about_async <pronk.replicas.dispatcher.Replicas.about_async>`."""
+        try:
+            return await self.handle.about.remote()
+        except (RayError, RayServeException) as error:
+            raise ReplicaLostError(cause_of(error)) from error
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
         """Implement :meth:`Replicas.generate <pronk.replicas.dispatcher.Replicas.generate>`."""

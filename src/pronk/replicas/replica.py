@@ -47,7 +47,8 @@ class Replica:
         self._accepted = RequestAccepted(name, self._identity, self._llm.exact, node, os.getpid())
 
     def about(self) -> ReplicaInfo:
-        """Return the description of the replica."""
+        """Return the description of the replica; raise ``ClosedError`` if the engine has stopped."""
+        self.check_health()
         return ReplicaInfo(self._identity, self._model, self._llm.kernels, self._llm.get_proposer().name)
 
     def check_health(self) -> None:
