@@ -71,18 +71,25 @@ def running(
     """Serve a model in a thread."""
     settings = ServerSettings(**{"name": "tiny", "keys": (KEY,), "limits": limits or RequestLimits(), **options})
     service = Service(AsyncLLM(llm, max_requests=settings.limits.requests), settings)
+    with running_pool(ModelPool.of(service), drain_seconds=drain_seconds) as (url, server, thread):
+        yield Running(url, llm, server, thread)
+
+
+@contextmanager
+def running_pool(pool: ModelPool, *, drain_seconds: float = 5.0) -> Iterator[tuple[str, Server, threading.Thread]]:
+    """Serve the models of a pool in a thread; yield the URL, the server and its thread."""
     started, where = threading.Event(), list[tuple[str, int]]()
 
     def on_start(host: str, port: int) -> None:
         where.append((host, port))
         started.set()
 
-    server = Server(ModelPool.of(service), drain_seconds=drain_seconds, on_start=on_start)
+    server = Server(pool, drain_seconds=drain_seconds, on_start=on_start)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         assert started.wait(30)
-        yield Running(f"http://{where[0][0]}:{where[0][1]}", llm, server, thread)
+        yield f"http://{where[0][0]}:{where[0][1]}", server, thread
     finally:
         server.stop()
         thread.join(30)

@@ -1,4 +1,4 @@
-"""The models of ``pronk serve``: from the options to a pool with the first model and the pinned ones loaded."""
+"""The models of ``pronk serve``: from its options to a pool."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ def open_models(
     memory: str | None = None,
     idle_minutes: float | None = None,
 ) -> "ModelPool":
-    """Return the models to serve. The pinned ones and the first one are loaded, the others load at a request.
+    """Return the models to serve; the pinned ones and the first one are loaded.
 
-    A single model is pinned, unless ``idle_minutes`` is set.
+    The others load at their first request. A single model is pinned, unless ``idle_minutes`` is set.
 
     Args:
         screen: shows the progress of the loading.

@@ -105,7 +105,7 @@ class Metrics:
         self.count_load(None)
 
     def count_load(self, engine: ServedEngine | None, result: str | None = None) -> None:
-        """Read the gauges from another engine, or from none; count ``result`` (``loaded``, ``failed``) if given."""
+        """Read the gauges from another engine, or from none; count the result of a load, if given."""
         find = (lambda: None) if engine is None else weakref.ref(engine)  # no reference that keeps the model in memory
         for gauge, field in self._gauges:
             gauge.labels(self._model).set_function(partial(_read_load, find, field))

@@ -48,7 +48,7 @@ class MemoryEstimate:
         return self.weights + self.kv
 
     def check_fits(self, name: str, memory: int, taken: int, how: str) -> None:
-        """Raise ``OptionError`` if the model ``name`` exceeds ``memory`` less the bytes ``taken`` by ``how`` models."""
+        """Raise ``OptionError`` if the model exceeds ``memory`` less the bytes ``taken`` by ``how`` models."""
         if self.total <= memory - taken:
             return
         less = f" less {_gib(taken)} of {how} models" if taken else ""
@@ -61,7 +61,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """Loads a model, any number of times; its methods block, and run in another thread than the event loop."""
+    """Loads a model, any number of times; its methods block, and must not run in the event loop."""
 
     path: Path
     options: Mapping[str, Any]  # arguments of :class:`pronk.LLM` without ``model``

@@ -112,7 +112,7 @@ class ModelPool:
         )
 
     def find(self, name: str | None) -> PooledModel:
-        """Return the model with a name, the first one for ``None``; raise ``ApiError`` if there is no such model."""
+        """Return the model with a name, the first one for ``None``; raise ``ApiError`` if there is none."""
         if name is None:
             return self.models[0]
         for model in self.models:
@@ -221,9 +221,9 @@ class ModelPool:
 
     async def _wait_until_loaded(self, model: PooledModel, ends_at: float) -> Service:
         """Return the service of a model; errors are those of :meth:`use`."""
-        limits = self.settings.limits
-        if not self._is_usable(model) and sum(each.num_waiting for each in self.models) >= limits.requests:
-            msg = f"expected at most {limits.requests} requests that wait for a model, found one more; try again later"
+        limit = self.settings.limits.requests
+        if not self._is_usable(model) and sum(each.num_waiting for each in self.models) >= limit:
+            msg = f"expected at most {limit} requests that wait for a model, found one more; try again later"
             raise OverloadedError(msg)
         model.num_waiting += 1
         try:
@@ -307,10 +307,9 @@ class ModelPool:
         return True
 
     async def _unload(self, model: PooledModel) -> None:
-        service, model.service = model.service, None
-        if service is None:
+        if model.service is None:
             return
-        model.state = "unloaded"
+        service, model.service, model.state = model.service, None, "unloaded"
         self._metrics[model].count_load(None)
         service.close()
         await service.engine.close()
@@ -322,11 +321,10 @@ class ModelPool:
         self._notify()
 
     def _set_loaded(self, model: PooledModel, service: Service) -> None:
-        llm = service.engine.llm
+        llm, drafters = service.engine.llm, [*service.settings.allowed_drafters]
         model.service, model.state, model.error, model.last_use = service, "loaded", None, monotonic()
-        drafters = [*service.settings.allowed_drafters]
-        drafter = llm.get_proposer().name
-        model.details = {"max_model_len": llm.config.context, "drafter": drafter, "drafters": drafters}
+        names = {"drafter": llm.get_proposer().name, "drafters": drafters}
+        model.details = {"max_model_len": llm.config.context} | names
 
     def _set_failed(self, model: PooledModel, error: Exception) -> None:
         """Keep the cause for the model's own requests; they may see the message, which quotes no prompt."""

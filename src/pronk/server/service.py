@@ -55,7 +55,7 @@ class Service:
         moderation_prompt: ModerationPrompt | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """Serve the model of ``engine``; ``metrics`` are those of an earlier load of the model, if there was one."""
+        """Serve the model of ``engine``; ``metrics`` may be those of an earlier load of the model."""
         self.engine = engine
         self.settings = settings
         self.metrics = metrics or Metrics(settings.name)

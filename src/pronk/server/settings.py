@@ -67,7 +67,7 @@ class ServerSettings:
 
 
 def model_key(name: str) -> str:
-    """Return a model's name without the ending of its file and in small letters; equal keys are the same model."""
+    """Return a model's name in small letters, without ``.gguf``; models with equal keys are the same."""
     return name.casefold().removesuffix(".gguf")
 
 
