@@ -287,7 +287,7 @@ def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: 
     with pytest.raises(OptionError, match="expected api_key_file=FILE with the keys of clients, found none"):
         app(ApplicationArgs())
     serve.run(
-        app(ApplicationArgs(replicas=1, name="tiny", open_to_all=True, options=options)),
+        app(ApplicationArgs(model=str(llm.path), replicas=1, name="tiny", open_to_all=True, options=options)),
         name="other",
         route_prefix="/tiny",
     )

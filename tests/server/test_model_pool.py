@@ -1,6 +1,9 @@
 """Several models behind one server: loading on demand, limits of memory, failures and clients that leave."""
 
 import asyncio
+import re
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -378,3 +381,24 @@ def test_names_of_models(paths: dict[str, Path], tmp_path: Path) -> None:
     assert find_models([str(tmp_path / "a=b")]) == [("a=b", tmp_path / "a=b")]
     with pytest.raises(CheckpointError, match="no such folder: 'nowhere'"):
         find_models(["x=nowhere"])
+
+
+def test_the_command_serves_several_models() -> None:
+    """The first model and the pinned one are loaded at the start, the third one on demand."""
+    models = [word for name in ("pronk-tiny", "pinned=pronk-tiny", "third=pronk-tiny") for word in ("--model", name)]
+    options = ["--pin", "pinned", "--port", "0", "--threads", "1", "--kv-memory", "4MiB", "--idle-minutes", "10"]
+    command = [sys.executable, "-m", "pronk", "serve", *models, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.match(r"pronk-tiny, pinned, third · (http://127\.0\.0\.1:\d+)/v1", line)
+            assert found is not None, line + process.stdout.read()
+            with httpx.Client(base_url=found[1], timeout=60) as client:
+                assert states(client) == {"pronk-tiny": "loaded", "pinned": "loaded", "third": "unloaded"}
+                texts = {text(ask(client, name)) for name in ("pronk-tiny", "pinned", "third")}
+                assert len(texts) == 1
+                assert {*states(client).values()} == {"loaded"}
+        finally:
+            process.terminate()
+        assert process.wait(30) == 0
