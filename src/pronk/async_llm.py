@@ -94,6 +94,10 @@ class AsyncLLM:
         """Whether the engine thread accepts requests."""
         return self._thread.thread.is_alive() and self.llm.engine.runner.is_usable
 
+    async def is_ready(self) -> bool:
+        """Return :attr:`alive`; a coroutine, because replicas have to be asked."""
+        return self.alive
+
     @property
     def num_requests(self) -> int:
         """Number of samples in progress; it includes samples whose prompt is being tokenized."""

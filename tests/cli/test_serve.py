@@ -9,6 +9,8 @@ import pytest
 
 from cli.conftest import Command, assert_mistake
 
+TWO = ["--model", "pronk-tiny", "--model", "other=pronk-tiny"]
+
 
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -25,6 +27,15 @@ from cli.conftest import Command, assert_mistake
         (["--moderation-prompt", "nowhere.txt"], "moderation-prompt: expected a text file"),
         (["--also", "nonsense"], "unknown drafter 'nonsense'"),
         (["--max-n", "0"], "max-n"),
+        (["--model", "pronk-tiny", "--model", "pronk-tiny"], "model: expected distinct names, found pronk-tiny for"),
+        ([*TWO, "--pin", "third"], "pin: expected one of pronk-tiny, other; found 'third'"),
+        ([*TWO, "--name", "x"], "name: expected one model, found 2; name each: --model NAME=MODEL"),
+        ([*TWO, "--workers", "2"], "workers: expected 1 with several models, found 2"),
+        ([*TWO, "--calibration", "rates.json"], "calibration: expected on or off with several models"),
+        ([*TWO, "--replicas", "2"], "model: expected one, found pronk-tiny and other=pronk-tiny; leave --replicas out"),
+        (["--replicas", "2", "--idle-minutes", "5"], "idle-minutes: expected no such option with --replicas"),
+        (["--model", "pronk-tiny", "--memory", "64KiB"], "memory: expected at most 0.00 GiB (0.00 GiB), found "),
+        ([*TWO, "--memory", "lots"], "memory: expected a positive number of bytes"),
     ],
 )
 def test_serve(command: Command, options: list[str], message: str) -> None:
@@ -52,6 +63,14 @@ def test_batch(command: Command, tmp_path: Path) -> None:
     assert_mistake(command("batch", str(source), str(tmp_path / "out.jsonl")), "line 1: custom_id: expected")
     assert_mistake(command("batch", str(source), str(source)), "expected another file than IN")
     assert_mistake(command("batch", str(tmp_path / "no.jsonl"), str(tmp_path / "out.jsonl")), "found: No such file")
+
+
+@pytest.mark.parametrize("words", [["batch", "in", "out"], ["generate", "x"], ["verify"]])
+def test_a_second_model_does_not_replace_the_first_one(command: Command, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "in").write_text('{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {}}\n')
+    words = [str(tmp_path / word) if word in ("in", "out") else word for word in words]
+    found = command(*words, "--model", "pronk-tiny", "--model", "pronk-tiny-draft")
+    assert_mistake(found, "model: expected one, found pronk-tiny and pronk-tiny-draft; give one")
 
 
 @pytest.mark.parametrize("name", ["serve", "batch"])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -24,6 +27,7 @@ from pronk.errors import OptionError, PronkError
 from pronk.outputs import Piece
 from pronk.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted
+from server.serving import eventually
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Ray
@@ -283,7 +287,7 @@ def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: 
     with pytest.raises(OptionError, match="expected api_key_file=FILE with the keys of clients, found none"):
         app(ApplicationArgs())
     serve.run(
-        app(ApplicationArgs(replicas=1, name="tiny", open_to_all=True, options=options)),
+        app(ApplicationArgs(model=str(llm.path), replicas=1, name="tiny", open_to_all=True, options=options)),
         name="other",
         route_prefix="/tiny",
     )
@@ -295,7 +299,31 @@ def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: 
         body = answer.read().decode()
     want = llm.generate("def f(", SamplingParams(max_tokens=8, temperature=0.0)).text
     assert want.encode("unicode_escape").decode() in body or want in body
+    assert status_of(f"http://127.0.0.1:{port}/tiny/ready") == 200
+    (replica,) = replicas_named("other:model")
+    os.kill(replica, signal.SIGKILL)
+    assert eventually(lambda: status_of(f"http://127.0.0.1:{port}/tiny/ready") == 503)
+    assert status_of(f"http://127.0.0.1:{port}/tiny/health") == 200
+    assert eventually(lambda: status_of(f"http://127.0.0.1:{port}/tiny/ready") == 200, 60)
     serve.delete("other")
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return int(error.code)
+
+
+def replicas_named(name: str) -> list[int]:
+    """Return the processes of the replicas of a deployment of Ray Serve."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"ray::ServeReplica:{name}".encode() in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+    return found
 
 
 @pytest.mark.slow
@@ -351,3 +379,18 @@ def test_address_of_another_service_is_a_one_line_error(monkeypatch: pytest.Monk
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_replicas_end_when_their_server_is_killed(cluster: Any) -> None:
+    """Ray keeps the application of a server that was killed; the replicas end it."""
+    from ray import serve
+
+    serve.shutdown()  # type: ignore[no-untyped-call]
+    options = ["--ray-address", cluster.address, "--threads", "1", "--port", "0", "--drain", "1"]
+    command = [sys.executable, "-m", "pronk", "serve", "--model", "pronk-tiny", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        assert server.stdout is not None
+        assert any("http://" in line for line in server.stdout)
+        assert len(serve.status().applications) == 1
+        server.kill()
+    assert eventually(lambda: not serve.status().applications, 30)

@@ -459,3 +459,39 @@ def test_embeddings_are_refused_by_name(llm: LLM) -> None:
     message = "input: expected a server that computes embeddings, found replicas; start pronk serve without --replicas"
     with pytest.raises(OptionError, match=message):
         asyncio.run(dispatcher(llm, None).embed(["a"], pooling="mean"))
+
+
+def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", 0.3)
+    monkeypatch.setattr("pronk.replicas.dispatcher._READY_SECONDS", 0.1)
+
+    class Answering(DyingReplicas):
+        answers: Sequence[str] = ("lost", "fine", "silent")  # of the next calls; the last one is repeated
+        calls = 0
+
+        async def about_async(self) -> ReplicaInfo:
+            answer = self.answers[min(self.calls, len(self.answers) - 1)]
+            self.calls += 1
+            if answer == "silent":
+                await asyncio.sleep(60)
+            if answer == "lost":
+                raise ReplicaLostError("the replica died")
+            return made.llm.about
+
+    replicas = Answering(llm, [])
+    made = dispatcher(llm, replicas)
+
+    async def main() -> None:
+        assert await made.is_ready()  # the second replica answers
+        assert await made.is_ready()  # the answer is still valid
+        assert replicas.calls == 2
+        await asyncio.sleep(0.15)
+        assert not await made.is_ready()
+        replicas.answers = ("lost",)
+        assert not await made.is_ready()
+        replicas.answers = ("fine",)
+        assert await made.is_ready()
+        made.stop()
+        assert not await made.is_ready()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -59,10 +60,16 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
+    with serving() as made:
+        yield made
+
+
+@contextmanager
+def serving(*more: str) -> Iterator[Served]:
     mark = token_hex(8)
     options = ["--replicas", "2", "--threads", "1", "--port", "0", "--drafter", "recycling", "--budget", "all"]
     command = subprocess.Popen(
-        [sys.executable, "-m", "pronk", "serve", "--model", "pronk-tiny", *options],
+        [sys.executable, "-m", "pronk", "serve", "--model", "pronk-tiny", *options, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -147,3 +154,16 @@ def test_sigterm_ends_all_processes(served: Served) -> None:
     while served.processes() and monotonic() < end:
         sleep(0.2)
     assert not served.processes()
+
+
+def test_killing_the_server_ends_the_replicas_and_the_cluster() -> None:
+    """Two agents of Ray remain for a minute, in which they try to report the end of the cluster to the cluster."""
+    with serving() as made:
+        names = ("ray::ServeReplica", "raylet", "gcs_server")
+        assert all(made.processes(name) for name in names)
+        made.command.kill()
+        made.command.wait()
+        end = monotonic() + 10
+        while any(made.processes(name) for name in names) and monotonic() < end:
+            sleep(0.2)
+        assert not any(made.processes(name) for name in names)

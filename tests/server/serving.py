@@ -15,6 +15,7 @@ import httpx
 
 from pronk.async_llm import AsyncLLM
 from pronk.llm import LLM
+from pronk.server.model_pool import ModelPool
 from pronk.server.run import Server
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
@@ -70,18 +71,25 @@ def running(
     """Serve a model in a thread."""
     settings = ServerSettings(**{"name": "tiny", "keys": (KEY,), "limits": limits or RequestLimits(), **options})
     service = Service(AsyncLLM(llm, max_requests=settings.limits.requests), settings)
+    with running_pool(ModelPool.of(service), drain_seconds=drain_seconds) as (url, server, thread):
+        yield Running(url, llm, server, thread)
+
+
+@contextmanager
+def running_pool(pool: ModelPool, *, drain_seconds: float = 5.0) -> Iterator[tuple[str, Server, threading.Thread]]:
+    """Serve the models of a pool in a thread; yield the URL, the server and its thread."""
     started, where = threading.Event(), list[tuple[str, int]]()
 
     def on_start(host: str, port: int) -> None:
         where.append((host, port))
         started.set()
 
-    server = Server(service, drain_seconds=drain_seconds, on_start=on_start)
+    server = Server(pool, drain_seconds=drain_seconds, on_start=on_start)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         assert started.wait(30)
-        yield Running(f"http://{where[0][0]}:{where[0][1]}", llm, server, thread)
+        yield f"http://{where[0][0]}:{where[0][1]}", server, thread
     finally:
         server.stop()
         thread.join(30)
@@ -97,7 +105,7 @@ def _stacks(server: Server) -> str:
         for task in asyncio.all_tasks(each.get_loop()):
             stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in task.get_stack())
             places[task.get_name()] = _places(stack)
-    state = {"exit": server.should_exit, "busy": server.service.is_busy}
+    state = {"exit": server.should_exit, "busy": server.models.is_busy}
     return "\n".join(f"{name}: {place}" for name, place in (state | places).items())
 
 

@@ -333,7 +333,8 @@ def test_invalid_limit_is_refused(name: str, value: Any) -> None:
 
 def test_allowed_drafters_stay_loaded(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """An allowed drafter is not loaded again after the proposer cache has dropped it."""
-    service = served.server.service
+    service = served.server.models.models[0].service
+    assert service is not None
     held = service._drafters._select("draft_model")
     assert held is served.llm.get_proposer("draft_model")
     monkeypatch.setattr(served.llm._proposers, "_cached", {})
@@ -361,7 +362,8 @@ def _ask(made: Running) -> httpx.Response:
 
 def test_requests_beyond_the_limit_are_refused_before_tokenization(model: LLM, held: threading.Event) -> None:
     with running(model, limits=RequestLimits(requests=2)) as made, ThreadPoolExecutor(2) as pool:
-        service = made.server.service
+        service = made.server.models.models[0].service
+        assert service is not None
         first = [pool.submit(_ask, made) for _ in range(2)]
         try:
             while service._num_tokenizing < 2:
@@ -377,6 +379,6 @@ def test_slow_tokenization_ends_with_408(model: LLM, held: threading.Event) -> N
     with running(model, limits=RequestLimits(seconds=0.2)) as made:
         try:
             assert _ask(made).status_code == 408
-            assert not made.server.service.is_busy
+            assert not made.server.models.is_busy
         finally:
             held.set()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel.test_lost_driver import assert_all_end, processes, started
 from pronk.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.distributed import ProcessGroup, join_processes, local_device
@@ -104,3 +105,13 @@ def test_a_single_process_is_not_distributed() -> None:
         assert processes == ProcessGroup(0, 1)
         assert processes.is_main
     assert local_device("cuda") == "cuda"
+
+
+def test_all_processes_end_when_torchrun_is_killed(corpus: Path, teacher: Teacher, tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronk"]
+    command = draft_command(teacher, corpus, tmp_path / "run", "--steps 100000 --evaluate-every 10 --num-tokens 0")
+    with started([*start, "train", *command], "^step ") as (launcher, mark):
+        assert len(processes(mark)) >= 3
+        launcher.kill()
+        launcher.wait()
+        assert_all_end(mark)

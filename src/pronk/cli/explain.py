@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pronk.checks import require_extra
-from pronk.cli.options import Progress, model_options, read_prompt, sampling_params, shares
+from pronk.cli.options import Progress, model_options, sampling_params, shares
 from pronk.cli.progress import interruptible
+from pronk.cli.prompts import read_prompt
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pronk.cli.options import Progress, given_options, model_options, read_prompt, sampling_params, shares
+from pronk.cli.options import Progress, given_options, model_options, sampling_params, shares
 from pronk.cli.progress import interruptible
+from pronk.cli.prompts import read_prompt
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput

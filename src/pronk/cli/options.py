@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.cli.guides import read_guide, read_text
-from pronk.errors import OptionError, PromptError
+from pronk.cli.guides import read_guide
+from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.engine.request_factory import RequestFactory
@@ -26,8 +26,8 @@ __all__ = [
     "Progress",
     "given_options",
     "model_options",
+    "one_model",
     "panel",
-    "read_prompt",
     "sampling_params",
     "shares",
 ]
@@ -130,12 +130,12 @@ def model_options(
     prefix_cache: bool = False,
     *,
     model: Annotated[
-        str | None,
+        list[str],
         _model(
             "Name as in pronk pull (smollm2, owner/name, owner/name:Q4_K_M), folder with a checkpoint, or GGUF file.",
             show_default="smollm2",
         ),
-    ] = None,
+    ] = [],  # noqa: B006 - typer requires a list, so that a second model is refused instead of replacing the first one
     drafter: Annotated[
         str,
         _model('Drafter that proposes draft tokens: a name, or a name with options as in "recycling(num_nodes=7)".'),
@@ -225,7 +225,19 @@ def model_options(
     maximum number of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later
     prompts.
     """
-    return locals() | {"calibration": _switch(calibration), "weight_cache": _switch(weight_cache)}
+    return locals() | {
+        "model": one_model(model),
+        "calibration": _switch(calibration),
+        "weight_cache": _switch(weight_cache),
+    }
+
+
+def one_model(values: list[str], remedy: str = "give one") -> str | None:
+    """Return the only value of ``--model``, or ``None`` without one; raise OptionError if there are more."""
+    if len(values) > 1:
+        msg = f"model: expected one, found {' and '.join(values)}; {remedy}"
+        raise OptionError(msg)
+    return values[0] if values else None
 
 
 def _switch(value: str) -> bool | str:
@@ -323,27 +335,3 @@ def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
             msg = f"logit_bias: expected ID=VALUE, for example 13=-100, found {pair!r}"
             raise OptionError(msg) from None
     return bias or None
-
-
-def read_prompt(
-    *,
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue, or - to read it from standard input.", show_default=False)
-    ] = None,
-    prompt_file: Annotated[
-        str | None, typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False)
-    ] = None,
-) -> str:
-    """Read the prompt from the argument, a file or standard input.
-
-    Raises:
-        PromptError: PROMPT and --prompt-file are both given or both missing.
-        OptionError: the file cannot be read, or the text is not UTF-8.
-    """
-    if (prompt is None) == (prompt_file is None):
-        msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
-        raise PromptError(msg)
-    if prompt is not None and prompt != "-":
-        return prompt
-    file = prompt_file or "-"
-    return read_text("prompt-file", file, stdin=file == "-")

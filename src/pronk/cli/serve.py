@@ -2,46 +2,64 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pronk.checks import require_extra
-from pronk.cli.options import Progress, model_options, panel, shares
+from pronk.cli.options import model_options, one_model, panel, shares
 from pronk.cli.replicas import replica_options
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
     from pronk.cli.replicas import ReplicaOptions
-    from pronk.llm import LLM
-    from pronk.server.served_engine import ServedEngine
-    from pronk.server.settings import ServerSettings
+    from pronk.server.model_pool import ModelPool
 
 __all__ = ["SERVER_MODULES", "serve"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 
-_server, _limit = panel("Server"), panel("Limits")
+_models, _server, _limit = panel("Models"), panel("Server"), panel("Limits")
 
 
-@shares(load=model_options, options=model_options, replication=replica_options)
+@shares(options=model_options, replication=replica_options, without=("model",))
 def serve(
-    load: "Callable[[Progress | None, int, bool], LLM]",
     options: "Callable[[int, bool], dict[str, Any]]",
     replication: "Callable[[], ReplicaOptions]",
     *,
+    model: Annotated[
+        list[str],
+        _models(
+            "Name as in pronk pull, folder with a checkpoint, GGUF file, NAME=MODEL, or folder of models; repeatable.",
+            show_default="smollm2",
+        ),
+    ] = [],  # noqa: B006 - typer requires a list; never modified
+    pin: Annotated[list[str], _models("Load this model at the start and never unload it; repeatable.")] = [],  # noqa: B006
+    memory: Annotated[
+        str | None,
+        _models(
+            "Memory for the weights and KV caches of all loaded models, for example 8GiB.",
+            show_default="three quarters of the machine's",
+        ),
+    ] = None,
+    idle_minutes: Annotated[
+        float | None, _models("Unload a model after this time without a request.", show_default="never", min=0.001)
+    ] = None,
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 is every address of this machine.")] = "127.0.0.1",
     port: Annotated[int, _server("Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         list[str], _server("Key that clients must send; repeatable.", envvar="PRONK_API_KEY", metavar="KEY")
-    ] = [],  # noqa: B006 - typer requires a list; never modified
+    ] = [],  # noqa: B006
     api_key_file: Annotated[
         Path | None, _server("File of keys, one per line; unlike --api-key it is not visible in the process list.")
     ] = None,
     open_to_all: Annotated[bool, _server("Serve other machines without any key.", "--open-to-all", metavar="")] = False,
-    name: Annotated[str | None, _server("Name of the model in requests.", show_default="name of its folder")] = None,
+    name: Annotated[
+        str | None, _server("Name of the only model in requests.", show_default="name of its folder")
+    ] = None,
     allow_host: Annotated[
         list[str], _server("Host name to accept besides localhost; repeatable.", metavar="NAME")
     ] = [],  # noqa: B006
@@ -72,13 +90,15 @@ def serve(
     max_connections: Annotated[int, _limit("Maximum number of open connections.", min=1)] = 512,
     timeout: Annotated[float, _limit("Seconds from the arrival of a request to its end.", min=1.0)] = 600.0,
 ) -> None:
-    r"""Serve the model to clients of OpenAI and Anthropic, with a chat page at /.
+    r"""Serve one or more models to clients of OpenAI and Anthropic, with a chat page at /.
 
     [bold]Examples[/]
 
     pronk serve
 
     pronk serve --model Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
+
+    pronk serve --model smollm2 --model coder=./qwen2.5-coder-1.5b-q4_k_m.gguf --memory 4GiB --idle-minutes 30
 
     pronk serve --replicas 2
 
@@ -87,10 +107,11 @@ def serve(
     from pronk.cli.console import TerminalOutput
 
     require_extra("serve", "serve", *SERVER_MODULES)
-    from pronk.async_llm import AsyncLLM
+    from pronk.cli.served_models import open_models
     from pronk.hub.cache import model_label
-    from pronk.parallel.worker_group import is_launched
+    from pronk.parallel.worker_group import check_launched, is_launched
     from pronk.server.guardrails import MODERATION_TEMPLATE, ModerationPrompt
+    from pronk.server.model_pool import ModelPool
     from pronk.server.run import Server, check_free
     from pronk.server.service import Service
     from pronk.server.settings import RequestLimits, ServerSettings, read_keys, read_text
@@ -112,40 +133,54 @@ def serve(
     )
     screen = TerminalOutput()
     replicas, llm_options = replication(), options(max_batch, prefix_cache)
+    settings = ServerSettings(
+        name=name or "",
+        keys=keys,
+        hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
+        limits=limits,
+        allowed_drafters=tuple(also),
+        guardrails=guardrail_prompt,
+        serve_chat_page=page,
+    )
+    check_launched(llm_options["workers"])
     if not is_launched(llm_options["workers"]):  # under torchrun, only rank 0 opens the port
         check_free(host, port)
     with ExitStack() as stack:
-        engine: ServedEngine
         if replicas:
+            _refuse_with_replicas(pin=pin, memory=memory, idle_minutes=idle_minutes)
+            llm_options["model"] = one_model(model, "leave --replicas out to serve several")
             cluster = replicas.serve(screen, llm_options, extra_drafters=also, max_requests=max_requests, drain=drain)
-            engine = stack.enter_context(cluster)
+            dispatcher = stack.enter_context(cluster)
+            settings = replace(settings, name=name or model_label(dispatcher.llm.path))
+            prompt = ModerationPrompt(dispatcher.llm.tokenizer, template)
+            pool = ModelPool.of(Service(dispatcher, settings, moderation_prompt=prompt))
         else:
-            with screen.loading() as bar:
-                llm = load(bar, max_batch, prefix_cache)
-            engine = AsyncLLM(llm, max_requests=limits.requests)
-        settings = ServerSettings(
-            name=name or model_label(engine.llm.path),
-            keys=keys,
-            hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
-            limits=limits,
-            allowed_drafters=tuple(also),
-            guardrails=guardrail_prompt,
-            serve_chat_page=page,
-        )
+            pool = open_models(
+                screen, model, llm_options, settings, template, pins=pin, memory=memory, idle_minutes=idle_minutes
+            )
+            stack.callback(pool.finish)
         Server(
-            Service(engine, settings, moderation_prompt=ModerationPrompt(engine.llm.tokenizer, template)),
+            pool,
             host=host,
             port=port,
             drain_seconds=drain,
             access_log=access_log,
-            on_start=partial(_print_address, screen, settings),
+            on_start=partial(_print_address, screen, pool),
         ).run()
 
 
-def _print_address(screen: "TerminalOutput", settings: "ServerSettings", host: str, port: int) -> None:
+def _refuse_with_replicas(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            msg = f"{name.replace('_', '-')}: expected no such option with --replicas, found {value!r}; leave it out"
+            raise OptionError(msg)
+
+
+def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port: int) -> None:
+    settings, names = pool.settings, ", ".join(model.name for model in pool.models)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     with suppress(OSError):  # a closed terminal must not stop the server
-        screen.say(f"{settings.name} · {url}/v1" + (f" · chat page: {url}/" if settings.serve_chat_page else ""))
+        screen.say(f"{names} · {url}/v1" + (f" · chat page: {url}/" if settings.serve_chat_page else ""))
         if not settings.keys and settings.hosts is None:
             screen.note("no API key: every client that can reach this machine is served")
 

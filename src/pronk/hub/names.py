@@ -23,7 +23,16 @@ from typing import Any
 
 from pronk.errors import CheckpointError
 
-__all__ = ["HubModel", "KnownModel", "PackageFile", "close_names", "is_weights", "known_models", "parse_name"]
+__all__ = [
+    "HubModel",
+    "KnownModel",
+    "PackageFile",
+    "close_names",
+    "gguf_models",
+    "is_weights",
+    "known_models",
+    "parse_name",
+]
 
 _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?", re.IGNORECASE
@@ -54,7 +63,7 @@ class HubModel:
             CheckpointError: the repository has no such file, several models of the quantization, or no weights.
         """
         files = sorted(files)
-        models = _gguf_models(files)
+        models = gguf_models(files)
         if self.file:
             if self.file in models:
                 return models[self.file]
@@ -142,7 +151,7 @@ def _is_layout_file(name: str) -> bool:
     return wanted and "/" not in name and not re.fullmatch(r"consolidated.*\.safetensors", name)
 
 
-def _gguf_models(files: list[str]) -> dict[str, list[str]]:
+def gguf_models(files: list[str]) -> dict[str, list[str]]:
     """Return the files of each complete GGUF model by its first file, without image projectors."""
     models: dict[str, list[str]] = {}
     for name in files:

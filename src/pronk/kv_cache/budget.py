@@ -15,7 +15,7 @@ from pronk.kv_cache.kept import Kept
 from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
 from pronk.kv_cache.paged import PagedCache
 
-__all__ = ["BLOCK_SIZE", "KVBudget", "machine_memory", "parse_memory"]
+__all__ = ["BLOCK_SIZE", "KVBudget", "full_context_blocks", "machine_memory", "parse_memory"]
 
 # Tokens per block: small, so that short requests waste little memory, but large enough for short block tables.
 BLOCK_SIZE = 32
@@ -43,6 +43,11 @@ def parse_memory(value: str | int, option: str = "kv_memory") -> int:
         msg = f'{option}: expected a positive number of bytes, or text such as "2GiB" or "500MB"; found {value!r}'
         raise OptionError(msg)
     return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def full_context_blocks(config: ModelConfig, max_requests: int) -> int:
+    """Return the number of blocks for ``max_requests`` full contexts and their draft tokens."""
+    return max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
 
 
 class KVBudget:
@@ -89,7 +94,7 @@ class KVBudget:
             OptionError: the budget is too small for one block of every pool, or a pool that has to shrink is in use.
         """
         if self._max_blocks is None:
-            self._max_blocks = self.max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
+            self._max_blocks = full_context_blocks(config, self.max_requests)
         num_blocks = self._resize_pools(kv_bytes_per_token(config, kv_dtype or dtype) + state_bytes(config, dtype))
         options = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "dtype": dtype, "kv_dtype": kv_dtype}
         try:

@@ -17,6 +17,7 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.parallel.connection import MessageKind, PeerConnection, join_launched, open_store
 from pronk.parallel.mirrored_cache import MirroredCache
+from pronk.parallel.parent_watch import end_with_parent
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor
@@ -165,6 +166,7 @@ def join_torchrun(settings: WorkerSettings) -> LaunchedProcesses:
         workers = settings["workers"]
         msg = f"workers: expected {world_size}, as torchrun has started, found {workers}; set workers to {world_size}"
         raise OptionError(msg)
+    end_with_parent()
     if rank == 0:
         return LaunchedProcesses(store)
     try:

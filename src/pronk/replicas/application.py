@@ -26,10 +26,11 @@ from pronk.errors import OptionError, PronkError
 from pronk.hub.cache import model_label
 from pronk.hub.resolve import resolve_model
 from pronk.replicas.cluster import ReplicaPlan, connect_replicas, model_deployment
-from pronk.replicas.dispatcher import Dispatcher, ModelReader
+from pronk.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
 from pronk.server.guard import Guard, Message, Receive, Send
+from pronk.server.model_pool import ModelPool
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings, read_keys
 
@@ -37,6 +38,8 @@ __all__ = ["ApplicationArgs", "app"]
 
 _log = logging.getLogger(__name__)
 
+_NO_REPLICA = "expected a running replica, found none; try again later"
+_READY_TIMEOUT = 2.0  # seconds until /ready reports that no replica has described itself yet
 _INFO_TIMEOUT = 60.0  # seconds to wait for the description of a replica (model, options)
 
 
@@ -99,11 +102,17 @@ class _AsgiApplication:
         if scope["type"] == "lifespan":
             await _run_lifespan(receive, send)
             return
+        if scope["path"] == "/health":  # the process runs, also without a replica
+            await _send_json(send, HTTPStatus.OK, {"status": "ok"})
+            return
         try:
-            guard = await self._get_guard()
-        except (PronkError, RayError, RayServeException, TimeoutError) as error:
+            # A probe of /ready gets its answer in time; the building goes on.
+            wait = _READY_TIMEOUT if scope["path"] == "/ready" else None
+            guard = await asyncio.wait_for(self._get_guard(), wait)
+        except (PronkError, ReplicaLostError, RayError, RayServeException, TimeoutError) as error:
             _log.warning("no replica has described itself: %s", repr(error))
-            await _refuse(send)
+            refusal = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, _NO_REPLICA, "not_ready")
+            await _send_json(send, refusal.status, refusal.body())
             return
         await guard(scope, receive, send)
 
@@ -121,15 +130,13 @@ class _AsgiApplication:
         description = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
         dispatcher = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
-        return Guard(make_app(Service(dispatcher, self.settings)), self.settings)
+        return Guard(make_app(ModelPool.of(Service(dispatcher, self.settings))), self.settings)
 
 
-async def _refuse(send: Send) -> None:
-    message = "expected a running replica, found none; try again later"
-    error = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "not_ready")
+async def _send_json(send: Send, status: int, body: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(error.body()).encode()})
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
 async def _run_lifespan(receive: Receive, send: Send) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from socket import create_connection
 from time import monotonic, sleep
@@ -23,7 +23,7 @@ from pronk.errors import OptionError, PronkError
 from pronk.replicas.dispatcher import ReplicaLostError
 from pronk.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage
 from pronk.replicas.ray_security import is_private
-from pronk.replicas.replica import Replica
+from pronk.replicas.replica import NAMESPACE, Replica, ServerProcess
 
 __all__ = [
     "RayReplicas",
@@ -70,6 +70,8 @@ class ReplicaPlan:
     # By name of a Ray resource, the amount that a replica needs.
     resources: Mapping[str, float] = field(default_factory=dict)
     folder: str = field(default_factory=os.getcwd)  # working directory of the replicas, for relative paths
+    # Name of the Ray Serve application that the replicas delete when their server's process has ended; None: they stay.
+    app: str | None = None
 
 
 def connect(address: str | None, cpus: int) -> None:
@@ -135,7 +137,7 @@ def model_deployment(plan: ReplicaPlan) -> Any:
         logging_config=_QUIET,
         **num_replicas,
     )(Replica)
-    return deployment.bind(dict(plan.options), list(plan.extra_drafters), plan.folder)
+    return deployment.bind(dict(plan.options), list(plan.extra_drafters), plan.folder, plan.app)
 
 
 def connect_replicas(app: str) -> RayReplicas:
@@ -153,8 +155,10 @@ def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
     """
     check_cores(plan)
     app = f"pronk-{token_hex(4)}"  # a random name, because several servers may share a cluster
+    # Ray keeps applications if the process that started them dies, but not this actor, which the replicas look for.
+    owner = ray.remote(num_cpus=0)(ServerProcess).options(name=app, namespace=NAMESPACE).remote()
     try:
-        yield _start(plan, app)
+        yield _start(replace(plan, app=app), app)
     finally:
         try:
             _delete(app, plan.drain + _STOP_TIMEOUT)
@@ -162,6 +166,7 @@ def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
             pass  # Ray Serve is not running, so no replica has to be stopped
         except (RuntimeError, RayError) as error:
             _log.warning("could not stop the replicas: %s", cause_of(error))
+        del owner
 
 
 def check_cores(plan: ReplicaPlan) -> None:
@@ -231,8 +236,11 @@ class RayReplicas:
         return self.handle.about.remote().result(timeout_s=60.0)
 
     async def about_async(self) -> ReplicaInfo:
-        """Return the :class:`ReplicaInfo` of any replica."""
-        return await self.handle.about.remote()
+        """Implement :meth:`Replicas.about_async <pronk.replicas.dispatcher.Replicas.about_async>`."""
+        try:
+            return await self.handle.about.remote()
+        except (RayError, RayServeException) as error:
+            raise ReplicaLostError(cause_of(error)) from error
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
         """Implement :meth:`Replicas.generate <pronk.replicas.dispatcher.Replicas.generate>`."""

@@ -33,6 +33,8 @@ __all__ = ["Dispatcher", "ModelReader", "ReplicaLostError", "Replicas"]
 # Limits of the fields of :class:`_FailureCounts`; a request fails when a field reaches its limit.
 _MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS, _MAX_MISMATCHES = 3.0, 50, 8, 3
 _PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before retry number n = 1, 2, …: min(_MAX_PAUSE, n * _PAUSE)
+# Seconds in which a replica has to answer for the dispatcher to be ready, and for which the answer is valid.
+_READY_TIMEOUT, _READY_SECONDS = 2.0, 1.0
 _GRACE = 1.0  # seconds after the deadline in which the replica itself may still report the DeadlineError
 
 
@@ -45,6 +47,13 @@ class Replicas(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
         """Run ``request`` on one replica and yield its messages; raise ``ReplicaLostError`` if it dies."""
+
+    async def about_async(self) -> ReplicaInfo:
+        """Return the description of a replica that works, once there is one.
+
+        Raises:
+            ReplicaLostError: the replica has died, or its engine has stopped.
+        """
 
 
 @dataclass(frozen=True)
@@ -101,10 +110,26 @@ class Dispatcher:
         self._active = Counter[str]()  # replica name to the number of requests on the replica
         # Name of a dead replica to the number of requests on the replica when it died.
         self._active_at_death: dict[str, int] = {}
+        self._ready_until = 0.0  # time until which a replica's last answer is valid (``perf_counter``)
 
     @property
     def alive(self) -> bool:
         """Whether the dispatcher accepts requests."""
+        return not self._closed
+
+    async def is_ready(self) -> bool:
+        """Return whether a replica answers in time; its answer is valid for a second, also for other callers."""
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT):
+                while not self._closed and perf_counter() > self._ready_until:
+                    try:
+                        await self._replicas.about_async()
+                    except ReplicaLostError:
+                        await asyncio.sleep(_PAUSE)  # another replica may work
+                    else:
+                        self._ready_until = perf_counter() + _READY_SECONDS
+        except TimeoutError:
+            return False
         return not self._closed
 
     @property

@@ -21,24 +21,31 @@ from pronk.replicas.messages import (
     StepReply,
 )
 
-__all__ = ["Replica", "change_directory"]
+__all__ = ["NAMESPACE", "Replica", "ServerProcess", "change_directory"]
 
 _log = logging.getLogger(__name__)
 
+NAMESPACE = "pronk"  # Ray's namespace of :class:`ServerProcess`
 _MAX_REQUESTS = 2**20  # limit of the replica's engine; never reached, as the dispatcher and Ray Serve allow fewer
+
+
+class ServerProcess:
+    """Actor without methods, which Ray ends with the process of the server that created it."""
 
 
 class Replica:
     """Actor of Ray Serve with one engine."""
 
-    def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str) -> None:
+    def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str, app: str | None = None) -> None:
         """Load the model and start its engine; ``options`` are the arguments of :class:`pronk.LLM`.
 
-        Requests may select the default drafter or one of ``also``. Relative paths are relative to ``folder``.
+        Requests may select the default drafter or one of ``also``. Relative paths are relative to ``folder``. ``app``
+        is the name of the :class:`ServerProcess` of the replica's server, and of the application to delete without it.
         """
         from ray import get_runtime_context, serve  # noqa: PLC0415 - the extra pronk[ray]
 
         change_directory(folder)
+        self._app = app
         self._llm = LLM(**options)
         self._proposers = [self._llm.get_proposer(spec) for spec in also]  # keeps the draft models loaded
         self._engine = AsyncLLM(self._llm, max_requests=_MAX_REQUESTS)
@@ -47,11 +54,20 @@ class Replica:
         self._accepted = RequestAccepted(name, self._identity, self._llm.exact, node, os.getpid())
 
     def about(self) -> ReplicaInfo:
-        """Return the description of the replica."""
+        """Return the description of the replica; raise ``ClosedError`` if the engine has stopped."""
+        self.check_health()
         return ReplicaInfo(self._identity, self._model, self._llm.kernels, self._llm.get_proposer().name)
 
     def check_health(self) -> None:
-        """Raise ``ClosedError`` if the engine has stopped; Ray Serve then replaces the replica."""
+        """Raise ``ClosedError`` if the engine has stopped; Ray Serve then replaces the replica.
+
+        Ray Serve calls this method every few seconds. If the server's process has ended, end all its replicas.
+        """
+        if self._app is not None and not _exists(self._app):
+            from ray import serve  # noqa: PLC0415 - the extra pronk[ray]
+
+            _log.warning("the process of the server has ended; its replicas end, too")
+            serve.delete(self._app, _blocking=False)
         if not self._engine.alive:
             msg = "expected a running engine, found one that has stopped; see the log of the replica"
             raise ClosedError(msg)
@@ -92,6 +108,16 @@ class Replica:
         """Save the calibration and close the engine; Ray Serve awaits this method when the replica ends."""
         self._llm.calibration.save()
         await self._engine.close()
+
+
+def _exists(actor: str) -> bool:
+    from ray import get_actor  # noqa: PLC0415 - the extra pronk[ray]
+
+    try:
+        get_actor(actor, NAMESPACE)
+    except ValueError:  # Ray's error for an unknown name
+        return False
+    return True
 
 
 def change_directory(folder: str) -> None:

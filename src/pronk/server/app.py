@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
 from importlib.resources import files
+from time import perf_counter
 from traceback import format_tb
 from typing import Any
 
@@ -23,6 +24,7 @@ from pronk import __version__
 from pronk.errors import PronkError
 from pronk.server.errors import ANTHROPIC_PATHS, ApiError, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
+from pronk.server.model_pool import ModelPool
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.embeddings import EmbeddingRequest
@@ -30,7 +32,6 @@ from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
 from pronk.server.protocol.request import TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest
-from pronk.server.service import Service
 
 __all__ = ["make_app"]
 
@@ -74,8 +75,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(service: Service) -> FastAPI:
-    """Return the application that serves one model."""
+def make_app(models: ModelPool) -> FastAPI:
+    """Return the application that serves the models of a pool."""
     app = FastAPI(
         title="pronk",
         version=__version__,
@@ -86,16 +87,16 @@ def make_app(service: Service) -> FastAPI:
     )
     for error_class in (RequestValidationError, HTTPException, ApiError, PronkError, Exception):
         app.add_exception_handler(error_class, _error_response)
-    _add_status_routes(app, service)
-    _add_generation_routes(app, service)
-    _add_messages_routes(app, service)
-    _add_other_routes(app, service)
-    if service.settings.serve_chat_page:
+    _add_status_routes(app, models)
+    _add_generation_routes(app, models)
+    _add_messages_routes(app, models)
+    _add_other_routes(app, models)
+    if models.settings.serve_chat_page:
         _add_page(app)
     return app
 
 
-def _add_status_routes(app: FastAPI, service: Service) -> None:
+def _add_status_routes(app: FastAPI, models: ModelPool) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -106,81 +107,86 @@ def _add_status_routes(app: FastAPI, service: Service) -> None:
     @app.get("/ready", response_model=None)
     async def ready() -> Response:
         """Report whether the server accepts requests; the status is 503 if it does not."""
-        if service.draining or not service.engine.alive:
-            return JSONResponse({"status": "ending"}, HTTPStatus.SERVICE_UNAVAILABLE)
-        return JSONResponse({"status": "ready"})
+        if await models.is_ready():
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "ending" if models.draining else "not ready"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """List the only model of this server."""
-        return {"object": "list", "data": [_describe_model(service)]}
+    async def list_models() -> dict[str, Any]:
+        """List the models of this server and their states."""
+        return {"object": "list", "data": [model.describe() for model in models.models]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """Describe the model."""
-        service.check_model(name)
-        return _describe_model(service)
+        """Describe a model."""
+        return models.find(name).describe()
 
 
-def _add_generation_routes(app: FastAPI, service: Service) -> None:
+def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continue one or more prompts."""
-        return await _reply(service, request, body)
+        return await _reply(models, request, body)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        return await _reply(service, request, body)
+        return await _reply(models, request, body)
 
     @app.post("/v1/responses", response_model=None)
     async def responses(request: Request, body: ResponsesRequest) -> Response:
         """Answer a conversation in the format of OpenAI's Responses API."""
-        return await _reply(service, request, body, with_event_names=True)
+        return await _reply(models, request, body, with_event_names=True)
 
 
-def _add_messages_routes(app: FastAPI, service: Service) -> None:
+def _add_messages_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages", response_model=None)
     async def messages(request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation in the format of Anthropic's Messages API."""
-        return await _reply(service, request, body, with_event_names=True)
+        return await _reply(models, request, body, with_event_names=True)
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
-        _check_open(service)
-        return {"input_tokens": await service.count_tokens(body)}
+        _check_open(models)
+        async with models.use(body.model) as service:
+            return {"input_tokens": await service.count_tokens(body)}
 
 
-def _add_other_routes(app: FastAPI, service: Service) -> None:
+def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         """Return the embeddings of one or more texts."""
-        _check_open(service)
-        return await asyncio.to_thread(JSONResponse, await service.embed(body, tenant_of(request.scope)))
+        _check_open(models)
+        async with models.use(body.model) as service:
+            return await asyncio.to_thread(JSONResponse, await service.embed(body, tenant_of(request.scope)))
 
     @app.post("/v1/moderations")
     async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:
         """Classify texts by the model's own probabilities."""
-        _check_open(service)
-        return await service.moderate(body, tenant_of(request.scope))
+        _check_open(models)
+        arrived = perf_counter()
+        async with models.use(body.model, arrived) as service:
+            return await service.moderate(body, tenant_of(request.scope), arrived=arrived)
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
         """Return the token ids of a text or a conversation."""
-        _check_open(service)
-        return await asyncio.to_thread(JSONResponse, await service.tokenize(body))
+        _check_open(models)
+        async with models.use(body.model) as service:
+            return await asyncio.to_thread(JSONResponse, await service.tokenize(body))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
-        _check_open(service)
-        return await asyncio.to_thread(JSONResponse, await service.detokenize(body))
+        _check_open(models)
+        async with models.use(body.model) as service:
+            return await asyncio.to_thread(JSONResponse, await service.detokenize(body))
 
 
 def _add_page(app: FastAPI) -> None:
@@ -190,26 +196,13 @@ def _add_page(app: FastAPI) -> None:
         app.add_api_route(path, lambda page=page: page, response_model=None, include_in_schema=False)
 
 
-def _describe_model(service: Service) -> dict[str, Any]:
-    llm = service.engine.llm
-    return {
-        "id": service.settings.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "pronk",
-        "max_model_len": llm.config.context,
-        "drafter": llm.get_proposer().name,
-        "drafters": [*service.settings.allowed_drafters],
-    }
-
-
-async def _reply(service: Service, request: Request, body: TextRequest, *, with_event_names: bool = False) -> Response:
+async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with_event_names: bool = False) -> Response:
     """Return one JSON body, or a stream of events, with a line ``event: TYPE`` if ``with_event_names``."""
-    _check_open(service)
+    _check_open(models)
     tenant = tenant_of(request.scope)
     if not body.stream:
-        return await asyncio.to_thread(JSONResponse, await service.complete(body, tenant))
-    chunks = service.stream(body, tenant)
+        return await asyncio.to_thread(JSONResponse, await models.complete(body, tenant))
+    chunks = models.stream(body, tenant)
     first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -245,8 +238,8 @@ def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
     return text
 
 
-def _check_open(service: Service) -> None:
-    if service.draining:
+def _check_open(models: ModelPool) -> None:
+    if models.draining:
         message = "expected a running server, found one that is shutting down; send the request to another server"
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "draining", headers={"Retry-After": "5"})
 

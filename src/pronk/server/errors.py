@@ -20,7 +20,7 @@ from pronk.errors import (
     TokenizerError,
 )
 
-__all__ = ["ANTHROPIC_PATHS", "ApiError", "to_api_error", "validation_to_api_error"]
+__all__ = ["ANTHROPIC_PATHS", "ApiError", "to_api_error", "unknown_model", "validation_to_api_error"]
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
 # HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.
@@ -96,6 +96,12 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(error_class))
     message = "internal server error; the cause is in the log of the server"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
+
+
+def unknown_model(name: str, *names: str) -> ApiError:
+    """Return the error for a model that is not among ``names``, the models of the server."""
+    message = f"model: expected {' or '.join(map(repr, names))}, found {name!r:.60}"
+    return ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
 
 
 def validation_to_api_error(errors: Sequence[Any], body: object) -> ApiError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from http import HTTPStatus
-from operator import attrgetter
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -44,14 +45,11 @@ _GAUGES = {
 
 
 class Metrics:
-    """Counters, gauges and histograms of one server, not in Prometheus' global registry."""
+    """Counters, gauges and histograms of one model, in a registry that the models of a server share."""
 
-    def __init__(self, engine: ServedEngine, model: str) -> None:
-        self._model = model
-        self.registry = CollectorRegistry()
-        for name, (text, field) in _GAUGES.items():
-            gauge = Gauge(name, text, ["model_name"], registry=self.registry)
-            gauge.labels(model).set_function(partial(attrgetter(f"load.{field}"), engine))
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()  # not Prometheus' global registry
+        self._gauges = [(self._gauge(name, text), field) for name, (text, field) in _GAUGES.items()]
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Generated tokens.")
         self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of requests.")
@@ -71,15 +69,11 @@ class Metrics:
         )
         self._drafted_by = self._counter("pronk:draft_tokens", "Verified draft tokens by drafter.", "source")
         self._accepted_by = self._counter("pronk:accepted_tokens", "Accepted draft tokens by drafter.", "source")
-        self._regret = Regret()
-        regret = Gauge(
+        self._hindsight = self._gauge(
             "pronk:speed_in_hindsight",
             "Estimated speed of another choice of drafters, known in hindsight, divided by the speed reached.",
-            ["model_name", "choice"],
-            registry=self.registry,
+            "choice",
         )
-        regret.labels(model, "best_source").set_function(lambda: 1.0 / (self._regret.against_source or 1.0))
-        regret.labels(model, "best_of_every_step").set_function(lambda: 1.0 / (self._regret.against_steps or 1.0))
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to the first token.", _SECONDS)
         self._inter_token = self._histogram(
             "vllm:inter_token_latency_seconds", "Time between steps with new tokens of a sample.", _TOKEN_SECONDS
@@ -92,16 +86,42 @@ class Metrics:
         self._output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an output.", _TOKEN_COUNTS)
         self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", _TOKEN_COUNTS)
         self._n = self._histogram("vllm:request_params_n", "n of a request.", (1, 2, 4, 8, 16))
+        self._loaded = self._gauge("pronk:model_loaded", "1 if the model is in memory, else 0.")
+        self._loads = self._counter("pronk:model_loads", "Attempts to load the model by result.", "result")
+        self._set_model(model)
+
+    def for_model(self, model: str) -> Metrics:
+        """Return the metrics of another model of the same server."""
+        other = copy(self)
+        other._set_model(model)  # noqa: SLF001 - of this class
+        return other
+
+    def _set_model(self, model: str) -> None:
+        self._model = model
+        self._regret = regret = Regret()
+        hindsight = self._hindsight
+        hindsight.labels(model, "best_source").set_function(lambda: 1.0 / (regret.against_source or 1.0))
+        hindsight.labels(model, "best_of_every_step").set_function(lambda: 1.0 / (regret.against_steps or 1.0))
+        self.count_load(None)
+
+    def count_load(self, engine: ServedEngine | None, result: str | None = None) -> None:
+        """Read the gauges from another engine, or from none; count the result of a load, if given."""
+        find = (lambda: None) if engine is None else weakref.ref(engine)  # no reference that keeps the model in memory
+        for gauge, field in self._gauges:
+            gauge.labels(self._model).set_function(partial(_read_load, find, field))
+        self._loaded.labels(self._model).set(engine is not None)
+        if result is not None:
+            self._loads.labels(self._model, result).inc()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     @contextmanager
-    def request(self) -> Iterator[float]:
-        """Yield the arrival time (``perf_counter``); count a failure if the ``with`` block raises an error."""
+    def request(self, arrived: float | None = None) -> Iterator[float]:
+        """Yield ``arrived``, by default now (``perf_counter``); count a failure if the block raises an error."""
         try:
-            yield perf_counter()
+            yield perf_counter() if arrived is None else arrived
         except (GeneratorExit, asyncio.CancelledError):
             self._failure.labels(self._model, "abort").inc()
             raise
@@ -178,8 +198,17 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ["model_name", *labels], registry=self.registry)
 
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, ["model_name", *labels], registry=self.registry)
+
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(name, text, ["model_name"], buckets=tuple(buckets), registry=self.registry)
+
+
+def _read_load(find: Callable[[], ServedEngine | None], field: str) -> float:
+    """Return a field of the load of an engine; 0 if the engine is not in memory."""
+    engine = find()
+    return 0.0 if engine is None else float(getattr(engine.load, field))
 
 
 def _failure_reason(error: Exception) -> str:

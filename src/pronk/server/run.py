@@ -22,7 +22,7 @@ from pronk.errors import OptionError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
 from pronk.server.guard import Guard, Scope
-from pronk.server.service import Service
+from pronk.server.model_pool import ModelPool
 from pronk.server.settings import RequestLimits
 
 __all__ = ["Server", "check_free"]
@@ -51,14 +51,14 @@ _LOG: dict[str, Any] = {
 
 
 class Server(uvicorn.Server):
-    """HTTP server of one model.
+    """HTTP server of the models of a pool.
 
     After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second signal cancels them.
     """
 
     def __init__(
         self,
-        service: Service,
+        models: ModelPool,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -69,22 +69,22 @@ class Server(uvicorn.Server):
         """Configure the server.
 
         Args:
-            service: answers the requests.
+            models: answer the requests.
             host: address to listen at.
             port: 0 picks a free port.
             drain_seconds: time limit for running requests after the first signal.
             access_log: log client, route and status of each request; texts are never logged.
             on_start: called with the address and the port as soon as connections are accepted.
         """
-        self.service = service
+        self.models = models
         self._on_start = on_start
         self._access_log = access_log
         self._drain_seconds = drain_seconds
-        limits, count_response = service.settings.limits, service.metrics.count_response
+        limits, count_response = models.settings.limits, models.metrics.count_response
         config = uvicorn.Config(
             Guard(
-                make_app(service),
-                service.settings,
+                make_app(models),
+                models.settings,
                 num_connections=lambda: len(self.server_state.connections),
                 on_response=self._on_response,
             ),
@@ -105,26 +105,28 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to accept connections; raise ``OptionError`` if the server cannot listen at the address."""
         await super().startup(sockets or _listen(self.config.host, self.config.port))
+        if self.started:
+            self.models.start()
         if self.started and self._on_start is not None:
             host, port, *_ = self.servers[0].sockets[0].getsockname()
             self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Finish running requests, cancel them after ``drain_seconds`` or a second signal; close the engine.
+        """Finish running requests, cancel them after ``drain_seconds`` or a second signal; close the engines.
 
         Meanwhile, new requests get a response with the HTTP status 503.
         """
         end = perf_counter() + self._drain_seconds
         try:
-            while self.service.is_busy and not self.force_exit and perf_counter() < end:  # noqa: ASYNC110 - as uvicorn
+            while self.models.is_busy and not self.force_exit and perf_counter() < end:  # noqa: ASYNC110 - as uvicorn
                 await asyncio.sleep(_POLL_SECONDS)
             self.config.timeout_graceful_shutdown = max(1, round(end - perf_counter()))
             await super().shutdown(sockets)
         finally:
-            self.service.close()
+            self.models.stop()
             await self._cancel_requests()
             if not self.force_exit:
-                await self.service.engine.close()
+                await self.models.close()
 
     async def _cancel_requests(self) -> None:
         """Cancel running requests, wait for their last responses, then abort all connections."""
@@ -141,7 +143,7 @@ class Server(uvicorn.Server):
 
     def _on_response(self, scope: Scope, status: int) -> None:
         method, route = scope["method"], getattr(scope.get("route"), "path", "none")
-        self.service.metrics.count_response(method if method in _METHODS else "other", route, status)
+        self.models.metrics.count_response(method if method in _METHODS else "other", route, status)
         if self._access_log:
             client, path = (scope["client"] or ("?",))[0], scope["raw_path"].decode("latin-1")
             _log.info('%s "%s %s" %d', client, method, path, status)
@@ -150,7 +152,7 @@ class Server(uvicorn.Server):
         """Start the shutdown at the first signal; at the second one, end it without waiting for requests."""
         del sig, frame
         self.force_exit = self.should_exit
-        self.service.draining = self.should_exit = True
+        self.models.draining = self.should_exit = True
 
     def stop(self) -> None:
         """Act like a signal, see :meth:`handle_exit`; may be called from any thread."""

@@ -52,6 +52,9 @@ class ServedEngine(Protocol):
     def alive(self) -> bool:
         """Whether the engine accepts requests."""
 
+    async def is_ready(self) -> bool:
+        """Return whether the engine, or at least one replica, answers now."""
+
     @property
     def load(self) -> EngineLoad:
         """Current numbers of requests and use of the KV cache."""

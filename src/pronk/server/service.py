@@ -19,7 +19,7 @@ from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.drafter_rules import DrafterRules
-from pronk.server.errors import ApiError, to_api_error
+from pronk.server.errors import ApiError, to_api_error, unknown_model
 from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
 from pronk.server.protocol.chat import template_messages
@@ -30,7 +30,7 @@ from pronk.server.protocol.guides import FormattedRequest
 from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
 from pronk.server.served_engine import ServedEngine
-from pronk.server.settings import ServerSettings
+from pronk.server.settings import ServerSettings, model_key
 from pronk.tokenization.chat.messages import thinking_options
 
 __all__ = ["Service"]
@@ -44,14 +44,20 @@ class Service:
     """Checks requests, tokenizes prompts and runs the engine, for clients that do not trust each other."""
 
     def __init__(
-        self, engine: ServedEngine, settings: ServerSettings, *, moderation_prompt: ModerationPrompt | None = None
+        self,
+        engine: ServedEngine,
+        settings: ServerSettings,
+        *,
+        moderation_prompt: ModerationPrompt | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
+        """Serve the model of ``engine``; ``metrics`` may be those of an earlier load of the model."""
         self.engine = engine
         self.settings = settings
-        self.metrics = Metrics(engine, settings.name)
+        self.metrics = metrics or Metrics(settings.name)
+        self.metrics.count_load(engine, "loaded")
         self._drafters = DrafterRules(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
-        self.draining = False  # whether the server is shutting down and refuses new requests
         self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
         self._num_tokenizing = 0  # number of requests that have or await a tokenizer thread
 
@@ -67,9 +73,8 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise ``ApiError`` if a request names another model; ``None`` selects this model."""
-        if name is not None and _model_key(name) != _model_key(self.settings.name):
-            message = f"model: expected {self.settings.name!r}, found {name!r}"
-            raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
+        if name is not None and model_key(name) != model_key(self.settings.name):
+            raise unknown_model(name, self.settings.name)
 
     async def prepare(self, request: TextRequest) -> PreparedRequest:
         """Check a request and tokenize its prompts.
@@ -84,32 +89,35 @@ class Service:
             self._drafters.select(request.drafter)  # raises an error before the prompts are tokenized
         return await self._run_in_pool(self._tokenize_prompts, request)
 
-    async def complete(self, request: TextRequest, tenant: str = "") -> dict[str, Any]:
+    async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
         """Return the whole reply to a request.
 
-        ``tenant`` is the digest of the client's API key; cached KV blocks are shared within a tenant only.
+        ``tenant`` is the digest of the client's API key; cached KV blocks are shared within a tenant only. ``arrived``
+        is the time of the request's arrival (``perf_counter``), by default now.
 
         Raises:
             ApiError: see :meth:`prepare`.
             PronkError: see :meth:`prepare`, or the request failed.
         """
-        with self.metrics.request() as arrived:
+        with self.metrics.request(arrived) as start:
             prepared, done = await self.prepare(request), dict[int, Completion]()
-            async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, arrived)) as steps:
+            async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, start)) as steps:
                 async for pieces in steps:
                     prepared.reply.record(pieces)
                     done.update(_completions_in(pieces))
             return await asyncio.to_thread(prepared.reply.whole, _sort_by_index(done))
 
-    async def stream(self, request: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
+    async def stream(
+        self, request: TextRequest, tenant: str = "", *, arrived: float | None = None
+    ) -> AsyncGenerator[list[dict[str, Any]]]:
         """Yield the chunks of the reply, one list per step; arguments and errors as for :meth:`complete`.
 
         The first item comes after the first step, so that errors of the request are raised before any chunk.
         """
-        with self.metrics.request() as arrived:
+        with self.metrics.request(arrived) as start:
             prepared, done = await self.prepare(request), dict[int, Completion]()
             first, running = prepared.reply.start(), RunningUsage(prepared.prompts, request.n or 1)
-            async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, arrived)) as steps:
+            async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, start)) as steps:
                 async for pieces in steps:
                     done.update(_completions_in(pieces))
                     chunks = prepared.reply.step(pieces)
@@ -119,10 +127,12 @@ class Service:
                     first = []
         yield prepared.reply.end(_sort_by_index(done))
 
-    async def moderate(self, request: ModerationRequest, tenant: str = "") -> dict[str, Any]:
+    async def moderate(
+        self, request: ModerationRequest, tenant: str = "", *, arrived: float | None = None
+    ) -> dict[str, Any]:
         """Return the probability of each moderation category; see :mod:`pronk.server.guardrails`."""
         reports: dict[int, dict[int, float]] = {}
-        with self.metrics.request() as arrived:
+        with self.metrics.request(arrived) as start:
             self.check_model(request.model)
             texts, kind = request.texts, request.kind or "prompt"
             if not 1 <= len(texts) <= self.settings.limits.prompts:
@@ -134,7 +144,7 @@ class Service:
             )
             letter_ids = tuple(self.moderation_prompt.letter_ids().values())
             params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True)
-            async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, arrived)) as steps:
+            async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, start)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
         scores, flagged = zip(
@@ -314,11 +324,6 @@ class Service:
             raise DeadlineError(msg) from error
         finally:
             self._num_tokenizing -= 1
-
-
-def _model_key(name: str) -> str:
-    """Return a model's name without the ending of its file and in small letters."""
-    return name.casefold().removesuffix(".gguf")
 
 
 def _completions_in(pieces: Sequence[Piece]) -> dict[int, Completion]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pronk.checks import check_integer, check_number
 from pronk.errors import OptionError
 
-__all__ = ["RequestLimits", "ServerSettings", "read_keys", "read_text"]
+__all__ = ["RequestLimits", "ServerSettings", "model_key", "read_keys", "read_text"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class ServerSettings:
                 found = f"{len(key)} characters" if short else "another character"
                 msg = f"api-key: expected {expected}, found {found}; choose another key"
                 raise OptionError(msg)
+
+
+def model_key(name: str) -> str:
+    """Return a model's name in small letters, without ``.gguf``; models with equal keys are the same."""
+    return name.casefold().removesuffix(".gguf")
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

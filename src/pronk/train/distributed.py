@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pronk.parallel.parent_watch import end_with_parent
+
 __all__ = ["ProcessGroup", "join_processes", "local_device"]
 
 # All other processes wait while the first one generates the target's own text, which may take days. If a process
-# dies, torchrun ends all processes.
+# dies, torchrun ends all processes; if torchrun dies, each process ends itself.
 _TIMEOUT = timedelta(days=7)
 
 T = TypeVar("T")
@@ -107,6 +109,7 @@ def join_processes(device: str) -> Iterator[ProcessGroup]:
     if not (dist.is_available() and dist.is_torchelastic_launched()):
         yield ProcessGroup()
         return
+    end_with_parent()
     gpu = torch.device(local_device(device))
     if gpu.type == "cuda":
         torch.cuda.set_device(gpu)

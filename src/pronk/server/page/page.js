@@ -31,6 +31,7 @@ const page = {
     $("send").hidden = running !== null;
     $("stop").hidden = running === null;
     if (running) announce("Answering.");
+    else if (knownModels.length > 1) loadModels(); // a request may have loaded one model and unloaded another
     refresh();
   },
   attach(answer) {
@@ -199,6 +200,7 @@ function apply() {
   document.body.classList.toggle("marked", marks);
   for (const turn of turns) turn.marks = marks;
   $("marks").setAttribute("aria-pressed", marks);
+  showModel();
   refresh();
 }
 
@@ -243,20 +245,38 @@ async function loadModels() {
     else $("model").textContent = explain(error).title;
     return;
   }
-  const { model } = settings.form.elements;
-  model.replaceChildren(...knownModels.map(({ id }) => make("option", "", id)));
+  settings.form.elements.model.replaceChildren(...modelOptions());
   if (!knownModels.some(({ id }) => id === settings.values.model)) settings.set("model", knownModels[0].id);
   settings.show();
   showModel();
   refresh();
 }
 
+/** Return an option for each model, with its state unless it is loaded. */
+function modelOptions() {
+  return knownModels.map(({ id, state = "loaded" }) => {
+    const option = make("option", "", state === "loaded" ? id : `${id} (${state})`);
+    option.value = id;
+    return option;
+  });
+}
+
+/** Show the name of the model, or a choice if there are several, and its context and drafter once they are known. */
 function showModel() {
   const found = knownModels.find(({ id }) => id === settings.values.model);
   if (!found) return;
-  const { id, max_model_len: context, drafter } = found;
-  const more = make("span", "more", `context ${count(context)} · ${drafter}`);
-  $("model").replaceChildren(make("b", "", id), " ", more);
+  const { id, max_model_len: context, drafter, error } = found;
+  const known = context ? `context ${count(context)} · ${drafter}` : "";
+  let name = make("b", "", id);
+  if (knownModels.length > 1) {
+    name = make("select", "", ...modelOptions());
+    name.setAttribute("aria-label", "Model");
+    name.value = id;
+    name.addEventListener("change", () => settings.set("model", name.value));
+  }
+  const focused = $("model").contains(document.activeElement);
+  $("model").replaceChildren(name, " ", make("span", "more", error ?? known));
+  if (focused) name.focus();
   document.title = `${id} · pronk`;
 }
 

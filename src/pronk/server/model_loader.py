@@ -1,0 +1,131 @@
+"""Loading and unloading of one model of a server, and the memory that it needs."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pronk.arrays import INT8
+from pronk.async_llm import AsyncLLM
+from pronk.errors import OptionError
+from pronk.kv_cache.budget import BLOCK_SIZE, full_context_blocks, parse_memory
+from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
+from pronk.llm import LLM
+from pronk.models.checkpoint import open_checkpoint
+from pronk.models.loader import parse_dtype, read_config
+from pronk.quantization.gguf.checkpoint import is_gguf
+from pronk.server.guardrails import MODERATION_TEMPLATE, ModerationPrompt
+from pronk.server.metrics import Metrics
+from pronk.server.service import Service
+from pronk.server.settings import ServerSettings
+
+__all__ = ["MemoryEstimate", "ModelLoader"]
+
+_log = logging.getLogger(__name__)
+
+# Bytes per token of the vocabulary: the tokenizer and its tables. SmolLM2 (49,152 tokens) and Qwen2.5 (151,936) need
+# 450 to 550.
+_VOCABULARY_BYTES = 512
+_MAX_KV_FRACTION = 0.25  # largest share of the memory of all models for a KV cache of the default size
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of memory that a loaded model needs, without draft models."""
+
+    weights: int  # weights and tokenizer
+    kv: int  # KV cache, when it is full
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return self.weights + self.kv
+
+    def check_fits(self, name: str, memory: int, taken: int, how: str) -> None:
+        """Raise ``OptionError`` if the model exceeds ``memory`` less the bytes ``taken`` by ``how`` models."""
+        if self.total <= memory - taken:
+            return
+        less = f" less {_gib(taken)} of {how} models" if taken else ""
+        msg = (
+            f"memory: expected at most {_gib(memory - taken)} ({_gib(memory)}{less}), found {_gib(self.total)} of "
+            f"{name}: weights {_gib(self.weights)}, KV cache {_gib(self.kv)}; set --kv-memory lower or --memory higher"
+        )
+        raise OptionError(msg)
+
+
+@dataclass(frozen=True)
+class ModelLoader:
+    """Loads a model, any number of times; its methods block, and must not run in the event loop."""
+
+    path: Path
+    options: Mapping[str, Any]  # arguments of :class:`pronk.LLM` without ``model``
+    settings: ServerSettings  # with the name of this model
+    moderation_template: str = MODERATION_TEMPLATE
+    memory: int | None = None  # bytes for all models of the server; ``None`` sets no limit
+
+    def estimate(self) -> MemoryEstimate:
+        """Return the memory that the model needs, from the headers of its files.
+
+        Raises:
+            CheckpointError: the files cannot be read.
+            OptionError: an option does not fit the model.
+        """
+        config = read_config(self.path, context=self.options["context"])
+        dtype = parse_dtype(self.options["dtype"], config)
+        checkpoint = open_checkpoint(self.path)
+        weights = sum(map(checkpoint.nbytes, checkpoint))
+        if not is_gguf(self.path) and config.quantization is None:  # the loader converts such weights to ``dtype``
+            weights = weights * dtype.itemsize // parse_dtype("auto", config).itemsize
+        kv_dtype = INT8 if self.options["kv_dtype"] == "int8" else dtype
+        if self.options["kv_memory"] is not None:
+            kv = parse_memory(self.options["kv_memory"])
+        else:
+            per_block = BLOCK_SIZE * (kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype))
+            kv = full_context_blocks(config, self.options["max_batch"]) * per_block
+            if self.memory is not None:
+                kv = max(per_block, min(kv, int(self.memory * _MAX_KV_FRACTION)))
+        return MemoryEstimate(weights + _VOCABULARY_BYTES * config.vocab_size, kv)
+
+    def load(self, metrics: Metrics | None = None, progress: Callable[[int, int], None] | None = None) -> Service:
+        """Load the model and start its engine; ``progress`` receives the bytes loaded so far, and the total.
+
+        Raises:
+            CheckpointError: the model cannot be loaded.
+            OptionError: an option does not fit the model.
+        """
+        options = dict(self.options)
+        if self.memory is not None:
+            options["kv_memory"] = self.estimate().kv
+        llm = LLM(self.path, **options, progress=progress)
+        engine = AsyncLLM(llm, max_requests=self.settings.limits.requests)
+        prompt = ModerationPrompt(llm.tokenizer, self.moderation_template)
+        return Service(engine, self.settings, moderation_prompt=prompt, metrics=metrics)
+
+    @staticmethod
+    def finish(service: Service) -> None:
+        """Save the acceptance statistics and close the model of a service whose engine thread has ended."""
+        llm = service.engine.llm
+        assert isinstance(llm, LLM), "expected the LLM of load(), found another model"
+        try:
+            llm.calibration.save()
+        except OptionError as error:
+            _log.warning("%s", error)
+        finally:
+            llm.close()
+
+    @staticmethod
+    def return_memory() -> None:
+        """Give the memory of unreachable objects back to the system."""
+        gc.collect()
+        with suppress(OSError, AttributeError):  # only the C library of GNU has malloc_trim
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,66 @@
+"""The models of one server: their names and paths, from the values of ``--model``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pronk.errors import OptionError
+from pronk.hub.cache import model_label
+from pronk.hub.names import gguf_models
+from pronk.hub.resolve import resolve_model
+from pronk.server.settings import model_key
+
+__all__ = ["find_models"]
+
+_NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")  # NAME=PATH
+
+
+def find_models(values: Sequence[str], *, progress: Callable[[int, int], None] | None = None) -> list[tuple[str, Path]]:
+    """Return name and path of each model; download models that are not on this machine.
+
+    Args:
+        values: each a model as in :func:`pronk.hub.resolve.resolve_model`, ``NAME=MODEL``, or a folder of models. A
+            folder of models has no ``config.json``; all its GGUF files, and its folders with a ``config.json``, are
+            served. Empty: the default model.
+        progress: called with the number of bytes downloaded so far and the total.
+
+    Raises:
+        CheckpointError: there is no such model, or the download fails.
+        OptionError: two models have one name.
+    """
+    found: dict[str, tuple[str, Path]] = {}
+    for name, model in _expand(values or [None]):
+        path = resolve_model(model, progress=progress)
+        named = (name or model_label(path), path)
+        other = found.setdefault(model_key(named[0]), named)
+        if other is not named:
+            msg = f"model: expected distinct names, found {other[0]} for {other[1]} and {path}; use --model NAME={path}"
+            raise OptionError(msg)
+    return [*found.values()]
+
+
+def _expand(values: Sequence[str | None]) -> Iterator[tuple[str | None, str | Path | None]]:
+    """Yield the name, if given, and the model of each value; of a folder of models, those of its entries."""
+    for value in values:
+        models = [] if value is None else _models_in(value)
+        named = None if value is None else _NAMED.fullmatch(value)
+        if models:
+            yield from ((None, path) for path in models)
+        elif named is not None and not Path(value or "").exists():
+            yield named["name"], named["model"]
+        else:
+            yield None, value
+
+
+def _models_in(name: str) -> list[Path]:
+    """Return the models in a folder of models, sorted by name; empty if ``name`` is anything else."""
+    with suppress(OSError, RuntimeError):  # a name that is no path is checked by resolve_model()
+        folder = Path(name).expanduser()
+        if folder.is_dir() and not (folder / "config.json").is_file():
+            files = gguf_models(sorted(path.name for path in folder.iterdir()))
+            checkpoints = (path.parent for path in folder.glob("*/config.json"))
+            return sorted([*(folder / file for file in files), *checkpoints])
+    return []

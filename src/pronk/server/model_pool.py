@@ -1,0 +1,350 @@
+"""Models of one server: loaded on demand, unloaded when they are idle or when memory runs short."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from math import ceil
+from time import monotonic, perf_counter
+from typing import Any, Literal
+
+from pronk.errors import DeadlineError, OverloadedError, PronkError
+from pronk.server.errors import ApiError, unknown_model
+from pronk.server.metrics import Metrics
+from pronk.server.model_loader import MemoryEstimate, ModelLoader
+from pronk.server.protocol.request import TextRequest
+from pronk.server.service import Service
+from pronk.server.settings import ServerSettings, model_key
+
+__all__ = ["ModelPool", "PooledModel"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 30.0  # pause after a failed load, in which requests of the model get the error at once
+
+
+@dataclass(eq=False)
+class PooledModel:
+    """A model of a :class:`ModelPool`, and its state; changed by the event loop only."""
+
+    name: str
+    loader: ModelLoader | None  # ``None``: the model was loaded elsewhere, and stays loaded
+    pinned: bool = False  # never unloaded
+    state: Literal["unloaded", "loading", "loaded", "failed"] = "unloaded"
+    service: Service | None = None  # set if the state is ``loaded``
+    num_running: int = 0  # number of requests that use ``service``
+    num_waiting: int = 0  # number of requests that wait for it
+    retiring: bool = False  # whether new requests wait, because the memory is needed for another model
+    last_use: float = 0.0  # time of the end of the last request, or of the load (``monotonic``)
+    num_bytes: int = 0  # estimated memory, from the start of the load to the end of the unloading
+    error: ApiError | None = None  # reason of the state ``failed``
+    retry_at: float = 0.0  # time of the end of the pause after a failure (``monotonic``)
+    details: dict[str, Any] = field(default_factory=dict)  # properties that are known after the first load
+
+    def describe(self) -> dict[str, Any]:
+        """Return the entry of ``/v1/models``."""
+        described = {"id": self.name, "object": "model", "created": 0, "owned_by": "pronk", "state": self.state}
+        return described | self.details | ({} if self.error is None else {"error": self.error.message})
+
+
+class ModelPool:
+    """The models of one server.
+
+    Requests for a model that is not loaded wait until it is, in the order of their arrival. One model loads at a time,
+    in a thread, while the others go on. If memory is short, idle models are unloaded first, the least recently used
+    one before others. If all are busy, new requests of the least recently used one wait until its running requests
+    have ended; then it is unloaded. This also keeps a stream of requests for one model from blocking the others.
+
+    Attributes:
+        models: all models; the first one answers requests that name no model.
+        settings: settings that the models share.
+        metrics: metrics of the first model; their registry has those of all models.
+        draining: whether the server is shutting down and refuses new requests.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[PooledModel],
+        settings: ServerSettings,
+        *,
+        memory: int | None = None,
+        idle_seconds: float | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """Make a pool.
+
+        Args:
+            models: models with distinct names.
+            settings: settings that the models share.
+            memory: bytes for all loaded models; ``None`` sets no limit.
+            idle_seconds: seconds without a request after which a model is unloaded; ``None``: never.
+            metrics: metrics of the first model, if it was loaded elsewhere.
+        """
+        self.models, self.settings, self.memory = [*models], settings, memory
+        self.metrics = metrics or Metrics(models[0].name)
+        self.draining = False
+        self._metrics = {model: self.metrics.for_model(model.name) for model in models[1:]} | {models[0]: self.metrics}
+        self._idle_seconds = idle_seconds
+        # A single model stays as it is: its supervisor sees at /ready that its engine has ended.
+        self._reloads = len(models) > 1 or idle_seconds is not None
+        self._queue: list[PooledModel] = []  # models to load, the first one now
+        self._lock = asyncio.Lock()  # held while a model is loaded or unloaded
+        self._changed = asyncio.Event()  # set, and replaced, when the state of a model or a count has changed
+        self._tasks = dict[str, asyncio.Task[None]]()
+
+    @classmethod
+    def of(cls, service: Service) -> ModelPool:
+        """Return the pool of a single loaded model."""
+        pool = cls([PooledModel(service.settings.name, None, pinned=True)], service.settings, metrics=service.metrics)
+        pool._set_loaded(pool.models[0], service)
+        return pool
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return any(
+            model.num_running or model.num_waiting or (model.service is not None and model.service.is_busy)
+            for model in self.models
+        )
+
+    def find(self, name: str | None) -> PooledModel:
+        """Return the model with a name, the first one for ``None``; raise ``ApiError`` if there is none."""
+        if name is None:
+            return self.models[0]
+        for model in self.models:
+            if model_key(model.name) == model_key(name):
+                return model
+        raise unknown_model(name, *(model.name for model in self.models))
+
+    async def is_ready(self) -> bool:
+        """Return whether requests are accepted, and at least one model is loaded and works, or can be loaded."""
+        if self.draining:
+            return False
+        for model in self.models:
+            if model.state != "failed" if model.service is None else await model.service.engine.is_ready():
+                return True
+        return False
+
+    async def complete(self, request: TextRequest, tenant: str = "") -> dict[str, Any]:
+        """Return the whole reply to a request; see :meth:`Service.complete`."""
+        arrived = perf_counter()
+        async with self.use(request.model, arrived) as service:
+            return await service.complete(request, tenant, arrived=arrived)
+
+    async def stream(self, request: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
+        """Yield the chunks of the reply; see :meth:`Service.stream`."""
+        arrived = perf_counter()
+        async with (
+            self.use(request.model, arrived) as service,
+            aclosing(service.stream(request, tenant, arrived=arrived)) as steps,
+        ):
+            async for chunks in steps:
+                yield chunks
+
+    @asynccontextmanager
+    async def use(self, name: str | None, arrived: float | None = None) -> AsyncGenerator[Service]:
+        """Yield the service of a model, which stays loaded within the ``async with`` block.
+
+        ``arrived`` is the time of the request's arrival (``perf_counter``), by default now.
+
+        Raises:
+            ApiError: there is no such model, or it cannot be loaded.
+            DeadlineError: the model was not loaded by the deadline of the request.
+            OverloadedError: too many requests wait.
+        """
+        model = self.find(name)
+        with self._metrics[model].request(arrived) as start:
+            service = await self._wait_until_loaded(model, start + self.settings.limits.seconds)
+        model.num_running += 1
+        try:
+            yield service
+        finally:
+            model.num_running -= 1
+            model.last_use = monotonic()
+            self._notify()
+
+    def preload(self, model: PooledModel, progress: Callable[[int, int], None] | None = None) -> None:
+        """Load a model before the server starts.
+
+        Raises:
+            CheckpointError: the model cannot be loaded.
+            OptionError: it does not fit into the memory beside the models that are loaded.
+        """
+        assert model.loader is not None, "expected a model that is not loaded, found a loaded one"
+        if self.memory is not None:
+            estimate = model.loader.estimate()
+            estimate.check_fits(model.name, self.memory, self._used, "loaded")
+            model.num_bytes = estimate.total
+        self._set_loaded(model, model.loader.load(self._metrics[model], progress))
+
+    def start(self) -> None:
+        """Start to unload idle models; called in the event loop."""
+        if self._idle_seconds is not None:
+            self._tasks["idle"] = asyncio.ensure_future(self._unload_idle(self._idle_seconds))
+
+    def stop(self) -> None:
+        """Start no more loads; stop all engines after their current step."""
+        for task in self._tasks.values():
+            task.cancel()
+        for model in self.models:
+            if model.service is not None:
+                model.service.close()
+
+    async def close(self) -> None:
+        """Call :meth:`stop`, and wait for the engines."""
+        self.stop()
+        for task in self._tasks.values():
+            with suppress(asyncio.CancelledError):
+                await task
+        for model in self.models:
+            if model.service is not None:
+                await model.service.engine.close()
+
+    def finish(self) -> None:
+        """Save what the loaded models have learned, and close them; called after the end of the event loop."""
+        for model in self.models:
+            if model.service is not None and model.loader is not None:
+                model.loader.finish(model.service)
+
+    @property
+    def _used(self) -> int:
+        return sum(model.num_bytes for model in self.models)
+
+    def _is_usable(self, model: PooledModel) -> bool:
+        if model.service is None or model.retiring:
+            return False
+        return model.service.engine.alive or not self._reloads
+
+    async def _wait_until_loaded(self, model: PooledModel, ends_at: float) -> Service:
+        """Return the service of a model; errors are those of :meth:`use`."""
+        limit = self.settings.limits.requests
+        if not self._is_usable(model) and sum(each.num_waiting for each in self.models) >= limit:
+            msg = f"expected at most {limit} requests that wait for a model, found one more; try again later"
+            raise OverloadedError(msg)
+        model.num_waiting += 1
+        try:
+            async with asyncio.timeout(max(0.0, ends_at - perf_counter())):
+                while not self._is_usable(model):
+                    if model.error is not None and monotonic() < model.retry_at:
+                        raise self._retry_error(model, model.error)
+                    self._queue_load(model)
+                    await self._changed.wait()
+        except TimeoutError as error:
+            msg = f"the model {model.name} was not loaded by the deadline of the request; try again later"
+            raise DeadlineError(msg) from error
+        finally:
+            model.num_waiting -= 1
+            if not model.num_waiting:
+                self._notify()  # the loader may wait for memory that this model no longer needs
+        assert model.service is not None, "expected a loaded model, found none"
+        return model.service
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _queue_load(self, model: PooledModel) -> None:
+        if model not in self._queue:
+            self._queue.append(model)
+        if "load" not in self._tasks or self._tasks["load"].done():
+            self._tasks["load"] = asyncio.ensure_future(self._load_queued())
+
+    async def _load_queued(self) -> None:
+        """Load the queued models one after another; skip those without a waiting request."""
+        while self._queue:
+            model = self._queue[0]
+            async with self._lock:
+                if model.num_waiting and not self._is_usable(model):
+                    await self._load(model)
+            self._queue.remove(model)
+            self._notify()
+            await asyncio.sleep(0)  # let the waiting requests of this model start before memory is needed again
+
+    async def _load(self, model: PooledModel) -> None:
+        loader = model.loader
+        assert loader is not None, "expected a model that can be loaded, found one that was loaded elsewhere"
+        try:
+            await self._unload(model)  # without effect unless its engine has ended
+            model.state, model.error = "loading", None
+            estimate = await asyncio.to_thread(loader.estimate)
+            if not await self._make_room(model, estimate):
+                model.state = "unloaded"
+                return
+            model.num_bytes = estimate.total
+            self._set_loaded(model, await asyncio.to_thread(loader.load, self._metrics[model]))
+        except Exception as error:  # noqa: BLE001 - any error is that of this model only
+            self._set_failed(model, error)
+        finally:
+            for each in self.models:
+                each.retiring = False
+
+    async def _make_room(self, model: PooledModel, estimate: MemoryEstimate) -> bool:
+        """Unload other models until ``model`` fits; return False if no request waits for it any more.
+
+        Raises:
+            OptionError: the model fits into the memory at no time.
+        """
+        if self.memory is None:
+            return True
+        pinned = sum(each.num_bytes for each in self.models if each.pinned)
+        estimate.check_fits(model.name, self.memory, pinned, "pinned")
+        while (missing := self._used + estimate.total - self.memory) > 0:
+            if not model.num_waiting:
+                return False
+            others = [each for each in self.models if each.service is not None and not each.pinned]
+            others.sort(key=lambda each: (each.num_running > 0, each.last_use))
+            if not others[0].num_running:
+                await self._unload(others[0])
+                continue
+            for each in others:
+                each.retiring = missing > 0
+                missing -= each.num_bytes
+            await self._changed.wait()
+        return True
+
+    async def _unload(self, model: PooledModel) -> None:
+        if model.service is None:
+            return
+        service, model.service, model.state = model.service, None, "unloaded"
+        self._metrics[model].count_load(None)
+        service.close()
+        await service.engine.close()
+        if model.loader is not None:
+            await asyncio.to_thread(model.loader.finish, service)
+        del service
+        await asyncio.to_thread(ModelLoader.return_memory)
+        model.num_bytes = 0
+        self._notify()
+
+    def _set_loaded(self, model: PooledModel, service: Service) -> None:
+        llm, drafters = service.engine.llm, [*service.settings.allowed_drafters]
+        model.service, model.state, model.error, model.last_use = service, "loaded", None, monotonic()
+        names = {"drafter": llm.get_proposer().name, "drafters": drafters}
+        model.details = {"max_model_len": llm.config.context} | names
+
+    def _set_failed(self, model: PooledModel, error: Exception) -> None:
+        """Keep the cause for the model's own requests; they may see the message, which quotes no prompt."""
+        cause = str(error) if isinstance(error, PronkError) else f"{type(error).__name__}: {error}"
+        _log.error("the model %s was not loaded: %s", model.name, cause)
+        model.error = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {model.name}: {cause}", "model_not_loaded")
+        model.state, model.num_bytes, model.retry_at = "failed", 0, monotonic() + _RETRY_SECONDS
+        self._metrics[model].count_load(None, "failed")
+
+    @staticmethod
+    def _retry_error(model: PooledModel, error: ApiError) -> ApiError:
+        headers = {"Retry-After": str(max(1, ceil(model.retry_at - monotonic())))}
+        return ApiError(error.status, error.message, error.code, "model", headers)
+
+    async def _unload_idle(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds / 10)
+            async with self._lock:
+                for model in self.models:
+                    idle = not (model.pinned or model.num_running or model.num_waiting)
+                    if idle and model.service is not None and monotonic() - model.last_use >= seconds:
+                        await self._unload(model)
+                        _log.info("the model %s was unloaded after %.0f idle seconds", model.name, seconds)
