@@ -163,8 +163,10 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         """Return the embeddings of one or more texts."""
         _check_open(models)
-        async with models.use(body.model) as service:
-            return await asyncio.to_thread(JSONResponse, await service.embed(body, tenant_of(request.scope)))
+        arrived = perf_counter()
+        async with models.use(body.model, arrived) as service:
+            reply = await service.embed(body, tenant_of(request.scope), arrived=arrived)
+            return await asyncio.to_thread(JSONResponse, reply)
 
     @app.post("/v1/moderations")
     async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:

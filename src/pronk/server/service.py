@@ -152,18 +152,20 @@ class Service:
         )
         return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
 
-    async def embed(self, request: EmbeddingRequest, tenant: str = "") -> dict[str, Any]:
+    async def embed(
+        self, request: EmbeddingRequest, tenant: str = "", *, arrived: float | None = None
+    ) -> dict[str, Any]:
         """Return the embedding of each text; arguments and errors as for :meth:`complete`."""
-        with self.metrics.request() as arrived:
+        with self.metrics.request(arrived) as start:
             self.check_model(request.model)
             limits, vectors = self.settings.limits, list[Array]()
             request.check(limits, self.engine.llm.config.hidden_size)
             prompts = await self._run_in_pool(self._input_ids, request)
             group = min(limits.prompts, limits.requests)  # later groups leave room for the requests of other clients
-            for start in range(0, len(prompts), group):
-                schedule = self._schedule(tenant, arrived)
-                vectors += [*await self.engine.embed(prompts[start : start + group], **request.options(), **schedule)]
-            self.metrics.count_embeddings(prompts, arrived)
+            for first in range(0, len(prompts), group):
+                schedule = self._schedule(tenant, start)
+                vectors += [*await self.engine.embed(prompts[first : first + group], **request.options(), **schedule)]
+            self.metrics.count_embeddings(prompts, start)
         return request.reply(self.settings.name, vectors, sum(map(len, prompts)))
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
