@@ -11,6 +11,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.engine.request import Request
 from pronk.errors import ContextError, OptionError, PromptError
 from pronk.kernels.library import Kernels
+from pronk.models.adapters import Adapter
 from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
@@ -84,12 +85,13 @@ class RequestFactory:
         params: SamplingParams,
         proposer: Proposer[Any],
         *,
+        adapter: Adapter | None = None,
         processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
     ) -> list[Request]:
         """Create the ``params.n`` samples of one prompt; later samples share the prompt's KV blocks.
 
-        ``processors`` returns new logits processors for each sample, because they have state per text (see
-        :meth:`create_request`).
+        ``adapter`` is an adapter of the model; ``None``: the model alone. ``processors`` returns new logits processors
+        for each sample, because they have state per text (see :meth:`create_request`).
 
         Raises:
             OptionError: an option does not fit the model or the prompt.
@@ -102,6 +104,8 @@ class RequestFactory:
             )
             for sample in range(1, params.n)
         ]
+        for request in (first, *rest):
+            request.adapter = adapter
         return [first, *rest]
 
     def encode_continuations(
