@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pronk.cli.guides import read_guide, read_text
-from pronk.errors import OptionError, PromptError
+from pronk.cli.pairs import parse_adapters, parse_bias
+from pronk.errors import PromptError
 
 if TYPE_CHECKING:
     from pronk.engine.request_factory import RequestFactory
@@ -140,6 +141,10 @@ def model_options(
         str,
         _model('Drafter that proposes draft tokens: a name, or a name with options as in "recycling(num_nodes=7)".'),
     ] = "auto",
+    adapter: Annotated[
+        list[str],
+        _model("LoRA adapter in a folder of PEFT, for example --adapter sql=./sql-lora.", metavar="NAME=FOLDER"),
+    ] = [],  # noqa: B006 - typer requires a list; never modified
     device: Annotated[str, _model("Device that the model runs on, for example cpu or cuda.")] = "cpu",
     dtype: Annotated[str, _model("Data type: auto (that of the checkpoint), float32, bfloat16 or float16.")] = "auto",
     weights: Annotated[
@@ -225,7 +230,9 @@ def model_options(
     maximum number of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later
     prompts.
     """
-    return locals() | {"calibration": _switch(calibration), "weight_cache": _switch(weight_cache)}
+    options = locals() | {"calibration": _switch(calibration), "weight_cache": _switch(weight_cache)}
+    del options["adapter"]
+    return options | {"adapters": parse_adapters(adapter)}
 
 
 def _switch(value: str) -> bool | str:
@@ -307,22 +314,9 @@ def sampling_params(
 
     for name in ("json_schema", "regex", "choice", "grammar"):
         del given[name]
-    given["logit_bias"] = _parse_bias(logit_bias)
+    given["logit_bias"] = parse_bias(logit_bias)
     given["guide"] = read_guide(json_schema, regex, choice, grammar)
     return SamplingParams(**given)
-
-
-def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
-    """Parse ``["7=1.5"]`` into ``{7: 1.5}``; an empty list gives ``None``."""
-    bias: dict[int, float] = {}
-    for pair in pairs:
-        token, _, value = pair.partition("=")
-        try:
-            bias[int(token)] = float(value)
-        except ValueError:
-            msg = f"logit_bias: expected ID=VALUE, for example 13=-100, found {pair!r}"
-            raise OptionError(msg) from None
-    return bias or None
 
 
 def read_prompt(

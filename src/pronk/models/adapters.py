@@ -59,6 +59,9 @@ class Adapters:
             self.by_name[name] = Adapter(name, len(self._modules), digest)
             self._modules.append(modules)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.by_name
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.by_name)
 

@@ -116,14 +116,13 @@ def _add_status_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """List the only model of this server."""
-        return {"object": "list", "data": [_describe_model(service)]}
+        """List the model of this server and its adapters."""
+        return {"object": "list", "data": [_describe_model(service, name) for name in service.names.all]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """Describe the model."""
-        service.check_model(name)
-        return _describe_model(service)
+        """Describe the model or one of its adapters."""
+        return _describe_model(service, service.names.adapter(name) or service.settings.name)
 
 
 def _add_generation_routes(app: FastAPI, service: Service) -> None:
@@ -183,13 +182,14 @@ def _add_page(app: FastAPI) -> None:
         app.add_api_route(path, lambda page=page: page, response_model=None, include_in_schema=False)
 
 
-def _describe_model(service: Service) -> dict[str, Any]:
-    llm = service.engine.llm
+def _describe_model(service: Service, name: str) -> dict[str, Any]:
+    llm, model = service.engine.llm, service.settings.name
     return {
-        "id": service.settings.name,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "pronk",
+        "parent": None if name == model else model,  # an adapter's model, as in vLLM
         "max_model_len": llm.config.context,
         "drafter": llm.get_proposer().name,
         "drafters": [*service.settings.allowed_drafters],

@@ -22,6 +22,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError
 from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
+from pronk.server.model_names import ModelNames
 from pronk.server.protocol.chat import template_messages
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
@@ -53,6 +54,7 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)
+        self.names = ModelNames(settings.name, engine.llm.adapters)
         # Bind these drafters now, so that errors show at once and loaded draft models stay in memory.
         self._allowed_drafters = {
             make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.allowed_drafters
@@ -73,12 +75,6 @@ class Service:
         self._tokenizer_pool.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ``ApiError`` if a request names another model; ``None`` selects this model."""
-        if name is not None and _model_key(name) != _model_key(self.settings.name):
-            message = f"model: expected {self.settings.name!r}, found {name!r}"
-            raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
-
     async def prepare(self, request: TextRequest) -> PreparedRequest:
         """Check a request and tokenize its prompts.
 
@@ -86,7 +82,7 @@ class Service:
             ApiError: an option is beyond the limits or unsupported.
             PronkError: the prompt or an option does not fit the model.
         """
-        self.check_model(request.model)
+        self.names.adapter(request.model)
         request.check(self.settings.limits)
         if request.drafter is not None:
             self._cached_drafter(request.drafter)  # raises an error before the prompts are tokenized
@@ -131,7 +127,7 @@ class Service:
         """Return the probability of each moderation category; see :mod:`pronk.server.guardrails`."""
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request() as arrived:
-            self.check_model(request.model)
+            self.names.adapter(request.model)
             texts, kind = request.texts, request.kind or "prompt"
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
@@ -142,7 +138,8 @@ class Service:
             )
             letter_ids = tuple(self.moderation_prompt.letter_ids().values())
             params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True)
-            async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, arrived)) as steps:
+            texts_request = TextRequest.model_validate({"model": request.model})
+            async with aclosing(self._steps(prompts, params, texts_request, tenant, arrived)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
         scores, flagged = zip(
@@ -152,7 +149,7 @@ class Service:
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
-        self.check_model(request.model)
+        self.names.adapter(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
         ids = await self._run_in_pool(self._tokenize, request)
@@ -160,13 +157,13 @@ class Service:
 
     async def count_tokens(self, request: ConversationRequest) -> int:
         """Return the number of tokens of a conversation."""
-        self.check_model(request.model)
+        self.names.adapter(request.model)
         request.check(self.settings.limits)
         return len(await self._run_in_pool(self._conversation_ids, request))
 
     async def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
         """Return the text of token ids."""
-        self.check_model(request.model)
+        self.names.adapter(request.model)
         size = self.engine.llm.config.vocab_size
         if not all(0 <= token < size for token in request.tokens):
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
@@ -182,6 +179,7 @@ class Service:
             prompts,
             params,
             drafter=None if request.drafter is None else self._cached_drafter(request.drafter),
+            adapter=self.names.adapter(request.model),
             priority=request.priority or 0,
             deadline=max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
             salt=hashlib.sha256(f"{tenant}\0{request.cache_salt or ''}".encode()).digest(),
@@ -203,7 +201,8 @@ class Service:
         llm = self.engine.llm
         defaults = {name: value for name, value in llm.config.sampling.items() if getattr(request, name) is None}
         request = request.model_copy(update=defaults)
-        shared_fields = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
+        name = self.names.adapter(request.model) or self.settings.name
+        shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
             self._check_length(*request.prompts())
             prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]
@@ -316,11 +315,6 @@ class Service:
             raise DeadlineError(msg) from error
         finally:
             self._num_tokenizing -= 1
-
-
-def _model_key(name: str) -> str:
-    """Return a model's name without the ending of its file and in small letters."""
-    return name.casefold().removesuffix(".gguf")
 
 
 def _completions_in(pieces: Sequence[Piece]) -> dict[int, Completion]:
