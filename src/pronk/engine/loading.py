@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import INT8, DType
@@ -18,8 +18,11 @@ from pronk.models.adapters import Adapters
 from pronk.models.backend import Backend
 from pronk.models.loader import compute_dtype, load_decoder
 from pronk.models.prompt_cache import open_prompt_cache
-from pronk.parallel.worker_group import WorkerGroup, start_workers
+from pronk.parallel.worker_group import SingleProcess, start_workers
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
+
+if TYPE_CHECKING:
+    from pronk.parallel.processes import WorkerGroup
 
 __all__ = ["EngineSource", "LoadedEngine", "load_engine"]
 
@@ -39,7 +42,7 @@ class LoadedEngine(NamedTuple):
     """An engine, and what has to be closed after it."""
 
     engine: Engine
-    workers: WorkerGroup
+    workers: SingleProcess | WorkerGroup
     prompt_cache: PromptCache | None
 
 

@@ -87,6 +87,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     checkpoint = Checkpoint(folder, files=[weights])
     names = FAMILY_NAMES[config.family]
     places, pairs = _places(config, names), _pairs(folder, checkpoint)
+    # As the checkpoint's: tensors of image encoders are not used.
+    pairs = {name: pair for name, pair in pairs.items() if not names.ignored.fullmatch(names.canonical(name))}
     _check_modules(folder, options, {names.canonical(name) for name in pairs}, places)
     modules = []
     for name, (down, up) in sorted(pairs.items()):
