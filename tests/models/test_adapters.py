@@ -133,7 +133,7 @@ def test_chunks_trees_and_threads_have_the_same_bits(llama: tuple[Path, dict[str
 
     want = generate("autoregressive", threads=1)
     assert generate("autoregressive", threads=3, prefill_chunk=16).logprobs == want.logprobs
-    drafted = generate(ScriptedProposer([want.token_ids]), threads=2)
+    drafted = generate(ScriptedProposer({tuple(prompt): want.token_ids}), threads=2)
     assert drafted.logprobs == want.logprobs
     assert drafted.stats.accepted > 0
 
@@ -186,18 +186,9 @@ def rename(old: str, new: str) -> Any:
         ({"tensors": rename("layers.0.self_attn", "layers.9.self_attn")}, "found layers.9.self_attn"),
         ({"tensors": rename("layers.0.mlp.up_proj", "layers.0.mlp.experts.0.up_proj")}, "found layers.0.mlp.experts.0"),
         ({"tensors": rename("lora_A.weight", "lora_magnitude_vector")}, "a tensor that is not supported"),
-        (
-            {"tensors": lambda t: {n: v for n, v in t.items() if n != f"{Q}.lora_B.weight"}},
-            "q_proj.lora_B.weight, found",
-        ),
-        (
-            {"tensors": lambda t: {n: v for n, v in t.items() if not n.startswith(Q)}},
-            "target_modules names, found none",
-        ),
-        (
-            {"tensors": lambda t: t | {f"{Q}.lora_A.weight": t[f"{Q}.lora_A.weight"] * np.nan}},
-            "expected finite numbers",
-        ),
+        ({"tensors": lambda t: {n: v for n, v in t.items() if n != f"{Q}.lora_B.weight"}}, "q_proj.lora_B.weight"),
+        ({"tensors": lambda t: {n: v for n, v in t.items() if not n.startswith(Q)}}, "which target_modules names"),
+        ({"tensors": lambda t: t | {f"{Q}.lora_A.weight": t[f"{Q}.lora_A.weight"] * np.nan}}, "finite numbers"),
         ({"tensors": lambda t: {n: v.astype(np.int32) for n, v in t.items()}}, "expected float32, float16 or bfloat16"),
     ],
     ids=str,
