@@ -20,7 +20,7 @@ def parse_adapters(pairs: list[str]) -> dict[str, str]:
 
 
 def only_adapter(names: Collection[str]) -> str | None:
-    """Return the name of the adapter, or ``None`` if there is none; raise an OptionError if there are several."""
+    """Return the name of the only adapter; ``None``: there is none; several raise an OptionError."""
     if len(names) > 1:
         msg = f"adapter: expected one, found {', '.join(names)}; leave the others out"
         raise OptionError(msg)

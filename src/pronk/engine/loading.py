@@ -62,7 +62,9 @@ def load_engine(  # noqa: PLR0913 - independent options
     progress: Callable[[int, int], None] | None,
     **engine: Any,
 ) -> LoadedEngine:
-    """Load a model; the arguments are those of :class:`pronk.LLM`, and in ``engine`` those of :class:`Engine`.
+    """Load a model and build its engine.
+
+    The arguments are those of :class:`pronk.LLM`, and in ``engine`` those of :class:`Engine`.
 
     Raises:
         CheckpointError: the model cannot be loaded.

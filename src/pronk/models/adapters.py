@@ -106,7 +106,7 @@ def _check_folders(folders: Mapping[str, str | Path] | None) -> Mapping[str, str
 
 
 def _slice(module: AdapterModule, start: int, stop: int) -> LowRank | None:
-    """Return the part of a module that adds to the outputs ``start .. stop - 1``; ``None`` if there is none."""
+    """Return the part of a module for the outputs ``start .. stop - 1``; ``None``: there is none."""
     first, end = max(module.start, start), min(module.start + len(module.up), stop)
     if first >= end:
         return None

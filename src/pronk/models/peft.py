@@ -135,7 +135,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _places(config: ModelConfig, names: FamilyNames) -> dict[str, _Place]:
-    """Return the places of the modules that can have an adapter, by their names without the family's prefix."""
+    """Return the places of the modules that can have an adapter, by name without the family's prefix."""
     places = {}
     for part in plan_tensors(config, names):
         module = part.target.split(".")[2:]
@@ -173,7 +173,7 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
 
 
 def _check_modules(folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, _Place]) -> None:
-    """Raise a CheckpointError if the adapter has modules that the model lacks, or lacks some that it names."""
+    """Raise a CheckpointError if the model lacks a module, or the adapter lacks one that it names."""
     unknown = sorted(found - places.keys())
     if unknown:
         msg = (
@@ -191,7 +191,7 @@ def _check_modules(folder: Path, options: Mapping[str, Any], found: set[str], pl
 
 
 def _is_target(targets: object, name: str) -> bool:
-    """Return whether ``target_modules`` has a module; a regular expression is that of the adapter's author."""
+    """Return whether the value of ``target_modules`` names a module; regular expressions name none."""
     if isinstance(targets, str):
         return targets == "all-linear"
     return isinstance(targets, list) and any(name == each or name.endswith(f".{each}") for each in targets)

@@ -12,7 +12,7 @@ __all__ = ["ModelNames"]
 
 
 class ModelNames:
-    """Names that requests may have in their field ``model``; the ending ``.gguf`` and capital letters do not count.
+    """Names in the field ``model`` of requests; the ending ``.gguf`` and capital letters do not count.
 
     Attributes:
         model: name of the model.
