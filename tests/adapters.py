@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from checkpoints import _load
+from checkpoints import load_with_transformers
 from pronk.arrays import FLOAT32, Array
 from pronk.models.adapters import Adapter, Adapters
 from pronk.models.decoder import Decoder
@@ -21,7 +21,7 @@ LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 def _adapted(folder: Path, targets: tuple[str, ...]) -> dict[str, torch.nn.Module]:
     """Return the modules of a checkpoint in transformers whose names end with one of ``targets``."""
-    model = _load(folder, torch.float32)
+    model = load_with_transformers(folder, torch.float32)
     return {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in targets}
 
 
@@ -62,7 +62,7 @@ def merged_logits(checkpoint: Path, adapter: Path, tokens: list[int]) -> Array:
     """Return logits ``[len(tokens), vocab]`` of transformers in float32 with ``W + scale B A`` in place of ``W``."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
-    model = _load(checkpoint, torch.float32)
+    model = load_with_transformers(checkpoint, torch.float32)
     with torch.no_grad():
         for key in [key for key in tensors if ".lora_A." in key]:
             name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")

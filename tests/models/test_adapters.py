@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from adapters import ATTENTION, merged_logits, write_adapter
-from checkpoints import MakeCheckpoint, transformers_logits
+from checkpoints import MakeCheckpoint, load_with_transformers, transformers_logits
 from pronk import LLM, Completion, Proposer, SamplingParams
 from pronk.arrays import FLOAT32, Array
 from pronk.errors import CheckpointError, OptionError, PronkError
@@ -155,6 +156,25 @@ def test_log_probabilities_of_options_and_prompts(llama: tuple[Path, dict[str, P
         assert abs(each[prompt[position]] - want[position - 1, prompt[position]]) < 1e-3
 
 
+def test_an_adapter_that_peft_saves(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Runs if PEFT is installed; the other tests write its format themselves."""
+    peft = pytest.importorskip("peft")
+    model = checkpoint("qwen2")
+    options = {"r": 16, "lora_alpha": 5, "rank_pattern": {"q_proj": 5, "layers.1.mlp.up_proj": 9}, "use_rslora": True}
+    config = peft.LoraConfig(target_modules="all-linear", alpha_pattern={"down_proj": 40}, **options)
+    made = peft.get_peft_model(load_with_transformers(model, torch.float32), config)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(
+                    0.0, 0.3 * parameter.shape[1] ** -0.5, generator=torch.Generator().manual_seed(len(name))
+                )
+        want = made(torch.tensor([TEXT])).logits[0].numpy()
+    made.save_pretrained(str(tmp_path / "adapter"))
+    assert np.abs(want - transformers_logits(model, TEXT)).max() > 1000 * TOLERANCE
+    assert np.abs(logits(model, tmp_path / "adapter") - want).max() <= TOLERANCE
+
+
 def damaged(source: Path, target: Path, *, tensors: Any = None, **config: Any) -> Path:
     target.mkdir()
     options = json.loads((source / "adapter_config.json").read_text()) | config
@@ -180,6 +200,8 @@ def rename(old: str, new: str) -> Any:
         ({"peft_type": "IA3"}, "peft_type: expected 'LORA', found 'IA3'"),
         ({"layer_replication": [[0, 1]]}, "layer_replication: expected None"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: expected an unchanged base model"),
+        ({"rank_pattern": {"(a+)+": 3}}, r"rank_pattern: expected names of modules, found '\(a\+\)\+'"),
+        ({"kasa_config": {}}, "kasa_config: expected None"),
         ({"r": 0}, "r: expected a number above 0, found 0"),
         ({"lora_alpha": None}, "lora_alpha: expected a number above 0, found None"),
         ({"r": 5}, r"expected the shape \[5, 80\], found \[4, 80\]; use an adapter of this model"),

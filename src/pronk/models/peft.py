@@ -43,13 +43,18 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
     "use_bdlora": (False, None),
     "alora_invocation_tokens": (None,),
     "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
     "layer_replication": (None,),
     "modules_to_save": (None, []),
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
 }
 # Values of ``init_lora_weights`` with which PEFT also changes the weights of the base model.
-_CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Keys of ``rank_pattern`` and ``alpha_pattern`` are regular expressions. Those without repetition match in linear time.
+_PATTERN = re.compile(r"[\w.\\^$-]+")
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
             if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
                 msg = f"{folder}: {key}: expected a number above 0, found {value!r}; restore the file from its source"
                 raise CheckpointError(msg)
+    for pattern in (*(options.get("rank_pattern") or ()), *(options.get("alpha_pattern") or ())):
+        if not _PATTERN.fullmatch(pattern):
+            msg = f"{folder}: rank_pattern: expected names of modules, found {pattern!r}; write out the names"
+            raise CheckpointError(msg)
     return options
 
 
