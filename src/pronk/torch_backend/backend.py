@@ -105,7 +105,7 @@ class TorchBackend:
     def pack_adapter(self, matrix: TorchMatrix, parts: Sequence[LowRank]) -> list[tuple[int, Tensor, Tensor]]:
         """Copy the parts of an adapter to the device, in float32."""
         del matrix
-        return [(part.start, *(to_tensor(each).to(self.device) for each in part[1:])) for part in parts]
+        return [(start, to_tensor(down).to(self.device), to_tensor(up).to(self.device)) for start, down, up in parts]
 
     def program(
         self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
