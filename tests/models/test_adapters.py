@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from adapters import ATTENTION, merged_logits, write_adapter
+from adapters import ATTENTION, LINEAR, merged_logits, write_adapter
 from checkpoints import MakeCheckpoint, load_with_transformers, transformers_logits
+from gguf_files import convert
 from pronk import LLM, Completion, Proposer, SamplingParams
 from pronk.arrays import FLOAT32, Array
 from pronk.errors import CheckpointError, OptionError, PronkError
@@ -81,6 +82,26 @@ def test_logits_equal_those_of_merged_weights(case: str, by: str, checkpoint: Ma
     assert np.abs(want - transformers_logits(model, TEXT)).max() > 1000 * TOLERANCE
     # Rounding grows with the logits; those of the wide model are up to 80.
     assert np.abs(got - want).max() <= TOLERANCE * max(1.0, np.abs(want).max() / 20)
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize("kinds", ["F32", {"": "Q8_0", "attn_v": "Q5_1", "ffn_down": "Q4_0"}], ids=["F32", "mixed"])
+@pytest.mark.parametrize(("family", "targets"), [("llama", LINEAR), ("qwen2", LINEAR), ("phi3", FUSED)])
+def test_adapters_of_gguf_files_have_the_names_of_transformers(
+    family: str, targets: tuple[str, ...], kinds: Any, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Rows of queries and keys are permuted in the file; quantized projections are several matrices."""
+    model = checkpoint(family, **WIDE)
+    file, twin = convert(model, tmp_path / "model.gguf", kinds, twin=tmp_path / "twin"), tmp_path / "twin"
+    adapter = write_adapter(tmp_path / "adapter", model, targets=targets, rank=5)
+    want, base = merged_logits(twin, adapter, TEXT), transformers_logits(twin, TEXT)
+    error = np.abs(logits(file, adapter) - want).max()
+    if kinds == "F32":
+        assert error <= TOLERANCE
+    else:  # the input rows of quantized matrices are rounded to 8 bits
+        assert error <= 3 * np.abs(logits(file, None) - base).max() <= 0.2 * np.abs(want - base).max()
 
 
 @pytest.fixture(scope="module")
