@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
@@ -91,6 +92,17 @@ def test_every_route_takes_the_name(api: openai.OpenAI, served: Running) -> None
         ]
         assert scores[0]["category_scores"] != scores[1]["category_scores"]
         assert client.post("/tokenize", json={"prompt": "a", "model": "sql"}).status_code == 200
+
+
+def test_drafters_of_also_keep_texts_of_adapters_apart(served: Running, tmp_path: Path) -> None:
+    """Also a drafter with a file, which requests may select because the server allows it."""
+    spec = f"suffix(store='{tmp_path / 'store'}')"
+    service = Service(AsyncLLM(served.llm), ServerSettings(name="tiny", allowed_drafters=(spec, "prompt_lookup")))
+    found = [served.llm.get_proposer(service._check_drafter(spec), name) for name in (None, "sql", "Chat")]
+    assert len({*map(id, found)}) == 3
+    assert found[0] is served.llm.get_proposer(spec)
+    shared = [served.llm.get_proposer(service._check_drafter("prompt_lookup"), name) for name in (None, "sql")]
+    assert shared[0] is shared[1]
 
 
 def test_names_must_differ(served: Running) -> None:

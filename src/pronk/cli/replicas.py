@@ -54,8 +54,8 @@ class ReplicaOptions:
             from pronk.replicas.dispatcher import Dispatcher, ModelReader
 
             with deploy(plan) as deployed:
-                names = {"context": options["context"], "adapters": tuple(options["adapters"])}
-                reader = ModelReader(path, options["drafter"], deployed.about(), **names)
+                fields = {"context": options["context"], "adapters": tuple(options["adapters"])}
+                reader = ModelReader(path, options["drafter"], deployed.about(), **fields)
                 yield Dispatcher(reader, deployed, max_requests=max_requests)
 
     @contextmanager

@@ -290,8 +290,8 @@ class Service:
             raise refuse("drafter", str(error)) from error
         if drafter == self.engine.llm.drafter:
             return drafter
-        if drafter in self._allowed_drafters:
-            return self._allowed_drafters[drafter]
+        if drafter in self._allowed_drafters:  # one that keeps texts has a proposer for each adapter
+            return self._allowed_drafters[drafter] if drafter.for_adapter() is None else drafter
         drafters = _with_inner_drafters(drafter)
         if len(drafters) > _MAX_DRAFTERS:
             raise refuse("drafter", f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}")

@@ -195,7 +195,8 @@ class Drafter(ABC):
         """Return the options of a proposer for the requests of one adapter; ``None``: one proposer serves all.
 
         A drafter that keeps texts of other requests overrides this method: texts of another adapter would be a worse
-        source of draft tokens, and would show in response times.
+        source of draft tokens, and would show in response times. A proposer that a caller passes in place of its
+        options serves all adapters.
         """
         return None
 
