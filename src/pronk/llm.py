@@ -9,7 +9,6 @@ from typing import Any, Literal, cast, overload
 from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_integer
 from pronk.drafters import Drafter, Proposer, Target, make_drafter
-from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.loading import EngineSource, load_engine
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
@@ -140,7 +139,7 @@ class LLM:
         if check is not None:
             check(self.request_factory)
         loaded = load_engine(
-            EngineSource(self.path, opened, self.config, self.dtype, backend, self.adapters),
+            EngineSource(self.path, opened, self.config, self.dtype, backend, self.adapters, self.drafter),
             weights=weights,
             weight_cache=weight_cache,
             context=context,
@@ -158,8 +157,7 @@ class LLM:
             tokenizer=self.tokenizer,
             acceptance_stats=self.calibration.stats,
         )
-        self.engine, self._team, self._prompt_cache = loaded
-        self._proposers = ProposerCache(self.engine.target, self.drafter)
+        self.engine, self._proposers, self._team, self._prompt_cache = loaded
 
     def close(self) -> None:
         """Stop the workers, finish the prompt cache; decoding here can go on, unless ``parallel="tensor"``."""
@@ -238,7 +236,7 @@ class LLM:
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = params_per_prompt(params, len(batch))
         create, encode = self.request_factory.create_samples, self.request_factory.encode_prompt
-        proposer, found = self.get_proposer(drafter, adapter), self.adapters.find(adapter)
+        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
         groups = [
             create(encode(prompt), prompt_params, proposer, adapter=found)
             for prompt, prompt_params in zip(batch, options, strict=True)
@@ -261,8 +259,9 @@ class LLM:
         Closing the iterator aborts the request.
         """
         (options,) = params_per_prompt(params, 1)
-        ids, proposer = self.request_factory.encode_prompt(prompt), self.get_proposer(drafter, adapter)
-        requests = self.request_factory.create_samples(ids, options, proposer, adapter=self.adapters.find(adapter))
+        ids, found = self.request_factory.encode_prompt(prompt), self.adapters.find(adapter)
+        proposer = self.get_proposer(drafter, adapter)
+        requests = self.request_factory.create_samples(ids, options, proposer, adapter=found)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import INT8, DType
+from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kv_cache.budget import KVBudget
@@ -20,6 +21,7 @@ from pronk.models.loader import compute_dtype, load_decoder
 from pronk.models.prompt_cache import open_prompt_cache
 from pronk.parallel.worker_group import SingleProcess, start_workers
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
+from pronk.speculation.proposer import Drafter
 
 if TYPE_CHECKING:
     from pronk.parallel.processes import WorkerGroup
@@ -36,12 +38,14 @@ class EngineSource(NamedTuple):
     dtype: DType
     backend: Backend
     adapters: Adapters
+    drafter: Drafter  # default drafter
 
 
 class LoadedEngine(NamedTuple):
     """An engine, and what has to be closed after it."""
 
     engine: Engine
+    proposers: ProposerCache
     workers: SingleProcess | WorkerGroup
     prompt_cache: PromptCache | None
 
@@ -70,7 +74,7 @@ def load_engine(  # noqa: PLR0913 - independent options
         CheckpointError: the model cannot be loaded.
         OptionError: an option is out of range, or does not fit the model.
     """
-    path, opened, config, dtype, backend, adapters = source
+    path, opened, config, dtype, backend, adapters, drafter = source
     is_split = parallel == "tensor" and workers > 1
     cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
     cache_file = WeightCache.open(weight_cache, cacheable)
@@ -96,5 +100,6 @@ def load_engine(  # noqa: PLR0913 - independent options
             prompts.attach(cache)
         runner = team.make_runner(decoder, cache)
         loaded = Engine(decoder, cache, kv_budget=kv_budget, folder=path, runner=runner, **engine)
+        proposers = ProposerCache(loaded.target, drafter)
         on_error.pop_all()  # no error: keep the workers running
-    return LoadedEngine(loaded, team, prompts)
+    return LoadedEngine(loaded, proposers, team, prompts)
