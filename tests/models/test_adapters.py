@@ -177,6 +177,7 @@ def test_log_probabilities_of_options_and_prompts(llama: tuple[Path, dict[str, P
         assert abs(each[prompt[position]] - want[position - 1, prompt[position]]) < 1e-3
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of PEFT and transformers
 def test_an_adapter_that_peft_saves(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Runs if PEFT is installed; the other tests write its format themselves."""
     peft = pytest.importorskip("peft")
