@@ -46,7 +46,7 @@ sanitize: $(INSTALLED_DEV)
 	@$(PY) src/pronk/kernels/build.py $(SANITIZED) -Werror -O0 -g -DPRONK_FEW_TILES -DPRONK_EMULATE \
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=auto --dist=worksteal \
-		tests/kernels/test_weights.py tests/kernels/test_blocks.py tests/kernels/test_coded.py::test_outputs_equal_the_loop \
+		tests/kernels/test_weights.py tests/kernels/test_blocks.py tests/kernels/test_adapters.py tests/kernels/test_coded.py::test_outputs_equal_the_loop \
 		tests/kernels/test_coded.py::test_the_largest_sums_do_not_overflow tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
 		tests/kernels/test_choices.py tests/kernels/test_convolutions.py tests/kernels/test_experts.py tests/kernels/test_suffixes.py \
 		tests/drafters/from_text/test_growth.py \

@@ -127,7 +127,8 @@ def _auto_class(family: str) -> Any:
     return AutoModelForImageTextToText if family in ("gemma3", "mistral3") else AutoModelForCausalLM
 
 
-def _load(folder: Path, dtype: torch.dtype) -> Any:
+def load_with_transformers(folder: Path, dtype: torch.dtype) -> Any:
+    """Return the model of a folder in transformers."""
     family = json.loads((folder / "config.json").read_text())["model_type"]
     return _auto_class(family).from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
@@ -176,7 +177,7 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
 
 def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Array:
     """Return logits, float32 ``[len(tokens), vocab]``, of transformers' own implementation."""
-    model = _load(folder, dtype)
+    model = load_with_transformers(folder, dtype)
     with torch.no_grad():
         logits: Array = model(torch.tensor([tokens])).logits[0].float().numpy()
     return logits
@@ -184,7 +185,7 @@ def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = to
 
 def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
     """Return ``count`` greedy tokens of transformers' own implementation, in float32, without a KV cache."""
-    model = _load(folder, torch.float32)
+    model = load_with_transformers(folder, torch.float32)
     tokens = list(prompt)
     with torch.no_grad():
         for _ in range(count):
@@ -194,7 +195,7 @@ def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int
 
 def transformers_hidden(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Array:
     """Return ``last_hidden_state``, float32 ``[len(tokens), hidden]``, of transformers' own implementation."""
-    model = _load(folder, dtype)
+    model = load_with_transformers(folder, dtype)
     with torch.no_grad():
         states: Array = model.base_model(torch.tensor([tokens])).last_hidden_state[0].float().numpy()
     return states

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from adapters import write_adapter
 from checkpoints import MakeCheckpoint
 from pronk.async_llm import AsyncLLM
 from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
@@ -67,6 +68,22 @@ def test_simultaneous_requests_have_the_texts_of_single_ones(llm: LLM) -> None:
             assert [piece.completion is not None for piece in pieces] == [False] * 11 + [True]
 
     drive(llm, work)
+
+
+def test_requests_of_several_adapters(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    model = checkpoint("llama")
+    adapters = {name: write_adapter(tmp_path / name, model, seed=seed) for seed, name in enumerate("ab")}
+    llm, names = LLM(model, adapters=adapters, max_batch=3), (None, "a", "b", "a", None, "b")
+    want = [llm.generate(p, params(i), adapter=n) for i, (p, n) in enumerate(zip(PROMPTS, names, strict=True))]
+
+    async def work(made: AsyncLLM) -> None:
+        requests = [made.generate(p, params(i), adapter=n) for i, (p, n) in enumerate(zip(PROMPTS, names, strict=True))]
+        assert [each.token_ids for each in await asyncio.gather(*requests)] == [each.token_ids for each in want]
+        with pytest.raises(OptionError, match="adapter: expected one of a, b; found 'c'"):
+            await made.generate("x", params(0), adapter="c")
+
+    drive(llm, work)
+    assert len({tuple(llm.generate("x", params(0), adapter=name).token_ids) for name in (None, "a", "b")}) == 3
 
 
 def test_samples(llm: LLM) -> None:

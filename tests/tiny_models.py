@@ -339,12 +339,14 @@ def text_logits(
     tokens: Sequence[int],
     dtype: DType = FLOAT32,
     kv_dtype: DType | None = None,
+    *,
+    adapter: int = -1,
 ) -> Array:
     """Return logits ``[len(tokens), vocab]`` of a whole text, computed as a prompt in one pass through the KV cache."""
     packed = decoder.kernels is not None
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
     cache = make_cache(decoder.config, compute_dtype(dtype, decoder.backend), **shape, packed=packed)
-    block_table = BlockTable()
+    block_table = BlockTable(adapter=adapter)
     cache.prepare(block_table, len(tokens))
     job = ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))
     return ModelRunner(decoder, cache).forward([job]).logits[0][:]

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from time import perf_counter
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pronk.admission import AdmissionLimit
 from pronk.arrays import Array
@@ -122,6 +122,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
@@ -133,6 +134,7 @@ class AsyncLLM:
             prompt: text or token ids.
             params: sampling options.
             drafter: drafter of this request; ``None`` is the default of the model.
+            adapter: name of the adapter that computes this request; ``None``: the model alone.
             priority: scheduling priority; higher values are scheduled first.
             deadline: time limit in seconds, queueing included; ``None`` sets no limit.
             salt: part of the prefix cache's key; only requests with equal salts share cached blocks.
@@ -145,9 +147,8 @@ class AsyncLLM:
             DeadlineError: the deadline has passed.
             PronkError: see :meth:`~pronk.llm.LLM.generate`.
         """
-        steps = self.steps(
-            [prompt], params, drafter=drafter, priority=priority, deadline=deadline, salt=salt, tenant=tenant
-        )
+        options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
+        steps = self.steps([prompt], params, **options, deadline=deadline, salt=salt, tenant=tenant)
         async with aclosing(steps):
             async for pieces in steps:
                 for piece in pieces:
@@ -159,15 +160,15 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
         tenant: str = "",
     ) -> Completion:
         """Continue one prompt; arguments and errors are those of :meth:`stream`."""
-        pieces = self.stream(
-            prompt, params, drafter=drafter, priority=priority, deadline=deadline, salt=salt, tenant=tenant
-        )
+        options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
+        pieces = self.stream(prompt, params, **options, deadline=deadline, salt=salt, tenant=tenant)
         async with aclosing(pieces):
             completions = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
         first, *others = (completions[index] for index in sorted(completions))
@@ -179,6 +180,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
@@ -199,7 +201,7 @@ class AsyncLLM:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
         with self._admission.hold(len(prompts) * params.n):
-            requests = await self._prepare(prompts, params, drafter, deadline, given or {})
+            requests = await self._prepare(prompts, params, drafter, adapter, deadline, given or {})
             schedule.apply(requests.values())
             call = PendingRequests(requests, asyncio.get_running_loop())
             try:
@@ -218,6 +220,7 @@ class AsyncLLM:
         pooling: Pooling = "mean",
         dimensions: int | None = None,
         normalize: bool = True,
+        adapter: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
@@ -228,7 +231,7 @@ class AsyncLLM:
         schedule = _Schedule.of(priority, deadline, salt, tenant)
         with self._admission.hold(len(texts)):
             create = llm.request_factory.create_embeddings
-            requests = await asyncio.to_thread(create, texts, options, llm.engine.runner)
+            requests = await asyncio.to_thread(create, texts, options, llm.engine.runner, llm.adapters.find(adapter))
             schedule.apply(requests)
             call = PendingRequests(dict(enumerate(requests)), asyncio.get_running_loop())
             try:
@@ -260,6 +263,7 @@ class AsyncLLM:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         drafter: str | Drafter | None,
+        adapter: str | None,
         deadline: float | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
@@ -268,7 +272,7 @@ class AsyncLLM:
             async with asyncio.timeout(deadline) as limit:
                 if params.guide is not None:
                     await asyncio.wrap_future(self.llm.request_factory.grammars.submit(params.guide))
-                return await asyncio.to_thread(self._create_requests, prompts, params, drafter, given)
+                return await asyncio.to_thread(self._create_requests, prompts, params, drafter, adapter, given)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -280,11 +284,13 @@ class AsyncLLM:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         drafter: str | Drafter | None,
+        adapter: str | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        request_factory, proposer = self.llm.request_factory, self.llm.get_proposer(drafter)
+        found = self.llm.adapters.find(adapter)
+        request_factory, proposer = self.llm.request_factory, self.llm.get_proposer(drafter, adapter)
         samples = (
-            request_factory.create_samples(request_factory.encode_prompt(prompt), params, proposer)
+            request_factory.create_samples(request_factory.encode_prompt(prompt), params, proposer, adapter=found)
             for prompt in prompts
         )
         requests = dict(enumerate(request for group in samples for request in group))

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from pronk.arrays import INT8, Array
+from pronk.arrays import Array
 from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_integer
 from pronk.drafters import Drafter, Proposer, Target, make_drafter
-from pronk.drafters.proposer_cache import ProposerCache
-from pronk.engine.engine import Engine
+from pronk.engine.loading import EngineSource, load_engine
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
-from pronk.kernels.weight_cache import WeightCache
-from pronk.kv_cache.budget import KVBudget
-from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
-from pronk.models.prompt_cache import open_prompt_cache
+from pronk.models.adapters import Adapters
+from pronk.models.loader import parse_dtype, read_config
 from pronk.outputs import Choice, Completion, Piece
-from pronk.parallel.worker_group import is_launched, start_workers
+from pronk.parallel.worker_group import is_launched
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts
@@ -51,6 +46,7 @@ class LLM:
         config: architecture and sizes of the model.
         dtype: data type of the weights, as a NumPy dtype.
         workers: number of processes that compute the model.
+        adapters: the adapters, by name.
         calibration: measured acceptance rates; ``save()`` writes them to a file.
     """
 
@@ -59,6 +55,7 @@ class LLM:
         model: str | Path | None = None,
         *,
         drafter: str | Drafter = "auto",
+        adapters: Mapping[str, str | Path] | None = None,
         device: str = "cpu",
         dtype: str = "auto",
         weights: str = "plain",
@@ -86,6 +83,8 @@ class LLM:
             model: folder, GGUF file, or name as in :mod:`pronk.hub.names`; ``None``: ``smollm2``, after ``pronk pull``.
             drafter: name, name with options, or object (see :mod:`pronk.drafters`). ``"auto"`` stores no text for
                 later requests.
+            adapters: folders of LoRA adapters that PEFT has saved, by name; calls choose one with ``adapter``, and rows
+                of other requests keep their bits (:mod:`pronk.models.adapters`).
             device: ``"cpu"``, or a torch device, which needs ``pip install 'pronk[torch]'``.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
             weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
@@ -129,6 +128,7 @@ class LLM:
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
         self.config = read_config(self.path, opened, context)
+        self.adapters = Adapters(adapters, self.config, workers)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
         self.calibration = AcceptanceFile.open(calibration, self.path)
         self.dtype, self.workers = parse_dtype(dtype, self.config), workers
@@ -136,42 +136,26 @@ class LLM:
         self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
         if check is not None:
             check(self.request_factory)
-        is_split = parallel == "tensor" and workers > 1
-        cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
-        cache_file = WeightCache.open(weight_cache, cacheable)
-        settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
-        self._prompt_cache = prompts = open_prompt_cache(
-            prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
+        loaded = load_engine(
+            EngineSource(self.path, opened, self.config, self.dtype, backend, self.adapters, self.drafter),
+            weights=weights,
+            weight_cache=weight_cache,
+            context=context,
+            kv_memory=kv_memory,
+            kv_dtype=kv_dtype,
+            prefix_cache=prefix_cache,
+            prompt_cache=prompt_cache,
+            prompt_cache_size=prompt_cache_size,
+            workers=workers,
+            parallel=parallel,
+            progress=progress,
+            max_batch=max_batch,
+            prefill_chunk=prefill_chunk,
+            budget=budget == "auto",
+            tokenizer=self.tokenizer,
+            acceptance_stats=self.calibration.stats,
         )
-        kv_budget = KVBudget(kv_memory, max_batch, workers, backend.memory)
-        self._team = team = start_workers(workers, parallel, self.config, backend.kernels, context=context, **settings)
-        with ExitStack() as on_error:
-            on_error.callback(team.end)
-            how: dict[str, Any] = {"dtype": self.dtype, "backend": backend, "weights": weights, "split": team.split}
-            decoder = load_decoder(self.path, self.config, **how, opened=opened, cache=cache_file, on_progress=progress)
-            cache = kv_budget.add(
-                team.shard_config,
-                compute_dtype(self.dtype, backend),
-                backend.make_cache if team.pool is None else partial(backend.make_cache, cache_class=team.pool),
-                INT8 if kv_dtype == "int8" else None,
-                share_prefixes=prefix_cache or prompts is not None,
-            )
-            if prompts is not None:
-                prompts.attach(cache)
-            self.engine = Engine(
-                decoder,
-                cache,
-                max_batch=max_batch,
-                prefill_chunk=prefill_chunk,
-                budget=budget == "auto",
-                tokenizer=self.tokenizer,
-                kv_budget=kv_budget,
-                folder=self.path,
-                acceptance_stats=self.calibration.stats,
-                runner=team.make_runner(decoder, cache),
-            )
-            self._proposers = ProposerCache(self.engine.target, self.drafter)
-            on_error.pop_all()  # no error: keep the workers running
+        self.engine, self._proposers, self._team, self._prompt_cache = loaded
 
     def close(self) -> None:
         """Stop the workers, finish the prompt cache; decoding here can go on, unless ``parallel="tensor"``."""
@@ -206,6 +190,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Completion: ...
     @overload
@@ -215,6 +200,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Completion]: ...
     def generate(
@@ -223,6 +209,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Completion | list[Completion]:
         """Continue one prompt or a batch of prompts.
@@ -231,6 +218,7 @@ class LLM:
             prompts: a prompt (text or token ids), or a list of prompts to decode as a batch.
             params: sampling parameters for all prompts, or a list with one per prompt.
             drafter: drafter of this call instead of the default.
+            adapter: name of the adapter that computes the texts; ``None``: the model alone.
             progress: receives the number of finished requests, and the total.
 
         Returns:
@@ -244,9 +232,10 @@ class LLM:
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = params_per_prompt(params, len(batch))
-        proposer = self.get_proposer(drafter)
+        create, encode = self.request_factory.create_samples, self.request_factory.encode_prompt
+        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
         groups = [
-            self.request_factory.create_samples(self.request_factory.encode_prompt(prompt), prompt_params, proposer)
+            create(encode(prompt), prompt_params, proposer, adapter=found)
             for prompt, prompt_params in zip(batch, options, strict=True)
         ]
         requests = [request for group in groups for request in group]
@@ -255,12 +244,18 @@ class LLM:
         return completions[0] if single else completions
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
     ) -> Generator[Piece]:
         """Continue one prompt and yield the new tokens; closing the iterator aborts the request."""
         (options,) = params_per_prompt(params, 1)
-        ids, proposer = self.request_factory.encode_prompt(prompt), self.get_proposer(drafter)
-        requests = self.request_factory.create_samples(ids, options, proposer)
+        ids, found = self.request_factory.encode_prompt(prompt), self.adapters.find(adapter)
+        proposer = self.get_proposer(drafter, adapter)
+        requests = self.request_factory.create_samples(ids, options, proposer, adapter=found)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
@@ -269,6 +264,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         template_options: TemplateOptions | None = None,
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template.
@@ -282,7 +278,7 @@ class LLM:
             TokenizerError: the chat template is missing or damaged.
         """
         ids = self.chat_ids(messages, template_options=template_options)
-        return self.generate(ids, params or recommended_params(self.config), drafter=drafter)
+        return self.generate(ids, params or recommended_params(self.config), drafter=drafter, adapter=adapter)
 
     def stream_chat(
         self,
@@ -290,13 +286,14 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         template_options: TemplateOptions | None = None,
     ) -> Generator[Piece]:
         """Answer a conversation and yield the tokens; see :meth:`chat`."""
-        params = params or recommended_params(self.config)
-        return self.stream(self.chat_ids(messages, template_options=template_options), params, drafter=drafter)
+        ids = self.chat_ids(messages, template_options=template_options)
+        return self.stream(ids, params or recommended_params(self.config), drafter=drafter, adapter=adapter)
 
-    def choose(self, prompt: Prompt, options: Sequence[str]) -> Choice:
+    def choose(self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None) -> Choice:
         """Return the log-probabilities of given continuations of a prompt, computed in one token tree.
 
         ::
@@ -309,13 +306,15 @@ class LLM:
         Args:
             prompt: text or token ids, at least two tokens.
             options: 1..1024 distinct, non-empty texts.
+            adapter: see :meth:`generate`.
 
         Raises:
             OptionError: an option is empty, repeated or has no tokens.
             PronkError: see :meth:`generate`.
         """
         texts, ids = check_texts("options", options), self.request_factory.encode_prompt(prompt)
-        found = score(self.engine, ids, self.request_factory.encode_continuations(prompt, ids, texts))
+        continuations = self.request_factory.encode_continuations(prompt, ids, texts)
+        found = score(self.engine, ids, continuations, self.adapters.find(adapter))
         return Choice(texts, tuple(found))
 
     def embed(
@@ -325,10 +324,11 @@ class LLM:
         pooling: Pooling = "mean",
         dimensions: int | None = None,
         normalize: bool = True,
+        adapter: str | None = None,
     ) -> Array:
         """Return float32 ``[texts, dimensions]``; see :class:`~pronk.engine.pooling.EmbeddingOptions`."""
-        options = EmbeddingOptions(pooling, dimensions, normalize)
-        requests = self.request_factory.create_embeddings(texts, options, self.engine.runner)
+        options, found = EmbeddingOptions(pooling, dimensions, normalize), self.adapters.find(adapter)
+        requests = self.request_factory.create_embeddings(texts, options, self.engine.runner, found)
         self.engine.run(requests)
         return options.embeddings([request.pooler for request in requests], self.config.hidden_size)
 
@@ -338,13 +338,13 @@ class LLM:
         """Return the token ids of a conversation, with tools in OpenAI's format; errors: :meth:`chat`."""
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
-    def get_proposer(self, spec: str | Drafter | None = None) -> Proposer[Any]:
+    def get_proposer(self, spec: str | Drafter | None = None, adapter: str | None = None) -> Proposer[Any]:
         """Return the proposer for a drafter; ``None`` is the default drafter.
 
         Calling this before :meth:`generate` loads the draft model and reports errors early. Equal drafters share one
         proposer until its model's files change. Besides the default, the 64 most recently used without a draft model
-        and the 4 most recently used with one are kept.
+        and the 4 most recently used with one are kept. Drafters that keep texts have a proposer for each adapter.
 
         Raises ``OptionError`` or ``CheckpointError``.
         """
-        return self._proposers.default if spec is None else self._proposers.get_proposer(spec)
+        return self._proposers.get_proposer(spec, adapter)

@@ -25,6 +25,7 @@ from cli.conftest import assert_mistake
 from pronk.cli.main import _COMMANDS, main
 from pronk.cli.options import sampling_params
 from pronk.cli.repl import ChatSession
+from pronk.engine import loading
 from pronk.engine.stats import Stats, StepStats
 from pronk.errors import CacheFullError, TokenizerError
 from pronk.outputs import Completion, Piece
@@ -44,7 +45,7 @@ class FakeLLM:
     answer_format = AnswerFormat(tool_tokenizer("hermes"))  # a model without thoughts
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self.model, self.options = model, options
+        self.model, self.options, self.adapters = model, options, tuple(options["adapters"])
         self.config = SimpleNamespace(context=1000, sampling={})
         self.request_factory = SimpleNamespace(encode_prompt=lambda text: text, answer_format=self.answer_format)
         self.calibration = SimpleNamespace(save=lambda: None)
@@ -56,13 +57,14 @@ class FakeLLM:
         if options["progress"]:
             options["progress"](5, 10)
 
-    def generate(self, prompt: str, params: SamplingParams) -> Completion:
-        *_, last = self.stream(prompt, params)
+    def generate(self, prompt: str, params: SamplingParams, *, adapter: str | None = None) -> Completion:
+        *_, last = self.stream(prompt, params, adapter=adapter)
         assert last.completion is not None
         return last.completion
 
-    def stream(self, prompt: Any, params: SamplingParams) -> Iterator[Piece]:
+    def stream(self, prompt: Any, params: SamplingParams, *, adapter: str | None = None) -> Iterator[Piece]:
         self.asked.append(prompt)
+        self.adapter = adapter
         return self._stream(params)
 
     def _stream(self, params: SamplingParams) -> Iterator[Piece]:
@@ -80,10 +82,15 @@ class FakeLLM:
         return Completion(text, [0, 1, 2], "stop", None, SEED, [8, 9], [{0: -0.5}], None, stats)
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, str]], params: SamplingParams, *, template_options: Any = None
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        template_options: Any = None,
     ) -> Iterator[Piece]:
         self.used.append((params, template_options))
-        return self.stream([dict(message) for message in messages], params)
+        return self.stream([dict(message) for message in messages], params, adapter=adapter)
 
     def chat_ids(self, messages: Sequence[Mapping[str, str]], *, template_options: Any = None) -> list[int]:
         return [0] * (100 * len(messages))
@@ -148,7 +155,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     args = """
         --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
         --context 128 --kernels portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
-        --prompt-cache prompts --prompt-cache-size 1GiB
+        --adapter sql=folder=1 --prompt-cache prompts --prompt-cache-size 1GiB
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
         --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
         --n 2 --logprobs 4 --prompt-logprobs 5 --stop-token-ids 1 --stop-token-ids 2 --bad-words no --rule rejection
@@ -177,6 +184,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     expected |= {
         "weights": "int8",
         "weight_cache": "packed",
+        "adapters": {"sql": "folder=1"},
         "prompt_cache": "prompts",
         "prompt_cache_size": "1GiB",
         "kv_dtype": "int8",
@@ -264,11 +272,11 @@ import time, pronk.llm, pronk.cli.main
 from types import SimpleNamespace
 from pronk.outputs import Piece
 class Slow:
-    kernels = "avx2"
+    kernels, adapters = "avx2", ()
     config = SimpleNamespace(context=1000, sampling={})
     request_factory = SimpleNamespace(encode_prompt=lambda text: text)
     def __init__(self, *_, **__): self.calibration = SimpleNamespace(save=lambda: None)
-    def stream(self, prompt, params):
+    def stream(self, prompt, params, adapter):
         while True:
             yield Piece(0, "tick ")
             time.sleep(0.01)
@@ -542,7 +550,7 @@ def test_prompt_given_wrongly(run: Run, fake: type[FakeLLM], tmp_path: Path) -> 
 def test_unexpected_error_is_one_line_unless_the_traceback_is_asked_for(
     run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: FakeLLM, prompt: str, params: SamplingParams) -> Iterator[Piece]:
+    def fail(self: FakeLLM, prompt: str, params: SamplingParams, **_: object) -> Iterator[Piece]:
         raise RuntimeError("out of\nmemory")
 
     monkeypatch.setattr(fake, "stream", fail)
@@ -578,7 +586,7 @@ def test_requests_that_do_not_fit(
     run: Run, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, args: list[str], expected: list[str]
 ) -> None:
     """Reported before the weights are loaded, which takes seconds for a large model."""
-    monkeypatch.setattr(pronk.llm, "load_decoder", None)
+    monkeypatch.setattr(loading, "load_decoder", None)
     assert_mistake(run("generate", "--model", str(checkpoint("llama")), *args), *expected)
 
 
@@ -666,3 +674,27 @@ main(["generate", "--model", "pronk-tiny", "--max-tokens", "2", "--stats", "def 
     assert warning.startswith("pronk: warning: found no compiled kernels at nowhere")
     assert "torch computes instead" in warning
     assert figures.endswith("kernels torch")
+
+
+@pytest.mark.parametrize("chosen", [(), ("sql=a",)])
+def test_texts_are_computed_with_the_adapter(run: Run, fake: type[FakeLLM], chosen: tuple[str, ...]) -> None:
+    options = [word for pair in chosen for word in ("--adapter", pair)]
+    for command, given in ((["generate", "x"], ""), (["generate", "x", "--json"], ""), (["chat"], "hello\n")):
+        assert run(*command, *options, given=given)[0] == 0
+        assert fake.made.adapter == ("sql" if chosen else None)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (("sql",), "expected NAME=FOLDER with a new name, for example sql=./sql-lora, found 'sql'"),
+        (("sql=",), "found 'sql='"),
+        (("a=b", "a=c"), "found 'a=c'"),
+        (("a=b", "c=d"), "adapter: expected one, found a, c; leave the others out"),
+    ],
+)
+def test_mistakes_in_adapters(run: Run, fake: type[FakeLLM], pairs: tuple[str, ...], message: str) -> None:
+    del fake
+    options = [word for pair in pairs for word in ("--adapter", pair)]
+    assert_mistake(run("generate", "x", *options), message)
+    assert_mistake(run("chat", *options), message)

@@ -1,11 +1,12 @@
 """Memory of drafters across requests: which target it belongs to, and which requests enter it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drafters.helpers import bind, context, markov, tokenizer_stub, verify_step
-from pronk.drafters import Drafter, Lookahead, Proposer, Recycling, Suffix
+from pronk.drafters import Auto, Drafter, FirstOf, Lookahead, PromptLookup, Proposer, Recycling, Suffix
 from pronk.drafters.from_outputs.lookahead import LookaheadProposer
 from pronk.drafters.from_outputs.recycling import RecyclingProposer
 from pronk.drafters.from_text.suffix import SuffixProposer
@@ -73,6 +74,35 @@ def test_equal_options_of_one_llm_share_a_memory(name: str) -> None:
     one = llm.get_proposer(WITH_MEMORY[name])
     assert llm.get_proposer(WITH_MEMORY[name]) is one
     assert LLM().get_proposer(WITH_MEMORY[name]) is not one
+
+
+@pytest.mark.parametrize("name", WITH_MEMORY)
+def test_each_adapter_has_a_memory_of_its_own(name: str) -> None:
+    """Also inside composites; drafters without memory have one proposer for all adapters."""
+    llm = LLM(drafter=WITH_MEMORY[name])
+    one, other = llm.get_proposer(adapter="a"), llm.get_proposer(adapter="b")
+    assert len({id(one), id(other), id(llm.get_proposer())}) == 3
+    assert llm.get_proposer(adapter="a") is one
+    before = memory_of(other)
+    decode(one)
+    assert memory_of(one) != before
+    assert memory_of(other) == memory_of(llm.get_proposer()) == before
+    composite = FirstOf((WITH_MEMORY[name], PromptLookup()))
+    parts = [llm.get_proposer(composite, adapter) for adapter in (None, "a", "b")]
+    assert len({*map(id, parts)}) == 3
+    for without in (Auto(), PromptLookup(), FirstOf((Suffix(store_tokens=0), Recycling()))):
+        assert llm.get_proposer(without, "a") is llm.get_proposer(without)
+
+
+def test_a_store_on_disk_has_texts_of_the_model_alone(tmp_path: Path) -> None:
+    file = tmp_path / "store"
+    llm = LLM(drafter=Suffix(store=str(file)))
+    own = llm.get_proposer()
+    size = file.stat().st_size
+    decode(llm.get_proposer(adapter="a"))
+    assert file.stat().st_size == size
+    decode(own)
+    assert file.stat().st_size > size
 
 
 def test_drafters_without_memory_keep_nothing() -> None:

@@ -33,7 +33,8 @@ class Fake:
     start_order: int | None = None
     num_charged: int = 0
     start_time: float = 0.0
-    salt: bytes = b""
+    cache_salt: bytes = b""
+    adapter: None = None
     computes_prompt_logprobs: bool = False
     needs_draft_slots: bool = True
     stats: Stats = field(default_factory=Stats)

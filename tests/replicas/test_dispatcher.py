@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from adapters import write_adapter
+from checkpoints import MakeCheckpoint
 from pronk import LLM, AsyncLLM, SamplingParams
 from pronk.drafters import Suffix
 from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PronkError, ResumeError
@@ -51,7 +53,8 @@ class DyingReplicas:
         identity = self.identities.pop(0) if self.identities else "one"
         yield RequestAccepted(f"replica {len(self.requests)}", identity, exact=self.exact)
         assert request.identity in (None, identity), "the stream goes on after a mismatch"
-        steps = self.engine.steps(request.prompts, request.params, drafter=request.drafter, given=request.given)
+        options: Any = {"drafter": request.drafter, "adapter": request.adapter, "given": request.given}
+        steps = self.engine.steps(request.prompts, request.params, **options)
         try:
             async with aclosing(steps):
                 async for pieces in steps:
@@ -95,6 +98,22 @@ def whole(pieces: Sequence[Piece]) -> list[Any]:
         )
         found.append(([(piece.token_id, piece.text, piece.logprobs) for piece in own], *result))
     return found
+
+
+def test_texts_of_adapters_are_independent_of_deaths(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The replica that continues a text uses the same adapter; adapters are part of the identity of replicas."""
+    model = checkpoint("llama")
+    llm = LLM(model, adapters={"a": write_adapter(tmp_path / "a", model)}, threads=1, prefix_cache=True)
+    params = SamplingParams(max_tokens=24, seed=7, ignore_eos=True, logprobs=1)
+    want = [llm.generate(PROMPT, params, adapter=name) for name in (None, "a")]
+    assert want[0].token_ids != want[1].token_ids
+    for name, one in zip((None, "a"), want, strict=True):
+        replicas = DyingReplicas(llm, [3, 5])
+        pieces = asyncio.run(collect(dispatcher(llm, replicas), params, adapter=name))
+        assert whole(pieces)[0][2:4] == (one.token_ids, one.logprobs)
+        assert len(replicas.requests) == 3
+    plain = LLM(model, threads=1)
+    assert identity(llm, {})[0] != identity(plain, {})[0]
 
 
 @pytest.mark.parametrize(

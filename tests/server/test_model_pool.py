@@ -24,6 +24,7 @@ from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError, OptionError
 from pronk.models.clone_models import tiny_model
 from pronk.server import model_pool
+from pronk.server.adapter_names import AdapterNames
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import ModelLoader
 from pronk.server.model_names import find_models
@@ -84,7 +85,10 @@ def make_pool(paths: dict[str, Path], names: str, room: int | None = None, **opt
     if room is not None:
         sizes = [loader.estimate().total for name, loader in loaders.items() if name != "broken"]
         memory = sum(sorted(sizes)[-room:])
-    models = [PooledModel(name, replace(each, memory=memory), name in pins) for name, each in loaders.items()]
+    models = [
+        PooledModel(AdapterNames(name, ()), replace(each, memory=memory), name in pins)
+        for name, each in loaders.items()
+    ]
     for each in loaders.values():
         each.gate.set()
     return ModelPool(models, settings, memory=memory, **options)

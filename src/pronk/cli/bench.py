@@ -101,7 +101,7 @@ def plan(
     return bench_plan
 
 
-@shares(load=model_options, make_plan=plan, without=("model", "drafter"))
+@shares(load=model_options, make_plan=plan, without=("model", "drafter", "adapter"))
 def bench(
     command: typer.Context,
     load: "partial[LLM]",

@@ -32,7 +32,7 @@ __all__ = ["explain"]
     read=read_prompt,
     load=model_options,
     request=sampling_params,
-    without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"),
+    without=("adapter", "n", "logprobs", "prompt_logprobs", "logprob_token_ids"),
 )
 def explain(
     load: Callable[[Progress | None], "LLM"],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pronk.cli.options import Progress, given_options, model_options, sampling_params, shares
+from pronk.cli.pairs import only_adapter
 from pronk.cli.progress import interruptible
 from pronk.cli.prompts import read_prompt
 
@@ -56,18 +57,18 @@ def generate(
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     text = read()
     llm, params = prepare(load, request, screen, text)
-    prompt = llm.request_factory.encode_prompt(text)
+    prompt, adapter = llm.request_factory.encode_prompt(text), only_adapter(llm.adapters)
     if len(prompt) + params.max_tokens > llm.config.context:
         room = llm.config.context - len(prompt)
         screen.note(f"max_tokens: {room} instead of {params.max_tokens}, the rest of the model's context")
         params = replace(params, max_tokens=room, min_tokens=min(room, params.min_tokens))
     with interruptible("interrupted"):
         if as_json:
-            typer.echo(json.dumps(llm.generate(prompt, params).to_dict(), ensure_ascii=False))
+            typer.echo(json.dumps(llm.generate(prompt, params, adapter=adapter).to_dict(), ensure_ascii=False))
             return
         if echo:
             screen.echo(text)
-        _show_samples(llm.stream(prompt, params), params, screen, llm.kernels)
+        _show_samples(llm.stream(prompt, params, adapter=adapter), params, screen, llm.kernels)
         if screen.color_drafts and screen.interactive:
             screen.legend()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pronk.cli.guides import read_guide
+from pronk.cli.pairs import parse_adapters, parse_bias
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -140,6 +141,10 @@ def model_options(
         str,
         _model('Drafter that proposes draft tokens: a name, or a name with options as in "recycling(num_nodes=7)".'),
     ] = "auto",
+    adapter: Annotated[
+        list[str],
+        _model("LoRA adapter in a folder of PEFT, for example --adapter sql=./sql-lora.", metavar="NAME=FOLDER"),
+    ] = [],  # noqa: B006 - typer requires a list; never modified
     device: Annotated[str, _model("Device that the model runs on, for example cpu or cuda.")] = "cpu",
     dtype: Annotated[str, _model("Data type: auto (that of the checkpoint), float32, bfloat16 or float16.")] = "auto",
     weights: Annotated[
@@ -225,11 +230,13 @@ def model_options(
     maximum number of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later
     prompts.
     """
-    return locals() | {
+    options = locals() | {
         "model": one_model(model),
         "calibration": _switch(calibration),
         "weight_cache": _switch(weight_cache),
     }
+    del options["adapter"]
+    return options | {"adapters": parse_adapters(adapter)}
 
 
 def one_model(values: list[str], remedy: str = "give one") -> str | None:
@@ -319,19 +326,6 @@ def sampling_params(
 
     for name in ("json_schema", "regex", "choice", "grammar"):
         del given[name]
-    given["logit_bias"] = _parse_bias(logit_bias)
+    given["logit_bias"] = parse_bias(logit_bias)
     given["guide"] = read_guide(json_schema, regex, choice, grammar)
     return SamplingParams(**given)
-
-
-def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
-    """Parse ``["7=1.5"]`` into ``{7: 1.5}``; an empty list gives ``None``."""
-    bias: dict[int, float] = {}
-    for pair in pairs:
-        token, _, value = pair.partition("=")
-        try:
-            bias[int(token)] = float(value)
-        except ValueError:
-            msg = f"logit_bias: expected ID=VALUE, for example 13=-100, found {pair!r}"
-            raise OptionError(msg) from None
-    return bias or None

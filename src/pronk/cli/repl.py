@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk.cli.console import TerminalOutput, stats_line
+from pronk.cli.pairs import only_adapter
 from pronk.engine.stats import Stats
 from pronk.errors import OptionError, PronkError
 from pronk.files.atomic import write_json
@@ -56,7 +57,7 @@ class ChatSession:
             template_options: further variables of the chat template.
         """
         self._llm, self._screen, self._system, self._template_options = llm, screen, system, template_options
-        context = llm.config.context
+        context, self._adapter = llm.config.context, only_adapter(llm.adapters)
         recommended: dict[str, Any] = {name: v for name, v in llm.config.sampling.items() if name not in given}
         limit = params.max_tokens if "max_tokens" in given else min(_MAX_TOKENS, context // 2)
         self._params = replace(params, **recommended, max_tokens=min(limit, context - 1))
@@ -144,7 +145,7 @@ class ChatSession:
             messages, options = [*self._system_message, *conversation], self._template_options
             answers = self._llm.request_factory.answer_format
             reader = answers.reader((), opened=answers.opened_by(self._chat_ids(conversation)))
-            for piece in self._llm.stream_chat(messages, self._params, template_options=options):
+            for piece in self._llm.stream_chat(messages, self._params, adapter=self._adapter, template_options=options):
                 parts = reader.push(piece.text, piece.token_id)
                 for part in [*parts, *reader.flush()] if piece.completion is not None else parts:
                     shown.append(self._show(part, drafted=piece.guessed))

@@ -54,7 +54,8 @@ class ReplicaOptions:
             from pronk.replicas.dispatcher import Dispatcher, ModelReader
 
             with deploy(plan) as deployed:
-                reader = ModelReader(path, options["drafter"], deployed.about(), context=options["context"])
+                fields = {"context": options["context"], "adapters": tuple(options["adapters"])}
+                reader = ModelReader(path, options["drafter"], deployed.about(), **fields)
                 yield Dispatcher(reader, deployed, max_requests=max_requests)
 
     @contextmanager

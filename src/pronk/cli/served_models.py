@@ -48,6 +48,7 @@ def open_models(
         OptionError: two models have one name, or an option does not fit the models.
     """
     from pronk.kv_cache.budget import machine_memory, parse_memory
+    from pronk.server.adapter_names import AdapterNames
     from pronk.server.model_loader import ModelLoader
     from pronk.server.model_names import find_models
     from pronk.server.model_pool import ModelPool, PooledModel
@@ -64,7 +65,10 @@ def open_models(
         if limit is None and len(found) > 1:
             limit = int(_MEMORY_FRACTION * (machine_memory() or _ASSUMED_MEMORY))
         models = [
-            PooledModel(name, ModelLoader(path, options, replace(settings, name=name), template, limit))
+            PooledModel(
+                AdapterNames(name, options["adapters"]),
+                ModelLoader(path, options, replace(settings, name=name), template, limit),
+            )
             for name, path in found
         ]
         by_key = {model_key(model.name): model for model in models}
@@ -86,6 +90,9 @@ def _check_options(count: int, name: str, options: dict[str, Any]) -> None:
     """Raise OptionError for options that only a single model can have."""
     if name:
         msg = f"name: expected one model, found {count}; name each: --model NAME=MODEL"
+        raise OptionError(msg)
+    if options["adapters"]:
+        msg = f"adapter: expected one model, found {count}; serve the adapters' model with a server of its own"
         raise OptionError(msg)
     if options["workers"] > 1:
         msg = f"workers: expected 1 with several models, found {options['workers']}; leave it out"

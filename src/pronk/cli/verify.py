@@ -27,7 +27,7 @@ _EXIT_NOT_VERIFIED = 1
 _NUM_SAMPLE_PROMPTS = 8  # number of prompts of the sample suite without --limit
 
 
-@shares(load=model_options, remote=remote_options, without=("drafter", "budget"))
+@shares(load=model_options, remote=remote_options, without=("drafter", "adapter", "budget"))
 def verify(
     command: typer.Context,
     load: "partial[LLM]",

@@ -34,7 +34,7 @@ class DiskReads:
         """Read the first part of a request that has just taken over its prefix from memory."""
         request.stats.cached_tokens += request.block_table.length
         if not request.computes_whole_prompt:
-            self._parts[request] = self.load(request.block_table, request.tokens, request.salt, request.digests)
+            self._parts[request] = self.load(request.block_table, request.tokens, request.cache_salt, request.digests)
             self._read_part(request)
 
     def read_parts(self) -> None:
@@ -48,8 +48,8 @@ class DiskReads:
 
     def reads_for(self, request: Request) -> bool:
         """Return whether blocks are being read that a waiting request needs, too."""
-        size = self.cache.block_size
-        stops = [(each, each.block_table.length + size) for each in self._parts if each.salt == request.salt]
+        size, salt = self.cache.block_size, request.cache_salt
+        stops = [(each, each.block_table.length + size) for each in self._parts if each.cache_salt == salt]
         return any(each.tokens[:stop] == request.tokens[:stop] for each, stop in stops)
 
     def num_to_compute(self, request: Request) -> int:

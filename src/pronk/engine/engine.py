@@ -28,6 +28,7 @@ from pronk.interrupts import interruptible, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.paged import PagedCache
+from pronk.models.adapters import Adapter, cache_salt
 from pronk.models.decoder import Decoder
 from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits
@@ -129,7 +130,9 @@ class Engine:
         with self._exclusive():
             self._step()
 
-    def tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Array]:
+    def tree_logits(
+        self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None = None
+    ) -> list[Array]:
         """Return the logits ``[nodes, vocab]`` of token trees below a prompt, without creating a request.
 
         The prompt does not include the roots. Running requests are stepped until enough KV blocks are free.
@@ -145,7 +148,7 @@ class Engine:
                     raise CacheFullError(msg)
                 self.step()
             with self._exclusive():
-                return self._tree_logits(prompt, trees)
+                return self._tree_logits(prompt, trees, adapter)
 
     def run(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> None:
         """Run new requests to completion, batched with requests that are already running.
@@ -209,10 +212,11 @@ class Engine:
                 self._stepping = False
                 self._remove_finished()
 
-    def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Array]:
-        text, digests = [*prompt, trees[0].tokens[0]], list[bytes]()
-        block_table = self.cache.match_prefix(text, b"", digests) or BlockTable()
-        for _ in self.scheduler.disk_reads.load(block_table, text, b"", digests):
+    def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None) -> list[Array]:
+        text, digests, salt = [*prompt, trees[0].tokens[0]], list[bytes](), cache_salt(adapter)
+        block_table = self.cache.match_prefix(text, salt, digests) or BlockTable()
+        block_table.adapter = -1 if adapter is None else adapter.number
+        for _ in self.scheduler.disk_reads.load(block_table, text, salt, digests):
             pass
         self.scheduler.release_outside_window(block_table)
 
@@ -227,7 +231,7 @@ class Engine:
                 chunk = prompt[block_table.length : block_table.length + self.scheduler.prefill_chunk]
                 forward(TokenTree.chain(chunk), range(0))
                 self.cache.commit(block_table, range(len(chunk)))
-                self.cache.cache_blocks(block_table, prompt, b"")
+                self.cache.cache_blocks(block_table, prompt, salt)
                 self.scheduler.release_outside_window(block_table)
             return [forward(tree, range(len(tree)))[:].copy() for tree in trees]
         finally:

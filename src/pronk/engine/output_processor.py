@@ -100,7 +100,7 @@ class OutputProcessor:
         if isinstance(offsets, list):
             request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
         self.cache.commit(request.block_table, offsets)
-        self.cache.cache_blocks(request.block_table, request.tokens, request.salt)
+        self.cache.cache_blocks(request.block_table, request.tokens, request.cache_salt)
         if self.window is not None:
             self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
 

@@ -12,6 +12,7 @@ from pronk.engine.decision_trace import DecisionTrace
 from pronk.engine.pooling import HiddenPooler
 from pronk.engine.stats import Stats
 from pronk.kv_cache.blocks import BlockTable
+from pronk.models.adapters import Adapter, cache_salt
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.policy import RequestPolicy
@@ -72,7 +73,8 @@ class Request:
     parent: Request | None = None  # first sample of the prompt, if this is a later one; its KV blocks may be shared
     priority: int = 0  # scheduling priority; higher values are scheduled first
     deadline: float | None = None  # ``perf_counter`` time at which an unfinished request fails
-    salt: bytes = b""  # hashed into the keys of the prefix cache: only requests with equal salts share blocks
+    salt: bytes = b""  # part of the keys of the prefix cache: only requests with equal salts share blocks
+    adapter: Adapter | None = None  # adapter of the model that computes this request; ``None``: the model alone
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
     pooler: HiddenPooler | None = None  # set if the request computes an embedding of its prompt, and no tokens
     arrival: int = field(default=0, init=False)  # 0, 1, … in order of ``Scheduler.add`` calls
@@ -101,6 +103,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.stats.prompt_tokens = len(self.prompt)
+
+    @property
+    def cache_salt(self) -> bytes:
+        """Salt of the keys of prefix caches; see :func:`~pronk.models.adapters.cache_salt`."""
+        return cache_salt(self.adapter, self.salt)
 
     @property
     def output(self) -> list[int]:

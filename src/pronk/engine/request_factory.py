@@ -14,6 +14,7 @@ from pronk.engine.request import Request
 from pronk.errors import ContextError, OptionError, PromptError
 from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.library import Kernels
+from pronk.models.adapters import Adapter
 from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
@@ -87,12 +88,13 @@ class RequestFactory:
         params: SamplingParams,
         proposer: Proposer[Any],
         *,
+        adapter: Adapter | None = None,
         processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
     ) -> list[Request]:
         """Create the ``params.n`` samples of one prompt; later samples share the prompt's KV blocks.
 
-        ``processors`` returns new logits processors for each sample, because they have state per text (see
-        :meth:`create_request`).
+        ``adapter`` is an adapter of the model; ``None``: the model alone. ``processors`` returns new logits processors
+        for each sample, because they have state per text (see :meth:`create_request`).
 
         Raises:
             OptionError: an option does not fit the model or the prompt.
@@ -105,12 +107,18 @@ class RequestFactory:
             )
             for sample in range(1, params.n)
         ]
+        for request in (first, *rest):
+            request.adapter = adapter
         return [first, *rest]
 
     def create_embeddings(
-        self, texts: Sequence[str | Sequence[int]], options: EmbeddingOptions, runner: ModelRunner
+        self,
+        texts: Sequence[str | Sequence[int]],
+        options: EmbeddingOptions,
+        runner: ModelRunner,
+        adapter: Adapter | None = None,
     ) -> list[Request]:
-        """Create one request per text that computes an embedding and generates no tokens.
+        """Create one request per text that computes an embedding, with ``adapter``, and generates no tokens.
 
         Raises:
             OptionError: an option does not fit the model.
@@ -125,7 +133,7 @@ class RequestFactory:
         for prompt in [self.encode_prompt(text) for text in texts]:
             requests.append(self.create_request(prompt, params, proposer))
             pooler = HiddenPooler(options, len(prompt), self.config.num_layers, runner.final_norm)
-            requests[-1].pooler = pooler
+            requests[-1].pooler, requests[-1].adapter = pooler, adapter
         return requests
 
     def encode_continuations(

@@ -223,17 +223,13 @@ class Scheduler:
     def _match_prefix(self, request: Request) -> None:
         """Take over KV blocks of the parent's prompt or the prefix cache, for all tokens but the last."""
         parent, prefix = request.parent, len(request.prompt) - 1
-        forkable = (
-            parent is not None
-            and not parent.ended
-            and parent.block_table.blocks
-            and not parent.block_table.num_released
-        )
-        if parent is not None and forkable and parent.block_table.length >= prefix:
+        forkable = parent is not None and not parent.ended and not parent.block_table.num_released
+        if parent is not None and forkable and parent.block_table.blocks and parent.block_table.length >= prefix:
             request.block_table = self.cache.fork(parent.block_table, prefix)
         elif not request.computes_whole_prompt:
-            cached = self.cache.match_prefix(request.tokens, request.salt, request.digests)
+            cached = self.cache.match_prefix(request.tokens, request.cache_salt, request.digests)
             request.block_table = cached or request.block_table
+        request.block_table.adapter = -1 if request.adapter is None else request.adapter.number
         self.release_outside_window(request.block_table)
 
     def _reserve_all_blocks(self, request: Request) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pronk.arrays import Array, is_finite
 from pronk.engine.engine import Engine
 from pronk.errors import PromptError, PronkError
+from pronk.models.adapters import Adapter
 from pronk.sampling.sampler import NotFiniteError, log_probs
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
@@ -27,7 +28,9 @@ __all__ = ["score"]
 Tokens = tuple[int, ...]
 
 
-def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence[int]]) -> list[float]:
+def score(
+    engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence[int]], adapter: Adapter | None = None
+) -> list[float]:
     """Return the log-probability of each alternative (the token ids of one text) after a prompt.
 
     Raises:
@@ -52,7 +55,7 @@ def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence
     groups = _split(distinct, max_nodes)
     trees = [_make_tree(prompt[-1], group) for group in groups]
     sums = dict[Tokens, float]()
-    for group, tree, logits in zip(groups, trees, engine.tree_logits(prompt[:-1], trees), strict=True):
+    for group, tree, logits in zip(groups, trees, engine.tree_logits(prompt[:-1], trees, adapter), strict=True):
         sums |= {alternative: _log_probability(alternative, tree, logits) for alternative in group}
     return [sums[tuple(alternative)] for alternative in alternatives]
 

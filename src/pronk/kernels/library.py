@@ -38,7 +38,7 @@ __all__ = [
     "open_library",
 ]
 
-VERSION = 10  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 11  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")

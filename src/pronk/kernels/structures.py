@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "NUM_ROPE_TABLES",
     "STRUCTURES",
+    "CAdapter",
     "CBlocks",
     "CDraftChain",
     "CForward",
@@ -41,6 +42,12 @@ class CWeights(Structure):
     )
 
 
+class CAdapter(Structure):
+    """``pronk_adapter``: a low-rank adapter of a packed matrix."""
+
+    _fields_ = structure_fields(("down up", POINTER(CWeights)), ("first", c_void_p))
+
+
 class CBlocks(Structure):
     """``pronk_blocks``: rows of a GGUF file."""
 
@@ -64,7 +71,8 @@ class COp(Structure):
         ("sinks", c_void_p),
         ("mixing experts per_row normalized", c_int32),
         ("filter filter_bias", c_void_p),
-        ("taps", c_int32),
+        ("taps num_adapters", c_int32),
+        ("adapters", POINTER(CAdapter)),
     )
 
 
@@ -73,7 +81,7 @@ class CSegment(Structure):
 
     _fields_ = structure_fields(
         ("blocks parents", c_void_p),
-        ("released length nodes computed num_blocks", c_int32),
+        ("released length nodes computed num_blocks adapter", c_int32),
     )
 
 
@@ -110,4 +118,4 @@ class CDraftChain(Structure):
 
 
 # ``library.py`` compares their sizes with those of ``pronk_sizes``, which has the same order.
-STRUCTURES: tuple[type[Structure], ...] = (CWeights, CBlocks, COp, CSegment, CForward, CDraftChain)
+STRUCTURES: tuple[type[Structure], ...] = (CWeights, CAdapter, CBlocks, COp, CSegment, CForward, CDraftChain)

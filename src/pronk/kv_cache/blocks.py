@@ -37,6 +37,7 @@ class BlockTable:
     num_stored: int = 0  # number of leading blocks that are written to disk, or queued for it
     # ``PagedCache.version`` at the first allocation; if the cache has another one, its prefix cache takes no blocks.
     version: int = -1
+    adapter: int = -1  # number of the adapter with which every forward pass computes these tokens; -1: none
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -136,7 +137,8 @@ class BlockAllocator:
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a new table that shares the blocks of the first ``tokens`` tokens."""
         count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
-        forked = BlockTable(num_released=block_table.num_released, length=tokens, version=block_table.version)
+        forked = BlockTable(num_released=block_table.num_released, length=tokens)
+        forked.version, forked.adapter = block_table.version, block_table.adapter
         forked.digests = block_table.digests[: tokens // self.block_size]
         self.assign_cached(forked, block_table.blocks[:count])
         return forked

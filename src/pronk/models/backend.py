@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, DType
+from pronk.kernels.adapters import LowRank, pack_adapter
 from pronk.kernels.library import Kernels
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows, pack
@@ -16,7 +18,7 @@ from pronk.models.program import CrossAttentionSource, Program
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 
-__all__ = ["Backend", "KernelBackend", "Matrix"]
+__all__ = ["Backend", "KernelBackend", "Matrix", "MatrixAdapter"]
 
 
 class Matrix(Protocol):
@@ -36,6 +38,10 @@ class Matrix(Protocol):
 
     def unpack(self) -> Array:
         """Return the weights, float32 ``[outputs, inputs]``."""
+
+
+class MatrixAdapter(Protocol):
+    """A low-rank adapter of a matrix in the form that a backend computes with."""
 
 
 class Backend(Protocol):
@@ -67,6 +73,9 @@ class Backend(Protocol):
         cache: WeightCache | None = None,
     ) -> Matrix:
         """Convert a matrix to this backend's form; see :func:`pronk.kernels.weights.pack`."""
+
+    def pack_adapter(self, matrix: Any, parts: Sequence[LowRank]) -> MatrixAdapter:
+        """Convert an adapter of a matrix of this backend; ``parts`` have disjoint outputs."""
 
     def program(
         self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
@@ -104,6 +113,10 @@ class KernelBackend:
     ) -> Matrix:
         """Implement :meth:`Backend.pack`."""
         return pack(self.kernels, weight, bias, unit=unit, gated=gated, cache=cache)
+
+    def pack_adapter(self, matrix: Any, parts: Sequence[LowRank]) -> MatrixAdapter:
+        """Implement :meth:`Backend.pack_adapter`."""
+        return pack_adapter(matrix, parts)
 
     def program(
         self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None

@@ -61,11 +61,11 @@ class Checkpoint:
 
     config_source = "config.json"  # origin of the expected shapes, named in error messages
 
-    def __init__(self, folder: Path, remedy: str = "download it again") -> None:
-        """Map the files of ``folder``; errors about incomplete files end with ``remedy``."""
+    def __init__(self, folder: Path, remedy: str = "download it again", files: Sequence[Path] | None = None) -> None:
+        """Map ``files``, by default those of a model; errors about incomplete files end with ``remedy``."""
         self.folder = folder
         self._entries: dict[str, _MappedTensor] = {}
-        for path in _safetensors_files(folder, remedy):
+        for path in files or _safetensors_files(folder, remedy):
             entries = _map_file(path, remedy)
             for name in entries.keys() & self._entries.keys():
                 msg = f"{folder}: expected tensor {name} in one file, found it in two; remove the leftover shards"

@@ -10,7 +10,7 @@ import numpy as np
 from pronk.architecture.config import MixtureConfig, ModelConfig, default_query_scale
 from pronk.arrays import Array, DType
 from pronk.kernels.library import TYPES, Kernels
-from pronk.kernels.structures import CDraftChain, COp, CWeights
+from pronk.kernels.structures import CAdapter, CDraftChain, COp, CWeights
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
 from pronk.kv_cache.paged import PagedCache
@@ -213,6 +213,10 @@ class KernelProgram(Program):
         assert isinstance(packed, PackedMatrix), "expected weights packed for the kernels, found plain ones"
         self._kept_alive.append(packed)
         op.w = ctypes.pointer(packed.struct)
+        adapters = getattr(linear, "adapters", None) or ()
+        structs = (CAdapter * len(adapters))(*[each.struct if each else CAdapter() for each in adapters])
+        self._kept_alive += [adapters, structs]
+        op.num_adapters, op.adapters = len(adapters), structs
 
     def _set_experts(self, op: COp, experts: Experts) -> None:
         packed = [linear.packed for linear in experts.parts]

@@ -19,7 +19,7 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
 
 if TYPE_CHECKING:
-    from pronk.models.backend import Backend, Matrix
+    from pronk.models.backend import Backend, Matrix, MatrixAdapter
 
 __all__ = [
     "WEIGHTS",
@@ -89,6 +89,8 @@ class Linear:
         self.backend, self.layout = backend, layout
         self.scale: float = 1.0  # factor of the outputs
         self.cap: float | None = None  # soft cap of the outputs
+        # By number of an adapter, what it adds to the outputs; ``None``: nothing. Empty without adapters.
+        self.adapters: list[MatrixAdapter | None] = []
         self.packed: Matrix = backend.pack(weight, bias, unit=layout.unit, gated=layout.gated, cache=cache)
         self._programs: dict[np.dtype[np.generic], Program] = {}
 

@@ -288,7 +288,7 @@ class ProgramRows:
         if tree is not None:
             nodes = len(tree)
             parents = self._int32_array(tree.parents) if nodes > 1 and tree.main_chain < nodes else None
-        numbers = table.num_released, table.length, nodes, computed, len(blocks)
+        numbers = table.num_released, table.length, nodes, computed, len(blocks), table.adapter
         return CSegment(ctypes.addressof(blocks), parents, *numbers)
 
     def _int32_array(self, values: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,10 +66,18 @@ class NamedProposer:
 class ModelReader:
     """Config, tokenizer and default drafter of a model whose weights only the replicas load."""
 
-    def __init__(self, path: Path, drafter: str | Drafter, about: ReplicaInfo, *, context: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        drafter: str | Drafter,
+        about: ReplicaInfo,
+        *,
+        context: int | None = None,
+        adapters: Collection[str] = (),
+    ) -> None:
         """Read the model folder ``path`` and compare it with ``about``, the description of a replica.
 
-        ``context`` is the option of :class:`~pronk.llm.LLM`.
+        ``context`` is the option of :class:`~pronk.llm.LLM`. ``adapters`` are the names of the replicas' adapters.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -81,7 +89,7 @@ class ModelReader:
         check_model(path, self.config, self.tokenizer, about.model)
         self.request_factory = RequestFactory(self.config, self.tokenizer, None)
         self.drafter = make_drafter(drafter)
-        self.kernels = about.kernels
+        self.kernels, self.adapters = about.kernels, adapters
 
     def get_proposer(self, spec: str | Drafter | None = None) -> NamedProposer | Drafter:
         """Check the options of a drafter; without ``spec``, return the default of the replicas.
@@ -152,6 +160,7 @@ class Dispatcher:
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
@@ -174,9 +183,10 @@ class Dispatcher:
             bound = None if drafter is None else make_drafter(drafter)
             encode = self.llm.request_factory.encode_prompt
             ids = await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
-            prefix = await asyncio.to_thread(prefix_digests, ids[0], salt)
+            prefix = await asyncio.to_thread(prefix_digests, ids[0], salt + (adapter or "").encode())
             model = self.llm.about.model
             request = GenerateRequest(ids, params, prefix, model, None, {}, bound, priority, None, salt, tenant)
+            request = replace(request, adapter=adapter)
             async with aclosing(self._run_with_retries(request, ends_at)) as steps:
                 async for pieces in steps:
                     yield pieces

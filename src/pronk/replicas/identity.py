@@ -29,6 +29,7 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
         "kv_dtype": options.get("kv_dtype", "auto"),
         "weights": options.get("weights", "plain"),
         "parts": options.get("workers", 1) if options.get("parallel") == "tensor" else 1,
+        "adapters": {name: adapter.digest.hex() for name, adapter in llm.adapters.by_name.items()},
         "guides": _version("llguidance"),
     }
     kernels = f"torch {_version('torch')}" if llm.kernels == "torch" else f"{llm.kernels} {_library_digest()}"

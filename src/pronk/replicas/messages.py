@@ -41,6 +41,7 @@ class GenerateRequest:
     deadline: float | None = None
     salt: bytes = b""
     tenant: str = ""
+    adapter: str | None = None  # name of the adapter
     avoid: frozenset[str] = frozenset()  # names of replicas to use only if no other replica is available
 
 

@@ -84,6 +84,7 @@ class Replica:
             request.prompts,
             request.params,
             drafter=request.drafter,
+            adapter=request.adapter,
             priority=request.priority,
             deadline=request.deadline,
             salt=request.salt,

@@ -118,13 +118,15 @@ def _add_status_routes(app: FastAPI, models: ModelPool) -> None:
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        """List the models of this server and their states."""
-        return {"object": "list", "data": [model.describe() for model in models.models]}
+        """List the models of this server and their adapters, with the states of the models."""
+        return {"object": "list", "data": [entry for model in models.models for entry in model.describe()]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """Describe a model."""
-        return models.find(name).describe()
+        """Describe a model or an adapter."""
+        found = models.find(name)
+        shown = found.names.shown_as(name)
+        return next(entry for entry in found.describe() if entry["id"] == shown)
 
 
 def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:

@@ -41,9 +41,9 @@ class DrafterRules:
             raise refuse("drafter", str(error)) from error
         if drafter == self._llm.drafter:
             return drafter
-        if drafter in self._allowed:
+        if drafter in self._allowed:  # one that keeps texts has a proposer for each adapter
             proposer: Drafter = self._allowed[drafter]
-            return proposer
+            return proposer if drafter.for_adapter() is None else drafter
         drafters = _with_inner_drafters(drafter)
         if len(drafters) > _MAX_DRAFTERS:
             raise refuse("drafter", f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}")

@@ -13,17 +13,17 @@ from time import monotonic, perf_counter
 from typing import Any, Literal
 
 from pronk.errors import DeadlineError, OverloadedError, PronkError
+from pronk.server.adapter_names import AdapterNames
 from pronk.server.errors import ApiError, unknown_model
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import MemoryEstimate, ModelLoader
 from pronk.server.protocol.request import TextRequest
 from pronk.server.service import Service
-from pronk.server.settings import ServerSettings, model_key
+from pronk.server.settings import ServerSettings
 
 __all__ = ["ModelPool", "PooledModel"]
 
 _log = logging.getLogger(__name__)
-
 _RETRY_SECONDS = 30.0  # pause after a failed load, in which requests of the model get the error at once
 
 
@@ -31,7 +31,7 @@ _RETRY_SECONDS = 30.0  # pause after a failed load, in which requests of the mod
 class PooledModel:
     """A model of a :class:`ModelPool`, and its state; changed by the event loop only."""
 
-    name: str
+    names: AdapterNames  # of the model and its adapters
     loader: ModelLoader | None  # ``None``: the model was loaded elsewhere, and stays loaded
     pinned: bool = False  # never unloaded
     state: Literal["unloaded", "loading", "loaded", "failed"] = "unloaded"
@@ -45,10 +45,16 @@ class PooledModel:
     retry_at: float = 0.0  # time of the end of the pause after a failure (``monotonic``)
     details: dict[str, Any] = field(default_factory=dict)  # properties that are known after the first load
 
-    def describe(self) -> dict[str, Any]:
-        """Return the entry of ``/v1/models``."""
-        described = {"id": self.name, "object": "model", "created": 0, "owned_by": "pronk", "state": self.state}
-        return described | self.details | ({} if self.error is None else {"error": self.error.message})
+    @property
+    def name(self) -> str:
+        """Name of the model itself."""
+        return self.names.model
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the entries of ``/v1/models``: that of the model, and those of its adapters."""
+        described = {"object": "model", "created": 0, "owned_by": "pronk", "state": self.state} | self.details
+        described |= {} if self.error is None else {"error": self.error.message}
+        return [{"id": each, "parent": None if each == self.name else self.name} | described for each in self.names.all]
 
 
 class ModelPool:
@@ -75,14 +81,10 @@ class ModelPool:
         idle_seconds: float | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """Make a pool.
+        """Make a pool of models with distinct names.
 
-        Args:
-            models: models with distinct names.
-            settings: settings that the models share.
-            memory: bytes for all loaded models; ``None`` sets no limit.
-            idle_seconds: seconds without a request after which a model is unloaded; ``None``: never.
-            metrics: metrics of the first model, if it was loaded elsewhere.
+        ``memory`` is a limit in bytes for all loaded models. A model is unloaded after ``idle_seconds`` without a
+        request. ``metrics`` are those of the first model, if it was loaded elsewhere.
         """
         self.models, self.settings, self.memory = [*models], settings, memory
         self.metrics = metrics or Metrics(models[0].name)
@@ -99,7 +101,7 @@ class ModelPool:
     @classmethod
     def of(cls, service: Service) -> ModelPool:
         """Return the pool of a single loaded model."""
-        pool = cls([PooledModel(service.settings.name, None, pinned=True)], service.settings, metrics=service.metrics)
+        pool = cls([PooledModel(service.names, None, pinned=True)], service.settings, metrics=service.metrics)
         pool._set_loaded(pool.models[0], service)
         return pool
 
@@ -112,13 +114,11 @@ class ModelPool:
         )
 
     def find(self, name: str | None) -> PooledModel:
-        """Return the model with a name, the first one for ``None``; raise ``ApiError`` if there is none."""
-        if name is None:
-            return self.models[0]
+        """Return the model with a name or adapter, the first one for ``None``; raise ``ApiError`` without one."""
         for model in self.models:
-            if model_key(model.name) == model_key(name):
+            if name is None or name in model.names:
                 return model
-        raise unknown_model(name, *(model.name for model in self.models))
+        raise unknown_model(str(name), *(each for model in self.models for each in model.names.all))
 
     async def is_ready(self) -> bool:
         """Return whether requests are accepted, and at least one model is loaded and works, or can be loaded."""

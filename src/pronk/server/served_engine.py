@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,10 @@ class ServedModel(Protocol):
     config: ModelConfig
     request_factory: RequestFactory
     drafter: Drafter  # drafter of requests that select none
+
+    @property
+    def adapters(self) -> Collection[str]:
+        """Names of the model's adapters."""
 
     @property
     def kernels(self) -> str:
@@ -65,6 +69,7 @@ class ServedEngine(Protocol):
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
@@ -79,6 +84,7 @@ class ServedEngine(Protocol):
         pooling: Pooling = "mean",
         dimensions: int | None = None,
         normalize: bool = True,
+        adapter: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",

@@ -18,8 +18,9 @@ from pronk.arrays import Array
 from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
+from pronk.server.adapter_names import AdapterNames
 from pronk.server.drafter_rules import DrafterRules
-from pronk.server.errors import ApiError, to_api_error, unknown_model
+from pronk.server.errors import ApiError, to_api_error
 from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
 from pronk.server.protocol.chat import template_messages
@@ -30,7 +31,7 @@ from pronk.server.protocol.guides import FormattedRequest
 from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
 from pronk.server.served_engine import ServedEngine
-from pronk.server.settings import ServerSettings, model_key
+from pronk.server.settings import ServerSettings
 from pronk.tokenization.chat.messages import thinking_options
 
 __all__ = ["Service"]
@@ -56,6 +57,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics or Metrics(settings.name)
         self.metrics.count_load(engine, "loaded")
+        self.names = AdapterNames(settings.name, engine.llm.adapters)
         self._drafters = DrafterRules(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
@@ -71,11 +73,6 @@ class Service:
         self._tokenizer_pool.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ``ApiError`` if a request names another model; ``None`` selects this model."""
-        if name is not None and model_key(name) != model_key(self.settings.name):
-            raise unknown_model(name, self.settings.name)
-
     async def prepare(self, request: TextRequest) -> PreparedRequest:
         """Check a request and tokenize its prompts.
 
@@ -83,7 +80,7 @@ class Service:
             ApiError: an option is beyond the limits or unsupported.
             PronkError: the prompt or an option does not fit the model.
         """
-        self.check_model(request.model)
+        self.names.adapter(request.model)
         request.check(self.settings.limits)
         if request.drafter is not None:
             self._drafters.select(request.drafter)  # raises an error before the prompts are tokenized
@@ -133,7 +130,7 @@ class Service:
         """Return the probability of each moderation category; see :mod:`pronk.server.guardrails`."""
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request(arrived) as start:
-            self.check_model(request.model)
+            self.names.adapter(request.model)
             texts, kind = request.texts, request.kind or "prompt"
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
@@ -144,7 +141,8 @@ class Service:
             )
             letter_ids = tuple(self.moderation_prompt.letter_ids().values())
             params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True)
-            async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, start)) as steps:
+            texts_request = TextRequest.model_validate({"model": request.model})
+            async with aclosing(self._steps(prompts, params, texts_request, tenant, start)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
         scores, flagged = zip(
@@ -157,20 +155,20 @@ class Service:
     ) -> dict[str, Any]:
         """Return the embedding of each text; arguments and errors as for :meth:`complete`."""
         with self.metrics.request(arrived) as start:
-            self.check_model(request.model)
+            self.names.adapter(request.model)
             limits, vectors = self.settings.limits, list[Array]()
             request.check(limits, self.engine.llm.config.hidden_size)
             prompts = await self._run_in_pool(self._input_ids, request)
             group = min(limits.prompts, limits.requests)  # later groups leave room for the requests of other clients
             for first in range(0, len(prompts), group):
-                schedule = self._schedule(tenant, start)
+                schedule = self._schedule(tenant, start) | {"adapter": self.names.adapter(request.model)}
                 vectors += [*await self.engine.embed(prompts[first : first + group], **request.options(), **schedule)]
             self.metrics.count_embeddings(prompts, start)
-        return request.reply(self.settings.name, vectors, sum(map(len, prompts)))
+        return request.reply(self.names.shown_as(request.model), vectors, sum(map(len, prompts)))
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
-        self.check_model(request.model)
+        self.names.adapter(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
         ids = await self._run_in_pool(self._tokenize, request)
@@ -178,13 +176,13 @@ class Service:
 
     async def count_tokens(self, request: ConversationRequest) -> int:
         """Return the number of tokens of a conversation."""
-        self.check_model(request.model)
+        self.names.adapter(request.model)
         request.check(self.settings.limits)
         return len(await self._run_in_pool(self._conversation_ids, request))
 
     async def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
         """Return the text of token ids."""
-        self.check_model(request.model)
+        self.names.adapter(request.model)
         size = self.engine.llm.config.vocab_size
         if not all(0 <= token < size for token in request.tokens):
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
@@ -200,6 +198,7 @@ class Service:
             prompts,
             params,
             drafter=None if request.drafter is None else self._drafters.select(request.drafter),
+            adapter=self.names.adapter(request.model),
             priority=request.priority or 0,
             **self._schedule(tenant, arrived, request.cache_salt or ""),
         )
@@ -235,7 +234,8 @@ class Service:
         llm = self.engine.llm
         defaults = {name: value for name, value in llm.config.sampling.items() if getattr(request, name) is None}
         request = request.model_copy(update=defaults)
-        shared_fields = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
+        name = self.names.shown_as(request.model)
+        shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
             self._check_length(*request.prompts())
             prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]

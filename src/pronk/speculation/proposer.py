@@ -191,6 +191,15 @@ class Drafter(ABC):
             CheckpointError: the draft model cannot be loaded.
         """
 
+    def for_adapter(self) -> Drafter | None:
+        """Return the options of a proposer for the requests of one adapter; ``None``: one proposer serves all.
+
+        A drafter that keeps texts of other requests overrides this method: texts of another adapter would be a worse
+        source of draft tokens, and would show in response times. A proposer that a caller passes in place of its
+        options serves all adapters.
+        """
+        return None
+
 
 class Proposer(Drafter, Generic[State]):
     """A drafter bound to a target model.

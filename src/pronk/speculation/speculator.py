@@ -15,6 +15,7 @@ from pronk.engine.validate_draft import validate_draft
 from pronk.errors import PronkError
 from pronk.execution.model_runner import ModelRunner
 from pronk.interrupts import interruptible
+from pronk.models.adapters import Adapter
 from pronk.speculation.acceptance_stats import AcceptanceStats, RequestAcceptance
 from pronk.speculation.account import Policy
 from pronk.speculation.cost_model import CostCurve
@@ -37,7 +38,7 @@ class Speculator:
     Attributes:
         budget: whether the policy (:mod:`pronk.speculation.policy`) decides what is drafted and verified; if False,
             everything is.
-        stats: acceptance statistics of all requests; ``None`` if each request has only its own.
+        stats: acceptance statistics of all requests without an adapter; ``None`` if each request has only its own.
         policy: time spent on drafting, and saved by it.
         costs: costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to be measured.
         seconds: duration of all proposer calls of this step.
@@ -50,6 +51,13 @@ class Speculator:
         self.costs: CostCurve | None = None
         self.seconds = 0.0
         self._num_decoding = 1
+        self._stats_by_adapter: dict[Adapter, AcceptanceStats] = {}
+
+    def _stats_for(self, request: Request) -> AcceptanceStats | None:
+        """Return the acceptance statistics of the requests with the same adapter."""
+        if self.stats is None or request.adapter is None:
+            return self.stats
+        return self._stats_by_adapter.setdefault(request.adapter, AcceptanceStats())
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
         """Begin a step: call the proposers' ``on_preempt`` for preempted requests, ``start`` for new ones."""
@@ -61,7 +69,7 @@ class Speculator:
             if request.draft_started or request.proposer is None:
                 continue
             params, began = request.params, self.runner.clock()
-            acceptance = RequestAcceptance(self.stats, params.temperature, private=params.rejects)
+            acceptance = RequestAcceptance(self._stats_for(request), params.temperature, private=params.rejects)
             request.policy = RequestPolicy(self.policy, acceptance)
             request.stats.regret = request.policy.regret
             try:
@@ -246,7 +254,7 @@ class Speculator:
             request.sampler,
             request.block_table,
             request.policy,
-            request.salt,
+            request.cache_salt,
         )
 
     def _select(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, DType
 from pronk.errors import OptionError
+from pronk.kernels.adapters import LowRank
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows
@@ -99,6 +101,11 @@ class TorchBackend:
             to_tensor(array).to(self.device, torch_dtype(self.dtype)) for array in (values, bias) if array is not None
         ]
         return TorchMatrix(tensors[0], tensors[1] if len(tensors) > 1 else None, gated)
+
+    def pack_adapter(self, matrix: TorchMatrix, parts: Sequence[LowRank]) -> list[tuple[int, Tensor, Tensor]]:
+        """Copy the parts of an adapter to the device, in float32."""
+        del matrix
+        return [(start, to_tensor(down).to(self.device), to_tensor(up).to(self.device)) for start, down, up in parts]
 
     def program(
         self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None

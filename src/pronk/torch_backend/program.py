@@ -46,9 +46,7 @@ class _Pass:
         self.buffers: dict[str, Tensor] = {"stream": stream}
         self.pairs_per_expert: list[int] = []
         # Text position of each row; the rows of a segment follow its committed tokens.
-        depths = [
-            np.asarray(tree.depths[computed:], np.int64) + table.length for table, tree, computed in rows.segments
-        ]
+        depths = [np.asarray(tree.depths[first:], np.int64) + table.length for table, tree, first in rows.segments]
         self.positions = np.concatenate(depths) if depths else np.arange(rows.count)
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
@@ -66,6 +64,17 @@ class _Pass:
         half = cos.shape[-1]
         first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    def adapted_rows(self) -> list[tuple[int, Tensor]]:
+        """Return the number of each adapter in this pass, and the indices of its rows."""
+
+        def make() -> list[tuple[int, Tensor]]:
+            numbers = [table.adapter for table, tree, computed in self.rows.segments for _ in tree.tokens[computed:]]
+            by_row = torch.tensor(numbers, device=self.device)
+            return [(number, (by_row == number).nonzero()[:, 0]) for number in sorted({*numbers} - {-1})]
+
+        found: list[tuple[int, Tensor]] = self.once("adapters", make)
+        return found
 
     def growth(self, growth: float, period: int) -> Tensor:
         """Return the factor of each row's queries, ``[rows, 1, 1]``: ``ModelConfig.query_growth``."""
@@ -146,7 +155,7 @@ class TorchProgram(Program):
 
         def run(state: _Pass) -> None:
             x = normalize(state.buffers["stream"])
-            projected = torch.cat([_multiply(part.packed, x) for part in linear.parts], dim=-1).split(sizes, dim=-1)
+            projected = torch.cat([_multiply(part, x, state) for part in linear.parts], dim=-1).split(sizes, dim=-1)
             parts = list(projected) if whole else [_heads(part, config) for part in projected]
             for part, normalize_heads in enumerate(norms[: len(parts)]):
                 parts[part] = _heads(normalize_heads(parts[part]), config)
@@ -317,11 +326,10 @@ def _heads(x: Tensor, config: ModelConfig) -> Tensor:
     return x if x.dim() == 3 else x.unflatten(-1, (-1, config.head_dim))
 
 
-def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], _: _Pass) -> Tensor:
+def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: _Pass) -> Tensor:
     """Return ``activate(x Wᵀ + b)``, or ``activate(gate) · up`` of a gated matrix."""
-    matrix = linear.packed
-    y = _multiply(matrix, x)
-    if not matrix.gated:
+    y = _multiply(linear, x, state)
+    if not linear.packed.gated:
         return activate(y)
     gate, up = y.chunk(2, dim=-1)
     if activate is _clamped:
@@ -329,6 +337,13 @@ def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Ten
     return activate(gate) * up
 
 
-def _multiply(matrix: Any, x: Tensor) -> Tensor:
-    """Return ``x Wᵀ + b`` in the dtype of ``x``."""
-    return F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)
+def _multiply(linear: Any, x: Tensor, state: _Pass) -> Tensor:
+    """Return ``x Wᵀ + b`` in the dtype of ``x``, with the adapters of the rows."""
+    matrix = linear.packed
+    y = F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)
+    for number, rows in state.adapted_rows() if linear.adapters else ():
+        for start, down, up in linear.adapters[number] or ():
+            outputs = slice(start, start + len(up))
+            added = F.linear(F.linear(x[rows].float(), down), up)
+            y[rows, outputs] = (y[rows, outputs].float() + added).to(y.dtype)
+    return y

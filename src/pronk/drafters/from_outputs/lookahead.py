@@ -131,6 +131,10 @@ class Lookahead(Drafter):
         """Return the proposer for the target."""
         return LookaheadProposer(self, target)
 
+    def for_adapter(self) -> Lookahead | None:
+        """Return these options, if all requests share a pool."""
+        return self if self.shared else None
+
 
 class LookaheadProposer(Proposer[LookaheadState]):
     """Lookahead decoding for all requests of a target; tunes the window size with ``window="auto"``."""

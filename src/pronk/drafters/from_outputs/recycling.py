@@ -94,6 +94,10 @@ class Recycling(Drafter):
             load_successors(Path(self.table), table, target.vocabulary)
         return RecyclingProposer(self, table, target)
 
+    def for_adapter(self) -> Recycling | None:
+        """Return these options, if all requests share a table."""
+        return self if self.shared else None
+
 
 class RecyclingProposer(Proposer[RecyclingState]):
     """Token recycling for all requests of a target."""

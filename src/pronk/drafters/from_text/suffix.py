@@ -30,7 +30,7 @@ Security: all requests with equal options share a store, so response times may r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pronk.checks import check_integer, check_number, check_path
@@ -105,6 +105,10 @@ class Suffix(Drafter):
         if store.path is not None:  # without a file the vocabulary, whose hash takes a second, is not needed
             store.open(target.vocabulary, target.decoder.config.vocab_size)
         return SuffixProposer(self, store, target)
+
+    def for_adapter(self) -> Suffix | None:
+        """Return these options without the store's file, which has texts of the model alone."""
+        return replace(self, store=None) if self.store_tokens else None
 
 
 class SuffixProposer(Proposer[SuffixState]):

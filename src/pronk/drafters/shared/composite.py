@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pronk.errors import OptionError
@@ -32,6 +32,12 @@ class Composite(Drafter):
     def bind_parts(self, target: Target) -> tuple[Proposer[Any], ...]:
         """Bind each wrapped drafter to the target and return the proposers."""
         return tuple(bind_proposer(drafter, target) for drafter in self.parts)
+
+    def for_adapter(self) -> Self | None:
+        """Return the composite of the parts for an adapter, if one of the parts keeps texts of other requests."""
+        own = [drafter.for_adapter() for drafter in self.parts]
+        parts = tuple(each or drafter for each, drafter in zip(own, self.parts, strict=True))
+        return replace(self, parts=parts) if any(own) else None
 
 
 @dataclass(frozen=True)

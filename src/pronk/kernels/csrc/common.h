@@ -46,6 +46,7 @@ struct Row {
   int32_t position, slot;
   int32_t contiguous;  // the row's path begins with tree nodes 0, 1, …, contiguous - 1, whose slots are in text order
   int32_t tail;        // the later nodes of the row's path are State.path[tail], State.path[tail + 1], …
+  int32_t adapter;     // that of the row's segment
 };
 
 // The rows first_row <= r < first_row + rows of the forward pass, which belong to one request.
@@ -82,6 +83,9 @@ struct State {
   Pair* pair;                  // [rows * per_row] all pairs, in the order of the experts
   int32_t* first;              // [experts + 1] the pairs of expert e are first[e], …, first[e + 1] - 1
   float* sum;                  // [rows, row_stride(width)] unfinished sums over the experts of a row
+  bool adapted;                // whether any row has an adapter
+  float* low;                  // [rows, low_stride] products of rows with the matrices `down` of their adapters
+  int64_t low_stride;
   float* q;                    // queries [rows, heads, head_dim rounded up to 16]
   char* scratch;               // [threads, scratch_bytes] buffers that each thread uses alone
   int64_t scratch_bytes;

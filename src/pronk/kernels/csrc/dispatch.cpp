@@ -179,10 +179,10 @@ void multiply_part(void* argument, int thread, int) {
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
 
-void pronk_sizes(int32_t sizes[6]) {
-  const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_blocks), sizeof(pronk_op),
-                        sizeof(pronk_segment), sizeof(pronk_pass),   sizeof(pronk_chain)};
-  for (int i = 0; i < 6; i++) sizes[i] = (int32_t)all[i];
+void pronk_sizes(int32_t sizes[7]) {
+  const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_adapter), sizeof(pronk_blocks), sizeof(pronk_op),
+                        sizeof(pronk_segment), sizeof(pronk_pass),    sizeof(pronk_chain)};
+  for (int i = 0; i < 7; i++) sizes[i] = (int32_t)all[i];
 }
 
 int32_t pronk_detect(void) {

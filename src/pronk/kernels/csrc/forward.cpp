@@ -64,9 +64,18 @@ Mixture largest_mixture(const pronk_op* ops, int64_t count) {
   return m;
 }
 
+// Largest number of outputs of a matrix `down` of an adapter.
+int64_t adapter_width(const pronk_op* ops, int64_t count) {
+  int64_t width = 0;
+  for (int64_t i = 0; i < count; i++)
+    for (int32_t a = 0; a < ops[i].num_adapters; a++)
+      if (ops[i].adapters[a].down && ops[i].adapters[a].down->N > width) width = ops[i].adapters[a].down->N;
+  return width;
+}
+
 // Row stride of the widest GEMM input.
 int64_t input_stride(const pronk_op* ops, int64_t count, int64_t hidden) {
-  int64_t width = 0;
+  int64_t width = adapter_width(ops, count);
   for (int64_t i = 0; i < count; i++)
     if (ops[i].w && ops[i].w->K > width) width = ops[i].w->K;
     else if (ops[i].kind == PRONK_QKV && ops[i].heads * ops[i].head_dim > width) width = ops[i].heads * ops[i].head_dim;
@@ -116,6 +125,7 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
       row[at].slot = given->blocks ? (int32_t)(given->blocks[block] * block_size + slot_index % block_size) : 0;
       row[at].contiguous = contiguous[node];
       row[at].tail = tail[node];
+      row[at].adapter = given->adapter;
       at++;
     }
   }
@@ -127,6 +137,28 @@ bool has_slots(const pronk_pass* pass, const pronk_op* op) {
     const pronk_segment* given = (op->cross ? pass->cross_segment : pass->segment) + i;
     int64_t end = (int64_t)given->length + (op->cross ? 0 : given->nodes);
     if (end > ((int64_t)given->released + given->num_blocks) * op->block_size) return false;
+  }
+  return true;
+}
+
+// Whether any row has an adapter.
+bool has_adapted_rows(const pronk_pass* pass) {
+  for (int64_t i = 0; i < pass->segments; i++)
+    if (pass->segment[i].adapter >= 0) return true;
+  return false;
+}
+
+// Whether the operation has the adapters of all rows, in shapes that fit its matrix.
+bool has_valid_adapters(const pronk_pass* pass, const pronk_op* op) {
+  if (!op->num_adapters) return true;
+  if (!op->adapters || !op->w || op->wanted || op->mixing != PRONK_DENSE) return false;
+  for (int64_t i = 0; i < pass->segments; i++)
+    if (pass->segment[i].adapter >= op->num_adapters) return false;
+  for (int32_t i = 0; i < op->num_adapters; i++) {
+    const pronk_adapter* a = op->adapters + i;
+    if (!a->down) continue;
+    if (a->down->type != PRONK_F32 || a->up->type != PRONK_F32 || a->down->gated) return false;
+    if (a->down->K != op->w->K || a->up->K > a->down->N || a->up->blocks != op->w->blocks) return false;
   }
   return true;
 }
@@ -171,6 +203,7 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     const pronk_op* op = ops + i;
     if (op->head_dim % 2 || op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
     if (has_experts(op) && (op->experts > MAX_EXPERTS || op->per_row < 1 || op->per_row > op->experts)) return false;
+    if (!has_valid_adapters(pass, op)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     bool uses_cache = op->keys && !op->collected;  // with `collected`, PRONK_STORE writes by row and not by slot
     if (uses_cache && !has_slots(pass, op)) return false;
@@ -234,6 +267,8 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   int64_t pairs = pass->rows * mixture.per_row, most_rows = pairs > rows ? pairs : rows;
   s.input_stride = input_stride(ops, count, pass->hidden);
   s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, tree);
+  s.adapted = has_adapted_rows(pass);
+  s.low_stride = row_stride(adapter_width(ops, count));
   int32_t* nodes;  // temporary: three entries per node of the largest tree
   const Array arrays[] = {
       {(void**)&s.row, pass->rows * (int64_t)sizeof(Row)},
@@ -250,6 +285,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
       {(void**)&s.pair, pairs * (int64_t)sizeof(Pair)},
       {(void**)&s.first, (mixture.experts + 1) * 4},
       {(void**)&s.sum, (pairs ? pass->rows : 0) * row_stride(mixture.outputs) * 4},
+      {(void**)&s.low, s.adapted ? pass->rows * s.low_stride * 4 : 0},
       {(void**)&s.q, rows * query_width(ops, count) * 4},
       {(void**)&s.scratch, s.scratch_bytes * pass->threads},
   };

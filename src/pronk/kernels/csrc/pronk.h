@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 10
+#define PRONK_VERSION 11
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -82,6 +82,14 @@ typedef struct {
   const int32_t* order;  // quantized: [K] index of the input that each weight multiplies; null: 0, 1, …, K - 1
 } pronk_weights;
 
+// A low-rank adapter (LoRA) of the matrix W of an operation. The operation computes x W^T + (x down^T) up^T + b instead of
+// x W^T + b. Both matrices are f32, and `up` includes the adapter's scale. Block b of `up` has the outputs of block b of W.
+// Its K inputs are the outputs first[b], first[b] + 1, … of `down`; first[b] = -1: the adapter does not change the block.
+typedef struct {
+  const pronk_weights *down, *up;  // both null: the adapter does not change W
+  const int32_t* first;            // [blocks]
+} pronk_adapter;
+
 // Rows of a GGUF file in quantized blocks, one after the other.
 typedef struct {
   const void* data;
@@ -123,6 +131,8 @@ typedef struct {
   int32_t experts, per_row, normalized;  // PRONK_ROUTE, and PRONK_LINEAR with experts
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
   int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
+  int32_t num_adapters;
+  const pronk_adapter* adapters;  // PRONK_LINEAR without experts, PRONK_QKV: [num_adapters], or null
 } pronk_op;
 
 // Rows of one request: a tree of `nodes` tokens after `length` cached tokens. The tree is a chunk of the prompt (a
@@ -134,6 +144,7 @@ typedef struct {
   int32_t released;        // number of leading cache blocks that were freed
   int32_t length, nodes, computed;
   int32_t num_blocks;
+  int32_t adapter;         // number of the request's adapter in pronk_op.adapters; -1: none
 } pronk_segment;
 
 typedef struct {
@@ -164,8 +175,8 @@ typedef struct {
 } pronk_chain;
 
 PRONK_API int32_t pronk_version(void);
-// Write the sizes in bytes of the six structures, so that a mismatch is found at load time.
-PRONK_API void pronk_sizes(int32_t sizes[6]);
+// Write the sizes in bytes of the seven structures, so that a mismatch is found at load time.
+PRONK_API void pronk_sizes(int32_t sizes[7]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.
