@@ -234,7 +234,7 @@ def rename(old: str, new: str) -> Any:
         ({"tensors": lambda t: t | {f"{Q}.lora_A.weight": t[f"{Q}.lora_A.weight"] * np.nan}}, "finite numbers"),
         ({"tensors": lambda t: {n: v.astype(np.int32) for n, v in t.items()}}, "expected float32, float16 or bfloat16"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_refusals(changes: dict[str, Any], message: str, llama: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
     model, folders = llama
