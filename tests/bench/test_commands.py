@@ -89,7 +89,7 @@ def test_a_benchmark_names_the_kernels(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("choice", "exact"), [("portable", True), ("torch", False)])
 def test_a_verification_names_the_kernels(run: Run, choice: str, *, exact: bool) -> None:
     few = ("--limit", 1, "--samples", 0, "--max-tokens", 2, "--drafter", "prompt_lookup(min_ngram=1)")
-    _, out, _ = run("verify", *few, "--kernels", choice, "--json")
+    _, out, _ = run("verify", *few, "--kernels", choice, "--json", "-")
     report = json.loads(out)
     assert (report["kernels"], report["exact"]) == (choice, exact)
 

@@ -35,7 +35,7 @@ class Fake:
     start_time: float = 0.0
     cache_salt: bytes = b""
     adapter: None = None
-    computes_prompt_logprobs: bool = False
+    computes_whole_prompt: bool = False
     needs_draft_slots: bool = True
     stats: Stats = field(default_factory=Stats)
     block_table: BlockTable = field(default_factory=BlockTable)

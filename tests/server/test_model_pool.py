@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from errno import ENOSPC
 from pathlib import Path
 from random import Random
 from time import monotonic, sleep
@@ -31,6 +32,7 @@ from pronk.server.model_names import find_models
 from pronk.server.model_pool import ModelPool, PooledModel
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
+from pronk.speculation.acceptance_stats import AcceptanceFile
 from server.serving import eventually, running_pool
 
 OPTIONS: dict[str, Any] = {
@@ -209,6 +211,20 @@ def test_a_model_that_never_fits_is_refused_with_the_sizes(paths: dict[str, Path
         assert not loader_of(pool, "tiny").attempts
     with pytest.raises(OptionError, match="memory: expected at most"):
         pool.preload(pool.find("tiny"))
+
+
+def test_statistics_that_cannot_be_saved_keep_no_model_in_memory(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: AcceptanceFile) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(AcceptanceFile, "save", fail)
+    pool = make_pool(paths, "tiny llama", room=1)
+    with serving(pool) as client:
+        for name in ("tiny", "llama", "tiny"):
+            text(ask(client, name))
+    assert "No space left" in caplog.text
 
 
 def test_a_failed_load_is_tried_again_after_a_pause(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

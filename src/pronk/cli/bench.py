@@ -165,11 +165,11 @@ def bench(
     with ExitStack() as stack:
         status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
         bench_plan = make_plan(drafter, model)
-        models: dict[str, str | None] = {name: name for name in model} if model else {DEFAULT_MODEL: None}
+        models = {name: [name] for name in model} if model else {DEFAULT_MODEL: list[str]()}
         batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
         loaders = {
-            name: partial(load, max_batch=batch, model=value, drafter="autoregressive")
-            for name, value in models.items()
+            name: partial(load, max_batch=batch, model=values, drafter="autoregressive")
+            for name, values in models.items()
         }
         arguments = {**make_plan.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
         # The trace stores JSON values, so dumps and loads convert paths to text.

@@ -33,7 +33,7 @@ _COMMANDS = {
         "List the models on this machine, and the drafters that make them faster; --json also has the paths.",
     ),
     "rm": ("models:remove", "Remove a model from this machine."),
-    "serve": ("serve:serve", "Serve the model to clients of OpenAI and Anthropic, with a chat page at /."),
+    "serve": ("serve:serve", "Serve one or more models to clients of OpenAI and Anthropic, with a chat page at /."),
     "batch": ("batch:batch", "Answer a file of requests."),
     "bench": ("bench:bench", "Measure the gain of speculative decoding on your models and your prompts."),
     "explain": (

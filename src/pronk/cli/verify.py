@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from pronk.cli.options import model_options, shares
+from pronk.cli.options import model_options, one_model, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.cli.verify_server import check_given, remote_options, verify_remote, write_document
 
@@ -111,7 +111,7 @@ def verify(
 
     pronk verify --url http://127.0.0.1:8000 --json report.json
     """
-    connection = remote(load.keywords["model"], max_tokens, seed)
+    connection = remote(one_model(load.keywords["model"]), max_tokens, seed)
     check_given(command, url=connection is not None)
     if connection is not None:
         verify_remote(*connection, _select(prompts, limit) if prompts else None, limit, as_json)

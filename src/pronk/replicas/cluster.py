@@ -18,6 +18,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, LoggingConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pronk.errors import OptionError, PronkError
 from pronk.replicas.dispatcher import ReplicaLostError
@@ -156,7 +157,10 @@ def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
     check_cores(plan)
     app = f"pronk-{token_hex(4)}"  # a random name, because several servers may share a cluster
     # Ray keeps applications if the process that started them dies, but not this actor, which the replicas look for.
-    owner = ray.remote(num_cpus=0)(ServerProcess).options(name=app, namespace=NAMESPACE).remote()
+    # It is on the server's own node, so that the loss of another node does not end it.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    process = ray.remote(num_cpus=0)(ServerProcess).options(name=app, namespace=NAMESPACE, scheduling_strategy=here)
+    owner = process.remote()
     try:
         yield _start(replace(plan, app=app), app)
     finally:

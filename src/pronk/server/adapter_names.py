@@ -12,7 +12,9 @@ __all__ = ["AdapterNames"]
 
 
 class AdapterNames:
-    """Names in the field ``model`` of requests for one model; the ending ``.gguf`` and capital letters do not count.
+    """Names in the field ``model`` of requests for one model and its adapters.
+
+    The ending ``.gguf`` and capital letters do not count.
 
     Attributes:
         model: name of the model.

@@ -114,7 +114,7 @@ class ModelLoader:
         assert isinstance(llm, LLM), "expected the LLM of load(), found another model"
         try:
             llm.calibration.save()
-        except OptionError as error:
+        except (OptionError, OSError) as error:  # the disk may be full; the next model needs the memory anyway
             _log.warning("%s", error)
         finally:
             llm.close()

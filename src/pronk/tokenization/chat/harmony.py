@@ -80,4 +80,6 @@ def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
     effort = options.get("reasoning_effort")
     if effort is None and options.get("enable_thinking") is False:
         effort = "none"
-    return dict(options) if effort is None else {**options, "reasoning_effort": _NEAREST_EFFORTS.get(effort, effort)}
+    if isinstance(effort, str):
+        return {**options, "reasoning_effort": _NEAREST_EFFORTS.get(effort, effort)}
+    return dict(options)

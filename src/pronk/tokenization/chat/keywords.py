@@ -98,9 +98,11 @@ class KeywordArguments:
 def _json(value: str) -> str:
     """Return a value of Python or JSON as JSON; a string if it is neither."""
     python = _CONSTANTS.sub(lambda match: _PYTHON[match[2]] if match[2] else _escaped(match[1]), value)
-    for parse, text in ((_strict_json, value), (ast.literal_eval, python)):
+    for parse, text in ((json.loads, value), (ast.literal_eval, python)):
         try:
-            return json.dumps(parse(text), ensure_ascii=False, allow_nan=False)
+            found = json.dumps(parse(text), ensure_ascii=False, allow_nan=False)
+            found.encode()  # an escaped half of a character raises a ValueError
+            return found
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
     return json.dumps(value, ensure_ascii=False)
@@ -109,13 +111,6 @@ def _json(value: str) -> str:
 def _escaped(string: str) -> str:
     """Return the literal of a string with backslashes doubled that begin no escape."""
     return _NO_ESCAPE.sub(lambda match: match[1] or "\\\\", string)
-
-
-def _strict_json(text: str) -> Any:
-    """Parse JSON; a string of an escaped half of a character raises a ValueError."""
-    value = json.loads(text)
-    json.dumps(value, ensure_ascii=False).encode()
-    return value
 
 
 def write_call(name: str, arguments: Mapping[str, Any]) -> str:
