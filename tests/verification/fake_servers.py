@@ -16,7 +16,7 @@ class FakeEngine:
     """Deterministic text of random words, in which ``fault`` plants a deviation.
 
     Faults: ``batch``, ``batch logprobs``, ``cache``, ``constant seed``, ``random seed``, ``stream``, ``max_tokens``,
-    ``n``, ``random``, ``logprobs``, ``not greedy``, ``sum``, ``text of logprobs``, ``empty``.
+    ``n``, ``random``, ``logprobs``, ``not greedy``, ``sum``, ``text of logprobs``, ``empty``, ``error in a batch``.
     """
 
     def __init__(self, fault: str = "", *, refused: tuple[str, ...] = ()) -> None:
@@ -41,6 +41,8 @@ class FakeEngine:
             self.running.remove(overlapped)
         is_batch, is_cached = overlapped.is_set(), prompt in self.seen
         self.seen.add(prompt)
+        if is_batch and self.fault == "error in a batch":
+            raise RuntimeError
         return [self._choice(prompt, body, index, batch=is_batch, cached=is_cached) for index in range(body["n"])]
 
     def _choice(
@@ -99,7 +101,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         prompt = body["messages"][0]["content"] if chat else body["prompt"]
         top = body.get("top_logprobs", 0) if chat else body.get("logprobs", 0)
-        choices = self.engine.answer(prompt, {"n": 1, **body, "top": top})
+        try:
+            choices = self.engine.answer(prompt, {"n": 1, **body, "top": top})
+        except RuntimeError:
+            self._reply({"error": "out of memory"}, 500)
+            return
         if body.get("stream"):
             self._stream(choices[0], chat=chat)
             return

@@ -68,6 +68,7 @@ FAULTS = {
     "text of logprobs": ({"logprobs"}, {"logprobs_batch"}),
     "not greedy": ({"likeliest"}, set()),
     "sum": ({"likeliest"}, set()),
+    "error in a batch": ({"batch"}, {"seed_batch", "logprobs_batch"}),
 }
 
 
@@ -83,7 +84,7 @@ def test_planted_fault_is_found_by_its_row_alone(fault: str) -> None:
     if fault in ("logprobs", "batch logprobs"):
         assert kinds == {"log-probabilities"}
         assert all(0.001 < (each.max_logprob_difference or 0) < 0.011 for each in report.failed)
-    elif fault in ("constant seed", "not greedy", "sum", "empty"):
+    elif fault in ("constant seed", "not greedy", "sum", "empty", "error in a batch"):
         assert kinds == {None}
         assert all(each.note for each in report.failed)
     else:

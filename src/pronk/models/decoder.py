@@ -46,8 +46,8 @@ class Layer:
     def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
         self.config = config
         if mixture is not None:
-            self.up = Experts(mixture, WeightLayout(gated=config.gated, expert=True), gathers=False)
-            self.down = Experts(mixture, WeightLayout(expert=True), gathers=True)
+            self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
+            self.down = Experts(mixture, WeightLayout(), gathers=True)
 
     def compile(self, program: Program, index: int) -> None:
         """Append the layer's operations to a program; ``index`` is its layer number (from 0) in the KV cache."""

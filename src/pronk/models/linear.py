@@ -48,7 +48,6 @@ class WeightLayout(NamedTuple):
     unit: int | None = None
     gated: bool = False  # whether the outputs are those of the gate, then of the up projection, as in SwiGLU
     head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
-    expert: bool = False  # whether this is one of the matrices of a mixture, which :func:`join` moves to one allocation
     exact: bool = False  # keep plain weights and the bias in float32: rounding a router's could change the choice
 
 
@@ -175,8 +174,7 @@ def choose_linear(
 
     def build(weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         if kernels is None or weights == "plain" or layout.exact or not isinstance(weight, np.ndarray):
-            # A cache would keep the matrices of experts a second time, besides the joined ones.
-            return Linear(backend, weight, bias, layout, None if layout.expert else cache)
+            return Linear(backend, weight, bias, layout, cache)
         bits: Bits = 4 if weights == "int4" and not layout.head else 8
         return Linear(backend, _LazyCodedRows(kernels, weight, bits, release), bias, layout, None)  # type: ignore[arg-type]
 

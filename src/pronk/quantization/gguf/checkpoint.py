@@ -149,7 +149,8 @@ class GgufCheckpoint:
         info = self._infos[name][1]
         if info.type.name not in PACKED_BLOCKS:
             return None
-        rows = BlockRows(self._stored_rows(name, expert), self._permuted_heads(name), name)
+        own = name if expert is None else f"{name}[{expert}]"
+        rows = BlockRows(self._stored_rows(name, expert), self._permuted_heads(name), own)
         return BlockMatrix(info.type.name, info.shape[-1], (rows,))
 
     def release(self) -> None:

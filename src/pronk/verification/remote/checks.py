@@ -21,6 +21,7 @@ from pronk.verification.remote.client import (
     Answer,
     RemoteServer,
     Route,
+    ServerFaultError,
     ServerUnreachableError,
     UnsupportedError,
 )
@@ -38,20 +39,22 @@ _SAMPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
 class _Check(NamedTuple):
     title: str
     needs: tuple[str, ...] = ()  # checks that must have passed: without them, this one means nothing
+    # Whether all its requests are like those that the server has answered before, except for their number and time.
+    known: bool = False
 
 
 CHECKS: Mapping[str, _Check] = {
     "repeat": _Check("same request, same text"),
-    "cache": _Check("same text at the first and at later sights of a prompt", ("repeat",)),
-    "max_tokens": _Check("a shorter text begins a longer one", ("repeat",)),
+    "cache": _Check("same text at the first and at later sights of a prompt", ("repeat",), known=True),
+    "max_tokens": _Check("a shorter text begins a longer one", ("repeat",), known=True),
     "stream": _Check("same text streamed", ("repeat",)),
     "n": _Check("same text of two greedy samples", ("repeat",)),
-    "batch": _Check("same text alone and in a batch", ("repeat",)),
+    "batch": _Check("same text alone and in a batch", ("repeat",), known=True),
     "seed": _Check("same seed, same text", ("repeat",)),
     "seeds": _Check("different seeds, different texts", ("seed",)),
-    "seed_batch": _Check("same seed, same text in a batch", ("seed", "batch")),
+    "seed_batch": _Check("same seed, same text in a batch", ("seed", "batch"), known=True),
     "logprobs": _Check("same request, same log-probabilities", ("repeat",)),
-    "logprobs_batch": _Check("same log-probabilities in a batch", ("logprobs", "batch")),
+    "logprobs_batch": _Check("same log-probabilities in a batch", ("logprobs", "batch"), known=True),
     "likeliest": _Check("greedy tokens are the likeliest, sums at most 1", ("repeat",)),
 }
 Progress = Callable[[str, int, int], None]
@@ -106,7 +109,8 @@ def _run(verifier: _RouteVerifier, report: RemoteReport, name: str) -> CheckResu
     try:
         comparison: _Comparison = getattr(verifier, f"check_{name}")()
     except UnsupportedError as error:
-        return CheckResult(name, verifier.route, "not supported", note=str(error))
+        failed = CHECKS[name].known and isinstance(error, ServerFaultError)
+        return CheckResult(name, verifier.route, "failed" if failed else "not supported", note=str(error))
     return comparison.result(name, verifier.route)
 
 

@@ -14,7 +14,16 @@ import httpx
 
 from pronk.errors import PronkError
 
-__all__ = ["ROUTES", "Answer", "RemoteServer", "RemoteToken", "Route", "ServerUnreachableError", "UnsupportedError"]
+__all__ = [
+    "ROUTES",
+    "Answer",
+    "RemoteServer",
+    "RemoteToken",
+    "Route",
+    "ServerFaultError",
+    "ServerUnreachableError",
+    "UnsupportedError",
+]
 
 Route = Literal["completions", "chat"]
 ROUTES: tuple[Route, ...] = ("completions", "chat")
@@ -29,6 +38,10 @@ class ServerUnreachableError(PronkError):
 
 class UnsupportedError(Exception):
     """The server refuses a request, or its answer lacks what was requested; the message quotes the answer."""
+
+
+class ServerFaultError(UnsupportedError):
+    """The server answers with an HTTP status from 500 on."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,7 @@ class RemoteServer:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             msg = f"api-key-file: expected an API key that {self.url} accepts, found none or another ({answer})"
             raise ServerUnreachableError(msg)
-        raise UnsupportedError(answer)
+        raise (ServerFaultError if status >= HTTPStatus.INTERNAL_SERVER_ERROR else UnsupportedError)(answer)
 
     def _errors(self) -> _HttpErrors:
         return _HttpErrors(self.url, self.timeout)
