@@ -225,6 +225,7 @@ def rename(old: str, new: str) -> Any:
         ({"kasa_config": {}}, "kasa_config: expected None"),
         ({"r": 0}, "r: expected a number above 0, found 0"),
         ({"lora_alpha": None}, "lora_alpha: expected a number above 0, found None"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern: expected an object, found"),
         ({"r": 5}, r"expected the shape \[5, 80\], found \[4, 80\]; use an adapter of this model"),
         ({"tensors": rename("layers.0.self_attn", "layers.9.self_attn")}, "found layers.9.self_attn"),
         ({"tensors": rename("layers.0.mlp.up_proj", "layers.0.mlp.experts.0.up_proj")}, "found layers.0.mlp.experts.0"),

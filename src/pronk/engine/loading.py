@@ -30,7 +30,7 @@ __all__ = ["EngineSource", "LoadedEngine", "load_engine"]
 
 
 class EngineSource(NamedTuple):
-    """A model that is not loaded yet: its files, and what computes it."""
+    """A model to load: its files, config, backend, adapters and default drafter."""
 
     path: Path  # folder or GGUF file
     opened: GgufCheckpoint | None  # the GGUF file
@@ -42,7 +42,7 @@ class EngineSource(NamedTuple):
 
 
 class LoadedEngine(NamedTuple):
-    """An engine, and what has to be closed after it."""
+    """An engine, and the objects to close after it."""
 
     engine: Engine
     proposers: ProposerCache

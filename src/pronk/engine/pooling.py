@@ -50,7 +50,7 @@ class EmbeddingOptions:
     def _finish(self, pooled: Array) -> Array:
         vector = pooled[: self.dimensions]
         norm = float(np.sqrt(np.sum(np.square(vector)))) if self.normalize else 1.0
-        return vector / (norm or 1.0)  # a vector of zeros remains one
+        return vector / (norm or 1.0)  # a zero vector stays zero
 
 
 class HiddenPooler:
@@ -98,5 +98,5 @@ class HiddenPooler:
     @property
     def pooled(self) -> Array:
         """Pooled hidden state, float64 ``[hidden]``, once the prompt is :attr:`done`."""
-        assert self._sum is not None, "the prompt is done"
+        assert self._sum is not None, "expected a prompt that is done, found one in progress"
         return self._sum / (self.num_tokens if self.needs_all_rows else 1)

@@ -53,7 +53,7 @@ class VerifiedStep(NamedTuple):
     prompt_logits: Array  # logits ``[rows, vocab]`` of rows before the root, for ``prompt_logprobs``
     logits: Logits  # logits ``[nodes, vocab]`` of the draft's nodes, root included
     result: JobResult  # output of the forward pass for this request
-    path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill and of an embedding
+    path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill, and for an embedding
 
 
 def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: ModelRunner) -> RequestStep:

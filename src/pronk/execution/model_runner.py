@@ -158,7 +158,7 @@ class ModelRunner:
         return [row for row in rows if row is not None]
 
     def final_norm(self, rows: Array) -> Array:
-        """Return the model's final norm of outputs of its last layer, ``[rows, hidden]``, in their dtype."""
+        """Apply the final norm to outputs of the last layer, ``[rows, hidden]``, in their dtype."""
         if self._final_norm is None:
             self._final_norm = self.decoder.backend.program(self.decoder.config.hidden_size, self.dtype)
             self._final_norm.norm(self.decoder.norm)

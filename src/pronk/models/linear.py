@@ -88,7 +88,7 @@ class Linear:
         self.backend, self.layout = backend, layout
         self.scale: float = 1.0  # factor of the outputs
         self.cap: float | None = None  # soft cap of the outputs
-        # By number of an adapter, what it adds to the outputs; ``None``: nothing. Empty without adapters.
+        # This layer's part of each adapter, by the adapter's number; ``None``: the adapter leaves this layer unchanged.
         self.adapters: list[MatrixAdapter | None] = []
         self.packed: Matrix = backend.pack(weight, bias, unit=layout.unit, gated=layout.gated, cache=cache)
         self._programs: dict[np.dtype[np.generic], Program] = {}

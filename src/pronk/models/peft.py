@@ -117,6 +117,23 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     return modules, digest.digest()
 
 
+def _check_ranks(folder: Path, options: dict[str, Any]) -> None:
+    """Raise a CheckpointError if a rank, a scale or a pattern of module names is not valid."""
+    for key in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(options.get(key) or {}, dict):
+            msg = f"{folder}: {key}: expected an object, found {options[key]!r}; restore the file from its source"
+            raise CheckpointError(msg)
+    for key, patterns, kinds in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
+        for value in (options.get(key), *(options.get(patterns) or {}).values()):
+            if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
+                msg = f"{folder}: {key}: expected a number above 0, found {value!r}; restore the file from its source"
+                raise CheckpointError(msg)
+    for pattern in (*(options.get("rank_pattern") or ()), *(options.get("alpha_pattern") or ())):
+        if not _PATTERN.fullmatch(pattern):
+            msg = f"{folder}: rank_pattern: expected names of modules, found {pattern!r}; write out the names"
+            raise CheckpointError(msg)
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     """Return the config of an adapter; raise a CheckpointError if a value is not supported."""
     if not (folder / _CONFIG).is_file():
@@ -131,15 +148,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if isinstance(start, str) and start.startswith(_CHANGED_BASE):
         msg = f"{folder}: init_lora_weights: expected an unchanged base model, found {start!r}; convert the adapter"
         raise CheckpointError(msg)
-    for key, patterns, kinds in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
-        for value in (options.get(key), *(options.get(patterns) or {}).values()):
-            if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-                msg = f"{folder}: {key}: expected a number above 0, found {value!r}; restore the file from its source"
-                raise CheckpointError(msg)
-    for pattern in (*(options.get("rank_pattern") or ()), *(options.get("alpha_pattern") or ())):
-        if not _PATTERN.fullmatch(pattern):
-            msg = f"{folder}: rank_pattern: expected names of modules, found {pattern!r}; write out the names"
-            raise CheckpointError(msg)
+    _check_ranks(folder, options)
     return options
 
 

@@ -1,4 +1,4 @@
-"""The end of a process with its parent process, also if the parent was killed."""
+"""End a process when its parent has ended, even if the parent was killed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PERIOD = 0.5  # seconds between two checks
 def end_with_parent() -> None:
     """End this process soon after its parent, ``torchrun``, also if the parent was killed.
 
-    The end of another rank needs no check: it closes its connections, which the collective operations report.
+    Other ranks are not watched: if one ends, its closed connections make the collective operations fail.
     """
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent != 1:  # 1: the parent has ended before this call
             sleep(_PERIOD)
         os._exit(1)
 

@@ -159,7 +159,9 @@ def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
     # Ray keeps applications if the process that started them dies, but not this actor, which the replicas look for.
     # It is on the server's own node, so that the loss of another node does not end it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    process = ray.remote(num_cpus=0)(ServerProcess).options(name=app, namespace=NAMESPACE, scheduling_strategy=here)
+    process = ray.remote(num_cpus=0, max_restarts=-1)(ServerProcess).options(
+        name=app, namespace=NAMESPACE, scheduling_strategy=here
+    )
     owner = process.remote()
     try:
         yield _start(replace(plan, app=app), app)

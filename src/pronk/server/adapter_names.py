@@ -14,7 +14,7 @@ __all__ = ["AdapterNames"]
 class AdapterNames:
     """Names in the field ``model`` of requests for one model and its adapters.
 
-    The ending ``.gguf`` and capital letters do not count.
+    Names are compared in small letters, without the ending ``.gguf``.
 
     Attributes:
         model: name of the model.

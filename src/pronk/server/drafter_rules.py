@@ -41,7 +41,7 @@ class DrafterRules:
             raise refuse("drafter", str(error)) from error
         if drafter == self._llm.drafter:
             return drafter
-        if drafter in self._allowed:  # one that keeps texts has a proposer for each adapter
+        if drafter in self._allowed:  # a drafter that keeps texts has a proposer per adapter
             proposer: Drafter = self._allowed[drafter]
             return proposer if drafter.for_adapter() is None else drafter
         drafters = _with_inner_drafters(drafter)

@@ -37,7 +37,7 @@ _MAX_KV_FRACTION = 0.25  # largest share of the memory of all models for a KV ca
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of memory that a loaded model needs, without draft models."""
+    """Bytes of memory that a loaded model needs, without draft models and adapters."""
 
     weights: int  # weights and tokenizer
     kv: int  # KV cache, when it is full
@@ -47,11 +47,11 @@ class MemoryEstimate:
         """Sum of all parts."""
         return self.weights + self.kv
 
-    def check_fits(self, name: str, memory: int, taken: int, how: str) -> None:
-        """Raise ``OptionError`` if the model exceeds ``memory`` less the bytes ``taken`` by ``how`` models."""
+    def check_fits(self, name: str, memory: int, taken: int, kind: str) -> None:
+        """Raise ``OptionError`` if the model exceeds ``memory`` less the bytes that models of a kind have ``taken``."""
         if self.total <= memory - taken:
             return
-        less = f" less {_gib(taken)} of {how} models" if taken else ""
+        less = f" less {_gib(taken)} of {kind} models" if taken else ""
         msg = (
             f"memory: expected at most {_gib(memory - taken)} ({_gib(memory)}{less}), found {_gib(self.total)} of "
             f"{name}: weights {_gib(self.weights)}, KV cache {_gib(self.kv)}; set --kv-memory lower or --memory higher"
@@ -103,9 +103,13 @@ class ModelLoader:
         if self.memory is not None:
             options["kv_memory"] = self.estimate().kv
         llm = LLM(self.path, **options, progress=progress)
-        engine = AsyncLLM(llm, max_requests=self.settings.limits.requests)
-        prompt = ModerationPrompt(llm.tokenizer, self.moderation_template)
-        return Service(engine, self.settings, moderation_prompt=prompt, metrics=metrics)
+        try:
+            engine = AsyncLLM(llm, max_requests=self.settings.limits.requests)
+            prompt = ModerationPrompt(llm.tokenizer, self.moderation_template)
+            return Service(engine, self.settings, moderation_prompt=prompt, metrics=metrics)
+        except Exception:
+            llm.close()
+            raise
 
     @staticmethod
     def finish(service: Service) -> None:

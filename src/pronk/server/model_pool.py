@@ -91,9 +91,9 @@ class ModelPool:
         self.draining = False
         self._metrics = {model: self.metrics.for_model(model.name) for model in models[1:]} | {models[0]: self.metrics}
         self._idle_seconds = idle_seconds
-        # A single model stays as it is: its supervisor sees at /ready that its engine has ended.
+        # A single model is not reloaded after its engine has ended; /ready reports it to the supervisor.
         self._reloads = len(models) > 1 or idle_seconds is not None
-        self._queue: list[PooledModel] = []  # models to load, the first one now
+        self._queue: list[PooledModel] = []  # models to load; the first one is being loaded
         self._lock = asyncio.Lock()  # held while a model is loaded or unloaded
         self._changed = asyncio.Event()  # set, and replaced, when the state of a model or a count has changed
         self._tasks = dict[str, asyncio.Task[None]]()
@@ -125,7 +125,10 @@ class ModelPool:
         if self.draining:
             return False
         for model in self.models:
-            if model.state != "failed" if model.service is None else await model.service.engine.is_ready():
+            if model.service is not None and await model.service.engine.is_ready():
+                return True
+            failed = model.state == "failed" and monotonic() < model.retry_at
+            if not failed and (model.service is None or self._reloads):  # a request would load it
                 return True
         return False
 
@@ -177,7 +180,7 @@ class ModelPool:
         assert model.loader is not None, "expected a model that is not loaded, found a loaded one"
         if self.memory is not None:
             estimate = model.loader.estimate()
-            estimate.check_fits(model.name, self.memory, self._used, "loaded")
+            estimate.check_fits(model.name, self.memory, sum(each.num_bytes for each in self.models), "loaded")
             model.num_bytes = estimate.total
         self._set_loaded(model, model.loader.load(self._metrics[model], progress))
 
@@ -209,10 +212,6 @@ class ModelPool:
         for model in self.models:
             if model.service is not None and model.loader is not None:
                 model.loader.finish(model.service)
-
-    @property
-    def _used(self) -> int:
-        return sum(model.num_bytes for model in self.models)
 
     def _is_usable(self, model: PooledModel) -> bool:
         if model.service is None or model.retiring:
@@ -286,13 +285,13 @@ class ModelPool:
         """Unload other models until ``model`` fits; return False if no request waits for it any more.
 
         Raises:
-            OptionError: the model fits into the memory at no time.
+            OptionError: the model does not even fit beside the pinned models alone.
         """
         if self.memory is None:
             return True
         pinned = sum(each.num_bytes for each in self.models if each.pinned)
         estimate.check_fits(model.name, self.memory, pinned, "pinned")
-        while (missing := self._used + estimate.total - self.memory) > 0:
+        while (missing := sum(each.num_bytes for each in self.models) + estimate.total - self.memory) > 0:
             if not model.num_waiting:
                 return False
             others = [each for each in self.models if each.service is not None and not each.pinned]
@@ -322,9 +321,9 @@ class ModelPool:
 
     def _set_loaded(self, model: PooledModel, service: Service) -> None:
         llm, drafters = service.engine.llm, [*service.settings.allowed_drafters]
-        model.service, model.state, model.error, model.last_use = service, "loaded", None, monotonic()
         names = {"drafter": llm.get_proposer().name, "drafters": drafters}
         model.details = {"max_model_len": llm.config.context} | names
+        model.service, model.state, model.error, model.last_use = service, "loaded", None, monotonic()
 
     def _set_failed(self, model: PooledModel, error: Exception) -> None:
         """Keep the cause for the model's own requests; they may see the message, which quotes no prompt."""

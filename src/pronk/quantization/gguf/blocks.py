@@ -44,9 +44,7 @@ class BlockRows:
     # Number of heads whose rows are in the order of interleaved RoPE (see :mod:`~pronk.quantization.gguf.checkpoint`);
     # 0: the rows are in order.
     heads: int = 0
-    name: str = (
-        ""  # name of the tensor in the file, with the number of the expert, as in ``blk.0.ffn_up_exps.weight[3]``
-    )
+    name: str = ""  # name of the tensor in the file; of an expert's rows with its number, as in ``…_exps.weight[3]``
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["describe_tools", "nearest_effort", "separate_calls", "uses_harmony"]
 
-# Efforts of OpenAI's API that gpt-oss was not trained on, and the nearest ones that it was.
+# Each effort of OpenAI's API that gpt-oss does not know, and the nearest one that it knows.
 _NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 
 
@@ -25,7 +25,7 @@ def uses_harmony(source: str) -> bool:
 def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with at most one call each, followed by the results of the call.
 
-    A text beside a call becomes a part of its thoughts, where the template also writes it if there are no thoughts.
+    A text beside a call is appended to the thoughts; without thoughts, the template itself writes it there.
     """
     separated, at = list[dict[str, Any]](), 0
     while at < len(messages):

@@ -1,9 +1,9 @@
-"""Checks of a server: requests whose texts must be equal, and requests whose texts must not.
+"""Checks of a server: which of its answers must be equal, and which must differ.
 
 A server may cache prompts, and some keep only the last one. A reference therefore is the answer to a prompt that was
 sent directly before, and all requests that are compared with it alone follow each other: only the check ``cache``
-compares the first sight of a prompt with later ones. A check whose comparison means nothing after the failure of
-another one, such as a batch on a server that answers the same request differently each time, is skipped.
+compares the first request of a prompt with later ones. A check that depends on a failed one is skipped, such as that of
+a batch on a server that answers the same request differently each time.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SAMPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
 
 class _Check(NamedTuple):
     title: str
-    needs: tuple[str, ...] = ()  # checks that must have passed: without them, this one means nothing
+    needs: tuple[str, ...] = ()  # checks without whose success this one is skipped
     # Whether all its requests are like those that the server has answered before, except for their number and time.
     known: bool = False
 
 
 CHECKS: Mapping[str, _Check] = {
     "repeat": _Check("same request, same text"),
-    "cache": _Check("same text at the first and at later sights of a prompt", ("repeat",), known=True),
+    "cache": _Check("same text for the first and for later requests of a prompt", ("repeat",), known=True),
     "max_tokens": _Check("a shorter text begins a longer one", ("repeat",), known=True),
     "stream": _Check("same text streamed", ("repeat",)),
     "n": _Check("same text of two greedy samples", ("repeat",)),
