@@ -208,7 +208,8 @@ def test_async_embeddings_beside_a_stream(checkpoint: MakeCheckpoint) -> None:
             with pytest.raises(OptionError, match="dimensions"):
                 await served.embed(TEXTS, dimensions=1000)
             task = asyncio.create_task(served.embed(TEXTS))
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)  # the task has begun, and waits for a thread
+            assert served.num_requests == len(TEXTS)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

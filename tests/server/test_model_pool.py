@@ -140,7 +140,8 @@ def test_two_hundred_requests_for_three_models_with_room_for_two(
 
     def observe(model: PooledModel, service: Service) -> None:
         set_loaded(model, service)
-        used.append((pool._used, sum(each.service is not None for each in pool.models)))
+        num_bytes = sum(each.num_bytes for each in pool.models)
+        used.append((num_bytes, sum(each.service is not None for each in pool.models)))
 
     monkeypatch.setattr(pool, "_set_loaded", observe)
     dice = Random(5)

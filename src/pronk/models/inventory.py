@@ -102,7 +102,7 @@ class Inventory:
         return source.name in self._quantized
 
     def blocks(self, source: CheckpointTensor) -> BlockMatrix | None:
-        """Return a quantized matrix of a GGUF file in its blocks; ``None`` if the kernels cannot pack its type."""
+        """Return a quantized matrix of a GGUF file in its blocks; ``None`` if kernels cannot pack them."""
         if not isinstance(self.checkpoint, GgufCheckpoint) or not self.is_quantized(source):
             return None
         return self.checkpoint.blocks(self._stored_name[source.name], source.expert)

@@ -48,7 +48,7 @@ class MemoryEstimate:
         return self.weights + self.kv
 
     def check_fits(self, name: str, memory: int, taken: int, kind: str) -> None:
-        """Raise ``OptionError`` if the model exceeds ``memory`` less the bytes that models of a kind have ``taken``."""
+        """Raise ``OptionError`` if the model does not fit beside models of a kind, which have ``taken`` bytes."""
         if self.total <= memory - taken:
             return
         less = f" less {_gib(taken)} of {kind} models" if taken else ""

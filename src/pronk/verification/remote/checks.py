@@ -1,9 +1,7 @@
 """Checks of a server: which of its answers must be equal, and which must differ.
 
-A server may cache prompts, and some keep only the last one. A reference therefore is the answer to a prompt that was
-sent directly before, and all requests that are compared with it alone follow each other: only the check ``cache``
-compares the first request of a prompt with later ones. A check that depends on a failed one is skipped, such as that of
-a batch on a server that answers the same request differently each time.
+Servers may cache prompts, some only the last one. A reference therefore is the answer to a prompt that was sent directly
+before, and only the check ``cache`` compares the first request of a prompt with later ones.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ _SAMPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
 class _Check(NamedTuple):
     title: str
     needs: tuple[str, ...] = ()  # checks without whose success this one is skipped
-    # Whether all its requests are like those that the server has answered before, except for their number and time.
-    known: bool = False
+    known: bool = False  # whether its requests are like those answered before, except for their number and time
 
 
 CHECKS: Mapping[str, _Check] = {
