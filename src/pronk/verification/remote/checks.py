@@ -1,7 +1,7 @@
 """Checks of a server: which of its answers must be equal, and which must differ.
 
-Servers may cache prompts, some only the last one. A reference therefore is the answer to a prompt that was sent directly
-before, and only the check ``cache`` compares the first request of a prompt with later ones.
+Servers may cache prompts, some only the last one. A reference therefore answers a prompt that was sent directly before,
+and only the check ``cache`` compares the first request of a prompt with later ones.
 """
 
 from __future__ import annotations
