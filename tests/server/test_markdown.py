@@ -358,13 +358,13 @@ def test_an_answer_that_ends_in_its_thoughts(page: Page) -> None:
     assert page.locator(".thoughts .token").count() == 2
 
 
-def test_answers_have_no_maximum_by_default(page: Page) -> None:
-    page.evaluate("localStorage['pronk.settings'] = '{}'")
-    page.reload()
+def test_answers_have_no_maximum_by_default(browser: Browser, here: Running) -> None:
     bodies = list[dict[str, Any]]()
-    page.on("request", lambda request: request.method == "POST" and bodies.append(json.loads(request.post_data or "")))
-    answer_with(page, chunk(["a"], 0), *end(1, 1))
-    ask(page, "Hi")
+    with Visits(browser, here.url) as visits:
+        page = visits(settings={"max_tokens": None})  # not a text, thus the default
+        page.on("request", lambda each: each.method == "POST" and bodies.append(json.loads(each.post_data or "")))
+        answer_with(page, chunk(["a"], 0), *end(1, 1))
+        ask(page, "Hi")
     assert "max_tokens" not in bodies[0]
 
 
