@@ -9,7 +9,7 @@ import pytest
 
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.kernel_program import KernelProgram
-from pronk.models.program import ProgramRows
+from pronk.models.program_rows import ProgramRows
 
 _QKV, _CONVOLVE = 2, 7  # operations of ``csrc/pronk.h`` that store keys and values, or states
 

@@ -12,7 +12,7 @@ from pronk.kernels.threads import set_threads
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.models.program import ProgramRows
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
 
 INPUTS = 72

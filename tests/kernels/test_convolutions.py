@@ -15,7 +15,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Layer
 from pronk.models.linear import Linear
-from pronk.models.program import ProgramRows
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.backend import TorchBackend
 from tiny_models import tiny_config

@@ -17,7 +17,7 @@ from pronk.kernels.threads import num_threads, set_threads
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Layer
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm
-from pronk.models.program import ProgramRows
+from pronk.models.program_rows import ProgramRows
 from pronk.quantization.gguf.blocks import BlockMatrix, BlockRows
 from pronk.torch_backend.backend import TorchBackend
 from tiny_models import tiny_config

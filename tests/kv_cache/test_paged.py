@@ -27,7 +27,7 @@ from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
-from pronk.models.program import ProgramRows
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.cache import TorchCache

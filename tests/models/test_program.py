@@ -22,7 +22,8 @@ from pronk.kernels.library import Kernels, candidates
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.train.modules.decoder import DecoderModule
 from tiny_models import decoder_of, make_cache, make_engine, text_logits, tiny_config, tiny_decoder, tiny_module

@@ -45,6 +45,25 @@ def draft_token(by: Sampler, logits: Array, root: int, *, draw: bool = True) -> 
 
 
 @BY
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_draft_vocabulary_is_like_all_tokens_without_the_others(options: str, by: Kernels | None) -> None:
+    one, other = (sampler(seed=5, kernels=by, **OPTIONS[options]) for _ in range(2))
+    for seed in range(40):
+        ids = np.random.default_rng(seed).permutation(VOCAB)[: VOCAB - 2].astype(np.int32)
+        logits = random_logits(seed)[ids]
+        whole = np.full(VOCAB, -math.inf, np.float32)
+        whole[ids] = logits
+        found, wanted = one.draft_token(logits, 3, ids=ids), other.draft_token(whole, 3)
+        assert found is not None
+        assert wanted is not None
+        assert found.token == wanted.token
+        assert found.confidence == pytest.approx(wanted.confidence, rel=1e-6)
+        assert [token for token, _ in found.top_tokens(3)] == [token for token, _ in wanted.top_tokens(3)]
+        for each in (one, other):
+            each.advance(found.token)
+
+
+@BY
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_coupled_rule_drafts_the_choice_of_the_target(options: str, dtype: DType, by: Kernels | None) -> None:

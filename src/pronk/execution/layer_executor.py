@@ -8,13 +8,13 @@ import numpy as np
 
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import Array
+from pronk.execution.draft_chain import draft_chain
 from pronk.execution.forward_job import ForwardJob, LayerRange
-from pronk.kernels.structures import OnToken
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
-from pronk.models.kernel_program import KernelProgram
-from pronk.models.program import FIRST_CROSS_ROPE, CrossAttentionSource, Program, ProgramRows
+from pronk.models.program import FIRST_CROSS_ROPE, CrossAttentionSource, Program
+from pronk.models.program_rows import ProgramRows
 from pronk.sampling.sampler import DraftToken, Sampler
 
 __all__ = ["LayerExecutor"]
@@ -66,26 +66,9 @@ class LayerExecutor:
         packed = self._pack(layer_range, extra_positions=max_tokens)
         assert layer_range.logits_rows is not None
         assert packed.select_logits_rows(layer_range.logits_rows) == 1
-        scores = np.empty((max_tokens, config.vocab_size), dtype=np.float32)
-        errors: list[BaseException] = []
-        next_scores = iter(scores)
-
-        def callback(token: int, confidence: float) -> int:
-            try:
-                return int(on_token(DraftToken(token, confidence, next(next_scores))))
-            except BaseException as error:  # noqa: BLE001 - exceptions cannot cross the kernels
-                errors.append(error)
-                return 0
-
-        chain_params = sampler.draft_chain_params(max_tokens, scores)
-        chain_params.on_token = OnToken(callback)
         x = np.empty((packed.count, config.hidden_size), self.cache.dtype)
-        program, logits = self._program(layer_range), np.empty((1, config.vocab_size), np.float32)
-        assert isinstance(program, KernelProgram), "expected a program of the kernels, found another"
-        num_passes = program.draft_chain(packed, x, logits, chain_params)
-        if errors:
-            raise errors[0]
-        return num_passes
+        program, vocab_size = self._program(layer_range), config.vocab_size
+        return draft_chain(program, packed, x, sampler, vocab_size=vocab_size, max_tokens=max_tokens, on_token=on_token)
 
     def _pack(self, layer_range: LayerRange, *, embedded: bool = False, extra_positions: int = 0) -> ProgramRows:
         jobs = [(segment.block_table, segment.tree, segment.num_computed) for _, segment in layer_range.jobs]

@@ -28,7 +28,8 @@ from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
-from pronk.models.program import CrossAttentionSource, Program, ProgramRows
+from pronk.models.program import CrossAttentionSource, Program
+from pronk.models.program_rows import ProgramRows
 from pronk.models.weights import expert_costs
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.sampling.stateless import Logits

@@ -38,7 +38,7 @@ __all__ = [
     "open_library",
 ]
 
-VERSION = 11  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 12  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
@@ -100,10 +100,13 @@ class Kernels:
         """
         return int(self.library.pronk_sample(logits.ctypes.data, logits.size, temperature, key, self.isa))
 
-    def draft_token(self, logits: Array, temperature: float, key: int | None) -> tuple[int, float, NDArray[np.float32]]:
+    def draft_token(
+        self, logits: Array, temperature: float, key: int | None, ids: NDArray[np.int32] | None = None
+    ) -> tuple[int, float, NDArray[np.float32]]:
         """Sample a draft token with less precise noise than :meth:`choose`; a logit of ``-inf`` bans a token.
 
-        The arguments are those of :meth:`choose`, except that ``None`` as ``key`` means no noise.
+        The arguments are those of :meth:`choose`, except that ``None`` as ``key`` means no noise. ``ids``, ``[vocab]``,
+        has the token of each logit; ``None``: 0, 1, ….
 
         Returns:
             The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; the token's softmax probability over
@@ -113,7 +116,14 @@ class Kernels:
         scores = np.empty(vocab, np.float32)
         noise = None if key is None else ctypes.byref(c_uint64(key))
         token = self.library.pronk_sample_draft(
-            logits.ctypes.data, vocab, temperature, noise, scores.ctypes.data, ctypes.byref(confidence), self.isa
+            logits.ctypes.data,
+            vocab,
+            temperature,
+            noise,
+            None if ids is None else ids.ctypes.data,
+            scores.ctypes.data,
+            ctypes.byref(confidence),
+            self.isa,
         )
         return int(token), confidence.value, scores
 
@@ -154,7 +164,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "unpack": (None, (POINTER(CWeights), c_int64, c_void_p)),
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
-    "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 3, c_int32)),
+    "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 4, c_int32)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
     "multiply": (c_double, (c_int64, c_int32, c_int32)),
     "workspace": (c_int64, ()),

@@ -71,7 +71,7 @@ class COp(Structure):
         ("sinks", c_void_p),
         ("mixing experts per_row normalized", c_int32),
         ("filter filter_bias", c_void_p),
-        ("taps num_adapters", c_int32),
+        ("taps num_adapters half zero_first", c_int32),
         ("adapters", POINTER(CAdapter)),
     )
 
@@ -112,7 +112,7 @@ class CDraftChain(Structure):
         ("position", c_int64),
         ("steps", c_int32),
         ("temperature", c_float),
-        ("scores", c_void_p),
+        ("ids scores", c_void_p),
         ("on_token", OnToken),
     )
 

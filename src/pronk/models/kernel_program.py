@@ -15,7 +15,8 @@ from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.linear import Experts
-from pronk.models.program import CrossAttentionSource, Program, ProgramRows, output_range
+from pronk.models.program import CrossAttentionSource, Program, output_range
+from pronk.models.program_rows import ProgramRows
 
 __all__ = ["KernelProgram"]
 
@@ -44,9 +45,11 @@ class KernelProgram(Program):
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._compiled: Any = None  # C array of the operations; ``None`` before the first run
 
-    def embed(self, decoder: Any) -> None:
+    def embed(self, decoder: Any, *, norm: Any = None, half: int | None = None, zero_first: bool = False) -> None:
         """Implement :meth:`Program.embed`."""
         op = self._append(_EMBED)
+        op.output, op.half, op.zero_first = _output("stream", half), _half(half), int(zero_first)
+        self._set_norm(op, norm)
         op.scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
         if decoder.positions is not None:  # the kernels read both tables in one data type
             op.positions = self._keep_alive(decoder.positions.astype(decoder.embedding.dtype, copy=False))
@@ -65,19 +68,20 @@ class KernelProgram(Program):
         head_norms: tuple[Any, Any] = (None, None),
         *,
         cross: bool = False,
+        source: str = "stream",
     ) -> None:
         """Implement :meth:`Program.project`; each matrix of ``linear`` is an operation."""
         if config.whole_qk_norm and not cross:
-            self.linear(linear, norm=norm, to="B")
+            self.linear(linear, norm=norm, source=source, to="B")
             op = self._heads(config, index, head_norms)
             op.input, op.eps = _B, head_norms[0].eps
             return
         first_head = 0
         for part in linear.parts:
             op = self._heads(config, index, head_norms, cross=cross)
+            op.input = _BUFFERS[source]
             self._set_weights(op, part)
-            if norm is not None:
-                self._set_norm(op, norm)
+            self._set_norm(op, norm)
             op.eps = op.eps if head_norms[0] is None else head_norms[0].eps
             op.first_head = first_head
             first_head += part.out_features // config.head_dim
@@ -147,15 +151,22 @@ class KernelProgram(Program):
             self._set_experts(op, linear)
         else:
             self._set_weights(op, linear)
-        if norm is not None:
-            self._set_norm(op, norm)
+        self._set_norm(op, norm)
 
     def norm(
-        self, norm: Any, *, source: str = "stream", to: str = "stream", residual: bool = False, scale: float = 1.0
+        self,
+        norm: Any,
+        *,
+        source: str = "stream",
+        to: str = "stream",
+        residual: bool = False,
+        scale: float = 1.0,
+        half: int | None = None,
     ) -> None:
         """Implement :meth:`Program.norm`."""
         op = self._append(_NORM)
-        op.input, op.output, op.residual, op.scale = _BUFFERS[source], _BUFFERS[to], int(residual), scale
+        op.input, op.output, op.residual, op.scale = _BUFFERS[source], _output(to, half), int(residual), scale
+        op.half = _half(half)
         self._set_norm(op, norm)
 
     def route(self, mixture: MixtureConfig) -> None:
@@ -229,6 +240,8 @@ class KernelProgram(Program):
         op.experts, op.per_row, op.normalized = mixture.experts, mixture.per_row, int(mixture.normalized)
 
     def _set_norm(self, op: COp, norm: Any) -> None:
+        if norm is None:
+            return
         op.norm, op.eps = (_RMS_NORM if norm.bias is None else _LAYER_NORM), norm.eps
         op.norm_weight, op.norm_bias = self._keep_alive(norm.weight), self._keep_alive(norm.bias)
 
@@ -239,3 +252,13 @@ class KernelProgram(Program):
         array = np.ascontiguousarray(array)
         self._kept_alive.append(array)
         return int(array.ctypes.data)
+
+
+def _output(name: str, half: int | None) -> int:
+    """Return the buffer that an operation writes; halves are those of ``A``."""
+    return _BUFFERS[name] if half is None else _A
+
+
+def _half(half: int | None) -> int:
+    """Return ``pronk_op.half``: 0 for whole rows, 1 and 2 for the halves 0 and 1."""
+    return 0 if half is None else half + 1

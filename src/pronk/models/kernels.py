@@ -29,7 +29,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm, WeightLayout
-from pronk.models.program import ProgramRows
+from pronk.models.program_rows import ProgramRows
 from pronk.quantization.formats.matrix import Bits
 from pronk.quantization.gguf.blocks import PACKED_BLOCKS, BlockMatrix, BlockRows
 from pronk.quantization.gguf.layout import TENSOR_TYPES

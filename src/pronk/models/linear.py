@@ -14,7 +14,8 @@ from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
 

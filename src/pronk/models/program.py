@@ -30,31 +30,22 @@ and keys that span all heads, ``linear`` writes the projections to ``B``, and on
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pronk.architecture.config import MixtureConfig, ModelConfig
-from pronk.architecture.rope import RopeTable
 from pronk.arrays import Array, DType
-from pronk.kernels.structures import NUM_ROPE_TABLES, CForward, CSegment
-from pronk.kv_cache.blocks import BlockTable
+from pronk.kernels.structures import NUM_ROPE_TABLES
 from pronk.kv_cache.paged import PagedCache
-from pronk.speculation.tree import TokenTree
+from pronk.models.program_rows import ProgramRows
 
 if TYPE_CHECKING:
     from pronk.models.decoder import Decoder
 
-__all__ = ["FIRST_CROSS_ROPE", "CrossAttentionSource", "Program", "ProgramRows", "output_range"]
+__all__ = ["FIRST_CROSS_ROPE", "CrossAttentionSource", "Program", "output_range"]
 
-# Row numbers 0, 1, 2, …: a range of rows (the usual case for logits) is passed as a pointer into this array.
-_NUM_CONSECUTIVE = 1 << 14
 # Numbers of rotations: 0 and 1 are those of the model's own ``ropes``, 2 and 3 those of the source's.
 FIRST_CROSS_ROPE = NUM_ROPE_TABLES // 2
-_CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 
 
 class CrossAttentionSource(NamedTuple):
@@ -133,8 +124,12 @@ class Program(ABC):
         return None if rope is None else config.ropes.index(rope) + (FIRST_CROSS_ROPE if cross else 0)
 
     @abstractmethod
-    def embed(self, decoder: Any) -> None:
-        """Append ``stream = scale · token embeddings (+ learned position embeddings)``."""
+    def embed(self, decoder: Any, *, norm: Any = None, half: int | None = None, zero_first: bool = False) -> None:
+        """Append ``stream = norm(scale · token embeddings (+ learned position embeddings))``.
+
+        With ``half``, 0 or 1, the result is the first or second half of the rows of ``A``, which are twice as wide as
+        the stream. With ``zero_first``, the row of a text's first token is zero.
+        """
 
     @abstractmethod
     def project(
@@ -146,16 +141,18 @@ class Program(ABC):
         head_norms: tuple[Any, Any] = (None, None),
         *,
         cross: bool = False,
+        source: str = "stream",
     ) -> None:
-        """Append queries, keys and values: ``norm(stream) Wᵀ + b``, rotated; keys and values are stored.
+        """Append queries, keys and values: ``norm(source) Wᵀ + b``, rotated; keys and values are stored.
 
         Args:
             linear: layer with the outputs of all query heads, then of the key heads, then of the value heads.
-            norm: norm of the stream; ``None``: the stream is read as it is.
+            norm: norm of the stream; ``None``: ``source`` is read as it is.
             config: sizes of the heads, and whether they are rotated.
             index: layer (from 0) of ``config``, and of the cache that stores keys and values.
             head_norms: norms of queries and of keys, or ``None``.
             cross: whether there are only queries, for cross-attention to layer ``index`` of another model.
+            source: ``"stream"``, or ``"A"`` without a norm.
         """
 
     @abstractmethod
@@ -200,12 +197,19 @@ class Program(ABC):
 
     @abstractmethod
     def norm(
-        self, norm: Any, *, source: str = "stream", to: str = "stream", residual: bool = False, scale: float = 1.0
+        self,
+        norm: Any,
+        *,
+        source: str = "stream",
+        to: str = "stream",
+        residual: bool = False,
+        scale: float = 1.0,
+        half: int | None = None,
     ) -> None:
-        """Append a norm of a buffer.
+        """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
         The operation is ``to = norm(source)``, or ``stream += scale · norm(source)`` with ``residual``. ``to`` is
-        ``"stream"`` or ``"A"``.
+        ``"stream"`` or ``"A"``; for ``half``, see :meth:`embed`.
         """
 
     @abstractmethod
@@ -235,115 +239,3 @@ def output_range(linear: Any, scale: float | None, cap: float | None) -> tuple[f
     """Return scale and soft cap (0: none) of a linear layer's outputs; ``None``: those of ``linear``."""
     scale = getattr(linear, "scale", 1.0) if scale is None else scale
     return scale, (getattr(linear, "cap", None) if cap is None else cap) or 0.0
-
-
-@dataclass
-class ProgramRows:
-    """Rows of a forward pass, request after request; ``call`` describes them to the kernels.
-
-    This object keeps the memory to which ``call`` points. ``count`` is the number of rows. The other attributes are the
-    arguments of the methods, for backends without C structures.
-    """
-
-    call: CForward = field(default_factory=CForward)
-    touched: ctypes.c_int64 = field(default_factory=ctypes.c_int64)  # result: number of experts read, over all layers
-    count: int = 0
-    segments: Sequence[tuple[BlockTable, TokenTree, int]] = ()
-    tokens: Sequence[int] = ()
-    cross_block_tables: Sequence[BlockTable] = ()
-    rope: dict[int, tuple[Array, bool]] = field(default_factory=dict)  # arguments ``table`` and ``by_row``, by number
-    logits_rows: Sequence[int] | range = ()
-    _kept_alive: list[object] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.call.touched = ctypes.addressof(self.touched)
-
-    def set_segments(
-        self,
-        segments: Sequence[tuple[BlockTable, TokenTree, int]],
-        tokens: Sequence[int] | None = None,
-        cross_block_tables: Sequence[BlockTable] | None = None,
-    ) -> ProgramRows:
-        """Set the rows of all requests, and return this object.
-
-        A segment is a request's block table, its draft tree, and the number of leading nodes of the tree that are
-        already computed and get no row. ``tokens`` has the token id of each row, for programs that begin with an
-        embedding. ``cross_block_tables`` has the block table that each request's cross-attention reads.
-        """
-        self.segments, self.tokens, self.cross_block_tables = segments, tokens or (), cross_block_tables or ()
-        call, count = self.call, len(segments)
-        call.segment = (CSegment * count)(*[self._segment(*each) for each in segments])
-        self.count = sum([len(tree) - computed for _, tree, computed in segments])
-        call.segments, call.rows = count, self.count
-        if tokens is not None:
-            call.tokens = self._int32_array(tokens)
-        if cross_block_tables is not None:
-            call.cross_segment = (CSegment * count)(*[self._segment(table) for table in cross_block_tables])
-        return self
-
-    def _segment(self, table: BlockTable, tree: TokenTree | None = None, computed: int = 0) -> CSegment:
-        """Return the structure of a segment; one for cross-attention has no tree."""
-        blocks, nodes, parents = table.c_blocks, 0, None
-        self._kept_alive.append(blocks)
-        if tree is not None:
-            nodes = len(tree)
-            parents = self._int32_array(tree.parents) if nodes > 1 and tree.main_chain < nodes else None
-        numbers = table.num_released, table.length, nodes, computed, len(blocks), table.adapter
-        return CSegment(ctypes.addressof(blocks), parents, *numbers)
-
-    def _int32_array(self, values: Sequence[int]) -> int:
-        """Copy ``values`` to an array that this object keeps, and return the address of the array."""
-        numbers = array("i", values)
-        self._kept_alive.append(numbers)
-        return numbers.buffer_info()[0]
-
-    @classmethod
-    def without_segments(cls, count: int) -> ProgramRows:
-        """Return ``count`` rows that have no KV cache, for a program without attention."""
-        rows = cls(count=count)
-        rows.call.rows = count
-        return rows
-
-    def set_rope(self, number: int, table: Array | None, *, by_row: bool = False) -> None:
-        """Set the :class:`RopeTable` array of the rotations with a number, see :meth:`Program.rope_number`.
-
-        Entry ``i`` of ``table`` is for position ``i``, or with ``by_row`` for row ``i``.
-        """
-        if table is not None:
-            self.rope[number] = table, by_row
-            self.call.rope[number], self.call.rope_by_row[number] = table.ctypes.data, int(by_row)
-
-    def rotate(
-        self, rope: RopeTable, number: int = 0, *, prompt_lengths: Sequence[int] = (), num_extra: int = 0
-    ) -> None:
-        """Set the RoPE table of the rows: by position, or by row if rotations depend on the text's length.
-
-        Args:
-            rope: table, which grows if necessary; without effect if it has no RoPE.
-            number: argument of :meth:`set_rope`.
-            prompt_lengths: number of prompt tokens of each request; all are rotated for a text of this length. By
-                default each row is rotated for the text up to this row.
-            num_extra: number of positions, after those of the rows, that a draft chain needs.
-        """
-        if rope.config is None:
-            return
-        if not rope.dynamic:
-            stop = max([block_table.length + len(tree) for block_table, tree, _ in self.segments])
-            self.set_rope(number, rope.up_to(stop + num_extra))
-            return
-        positions, text_lengths = list[int](), list[int]()
-        lengths = prompt_lengths or [0] * len(self.segments)
-        for (block_table, tree, computed), prompt_length in zip(self.segments, lengths, strict=True):
-            row_positions = [block_table.length + depth for depth in tree.depths[computed:]]
-            positions += row_positions
-            text_lengths += [max(prompt_length, position + 1) for position in row_positions]
-        self.set_rope(number, rope.compute_entries(positions, text_lengths), by_row=True)
-
-    def select_logits_rows(self, rows: Sequence[int] | range) -> int:
-        """Set the indices of the rows whose logits are computed; return the number of these rows."""
-        self.logits_rows, self.call.num_wanted = rows, len(rows)
-        if isinstance(rows, range) and rows.step == 1 and rows.stop <= _NUM_CONSECUTIVE:
-            self.call.wanted = ctypes.addressof(_CONSECUTIVE) + 4 * rows.start
-        else:
-            self.call.wanted = self._int32_array(rows)
-        return len(rows)

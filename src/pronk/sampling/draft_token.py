@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DraftToken", "argmax_token"]
+__all__ = ["DraftIds", "DraftToken", "argmax_token"]
+
+DraftIds = NDArray[np.int32]  # the target's token of each logit of a draft vocabulary
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,9 @@ class DraftToken:
         confidence: maximum of softmax(``scores``), in (0, 1]. If ``scores`` has no noise, it is max p, where p is the
             draft model's distribution. With noise, the confidence varies: for one distribution with max p = 0.59, at
             T = 0.8, its mean is 0.634 and its standard deviation 0.186.
-        scores: ``[vocab]``: log p up to a constant, plus the target's Gumbel noise if the temperature is above 0 and
-            the rule is coupled. Higher is likelier to be the target's token. ``-inf`` excludes a token.
+        scores: ``[draft vocab]``: log p up to a constant, plus the target's Gumbel noise if the temperature is above 0
+            and the rule is coupled. Higher is likelier to be the target's token. ``-inf`` excludes a token.
+        ids: the target's token of each score; ``None``: 0, 1, ….
         q: ``[vocab]`` float64 distribution from which ``token`` was drawn; ``None`` if ``token`` is the argmax of
             ``scores``.
     """
@@ -30,6 +33,7 @@ class DraftToken:
     token: int
     confidence: float
     scores: NDArray[np.floating[Any]]
+    ids: DraftIds | None = None
     q: NDArray[np.float64] | None = None
 
     def top_tokens(self, count: int) -> list[tuple[int, float]]:
@@ -37,11 +41,11 @@ class DraftToken:
         remaining, best = self.scores.copy(), list[tuple[int, float]]()
         # Repeated argmax is faster than a partition for up to about a dozen tokens.
         for _ in range(min(count, len(remaining))):
-            token = int(remaining.argmax())
-            if remaining[token] == -math.inf:
+            index = int(remaining.argmax())
+            if remaining[index] == -math.inf:
                 break
-            best.append((token, float(remaining[token])))
-            remaining[token] = -math.inf
+            best.append((index if self.ids is None else int(self.ids[index]), float(remaining[index])))
+            remaining[index] = -math.inf
         probs = [self.confidence * math.exp(score - best[0][1]) for _, score in best]
         return [(token, prob) for (token, _), prob in zip(best, probs, strict=True) if prob > 0.0]
 

@@ -20,7 +20,7 @@ from pronk.errors import GuideError, OptionError
 from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
 from pronk.kernels.structures import CDraftChain
-from pronk.sampling.draft_token import DraftToken, argmax_token
+from pronk.sampling.draft_token import DraftIds, DraftToken, argmax_token
 from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, make_processors
 from pronk.sampling.noise import (
     block_uniform,
@@ -39,7 +39,7 @@ from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import DraftSample
 
-__all__ = ["DraftToken", "NotFiniteError", "Sampler", "log_probs", "token_logprobs"]
+__all__ = ["DraftIds", "DraftToken", "NotFiniteError", "Sampler", "log_probs", "token_logprobs"]
 
 # Lowest temperature above 0 that is applied: logits divided by less would overflow float32.
 _MIN_TEMPERATURE = 1e-30
@@ -79,6 +79,7 @@ class Sampler:
         """
         self.params = params
         self.seed = seed
+        self._vocab_size = vocab_size
         self.context = TokenContext(text, num_prompt)
         made = make_processors(params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words)
         self.guide = guide
@@ -185,18 +186,19 @@ class Sampler:
         """Whether draft tokens depend on logits, seed and position alone, as in chains by the kernels."""
         return self.kernels is not None and not self.params.rejects
 
-    def draft_token_at(self, logits: Array, position: int) -> DraftToken | None:
+    def draft_token_at(self, logits: Array, position: int, ids: DraftIds | None = None) -> DraftToken | None:
         """Return :meth:`draft_token` for another index of the text, if draft tokens are drawn statelessly."""
         assert self.kernels is not None, "expected a sampler that drafts statelessly"
-        return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position)
+        return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position, ids)
 
-    def draft_chain_params(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:
-        """Return the kernels' arguments to draft ``steps`` tokens and fill ``scores`` ``[steps, vocab]``."""
+    def draft_chain_params(self, steps: int, scores: NDArray[np.float32], ids: DraftIds | None = None) -> CDraftChain:
+        """Return the kernels' arguments to draft ``steps`` tokens; fill ``scores`` ``[steps, draft vocab]``."""
         return CDraftChain(
             key=seed_key(self.seed),
             position=len(self.context),
             steps=steps,
             temperature=self._stateless.temperature,
+            ids=None if ids is None else ids.ctypes.data,
             scores=scores.ctypes.data,
         )
 
@@ -222,7 +224,9 @@ class Sampler:
         position = len(self.context)
         return block_verify(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
 
-    def draft_token(self, logits: Array, root: int, *, draw: bool = True) -> DraftToken | None:
+    def draft_token(
+        self, logits: Array, root: int, *, draw: bool = True, ids: DraftIds | None = None
+    ) -> DraftToken | None:
         """Return the draft token that a draft model with these logits proposes after the context.
 
         Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own noise: if draft and
@@ -230,9 +234,10 @@ class Sampler:
         noise. Each step has new noise, because the accepted tokens may depend on all draft tokens of their step.
 
         Args:
-            logits: ``[vocab]``, any float dtype, not modified; ``-inf`` marks a token outside the draft's vocabulary.
+            logits: ``[draft vocab]``, any float dtype, not modified; ``-inf`` marks a token that may not be proposed.
             root: position of the last committed token; selects the noise of this step.
             draw: under the rejection and block rules, whether to draw the token at random instead of the argmax.
+            ids: the target's token of each logit; ``None``: 0, 1, ….
 
         Returns:
             The draft token; ``None`` if all tokens are banned, logits overflow, or the guide exceeds its work limit.
@@ -240,12 +245,15 @@ class Sampler:
         # Return None after an error of the guide. An exception would discard the whole proposal, but whether a proposal
         # is discarded must not depend on randomly drawn tokens.
         with suppress(GuideError):
-            return self._draft_token(np.asarray(logits, np.float32), root, draw=draw)
+            return self._draft_token(np.asarray(logits, np.float32), root, draw, ids)
         return None
 
-    def _draft_token(self, logits: Array, root: int, *, draw: bool) -> DraftToken | None:
+    def _draft_token(self, logits: Array, root: int, draw: bool, draft_ids: DraftIds | None) -> DraftToken | None:
         if self.kernels is not None and not self.params.rejects:
-            return self._stateless.draft(self.kernels, logits, len(self.context))
+            return self._stateless.draft(self.kernels, logits, len(self.context), draft_ids)
+        if draft_ids is not None:  # processors and distributions are those of the whole vocabulary
+            logits, known = np.full(self._vocab_size, -math.inf, np.float32), logits
+            logits[draft_ids] = known
         processed = self._process(logits, allow_none=True)
         if not math.isfinite(float(processed.max())):
             return None
@@ -261,7 +269,7 @@ class Sampler:
         if self.params.rejects and draw:
             token = int(ids[(noisy + draft_noise(self.trial_seed, root, position, ids)).argmax()])
             q = _scatter(probs, ids, len(logits), 0.0)
-        return DraftToken(token, float(probs[best]), _scatter(noisy, ids, len(logits), -math.inf), q)
+        return DraftToken(token, float(probs[best]), _scatter(noisy, ids, len(logits), -math.inf), q=q)
 
     def distribution(self, logits: Array) -> NDArray[np.float64]:
         """Return the float64 distribution ``[vocab]`` of the next token, for a temperature above 0."""

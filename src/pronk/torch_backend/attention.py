@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pronk.arrays import Array
 from pronk.kv_cache.blocks import BlockTable
-from pronk.models.program import ProgramRows
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.cache import TorchCache
 

@@ -14,11 +14,13 @@ from pronk.architecture.config import MixtureConfig, ModelConfig, default_query_
 from pronk.arrays import Array, DType
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.linear import Experts
-from pronk.models.program import CrossAttentionSource, Program, ProgramRows, output_range
-from pronk.torch_backend.attention import attend_rows, path_slots, visible_keys
+from pronk.models.program import CrossAttentionSource, Program, output_range
+from pronk.models.program_rows import ProgramRows
+from pronk.torch_backend.attention import attend_rows, visible_keys
 from pronk.torch_backend.cache import TorchCache
 from pronk.torch_backend.convert import to_array, to_tensor
 from pronk.torch_backend.mixture import choose_experts
+from pronk.torch_backend.torch_pass import TorchPass
 
 __all__ = ["TorchProgram"]
 
@@ -37,78 +39,6 @@ _ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 }
 
 
-class _Pass:
-    """The buffers of one run of a program, by name, and its rows."""
-
-    def __init__(self, rows: ProgramRows, stream: Tensor, collected: Array | None, device: str) -> None:
-        self.rows, self.collected, self.device = rows, collected, device
-        self._made: dict[object, Any] = {}  # what all layers share
-        self.buffers: dict[str, Tensor] = {"stream": stream}
-        self.pairs_per_expert: list[int] = []
-        # Text position of each row; the rows of a segment follow its committed tokens.
-        depths = [np.asarray(tree.depths[first:], np.int64) + table.length for table, tree, first in rows.segments]
-        self.positions = np.concatenate(depths) if depths else np.arange(rows.count)
-
-    def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return ``make()``, called once in this pass for each ``key``."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-    def rotate(self, x: Tensor, number: int) -> Tensor:
-        """Apply RoPE table ``number`` to ``x`` ``[rows, heads, head_dim]``."""
-        table, by_row = self.rows.rope[number]
-        places = np.arange(self.rows.count) if by_row else self.positions
-        entries = self.once(("rope", number), lambda: to_tensor(table[places]).to(self.device, x.dtype))
-        cos, sin = entries.unsqueeze(2).unbind(1)
-        half = cos.shape[-1]
-        first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-
-    def adapted_rows(self) -> list[tuple[int, Tensor]]:
-        """Return the number of each adapter in this pass, and the indices of its rows."""
-
-        def make() -> list[tuple[int, Tensor]]:
-            numbers = [table.adapter for table, tree, computed in self.rows.segments for _ in tree.tokens[computed:]]
-            by_row = torch.tensor(numbers, device=self.device)
-            return [(number, (by_row == number).nonzero()[:, 0]) for number in sorted({*numbers} - {-1})]
-
-        found: list[tuple[int, Tensor]] = self.once("adapters", make)
-        return found
-
-    def growth(self, growth: float, period: int) -> Tensor:
-        """Return the factor of each row's queries, ``[rows, 1, 1]``: ``ModelConfig.query_growth``."""
-        factors = 1.0 + growth * np.log1p(self.positions // period)
-        return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[:, None, None]
-
-    def slots(self, cache: PagedCache) -> Tensor:
-        """Return the slot of each row in the cache."""
-        assert isinstance(cache, TorchCache)
-
-        def make() -> Tensor:
-            slots = [
-                cache.slots(table, table.length + computed, table.length + len(tree))
-                for table, tree, computed in self.rows.segments
-            ]
-            return cache.to_index(np.concatenate(slots))
-
-        found: Tensor = self.once("slots", make)
-        return found
-
-    def path_slots(self, cache: TorchCache, taps: int) -> tuple[Tensor, Tensor]:
-        """Return the slots of the last ``taps`` tokens of each row's path, and which of them exist.
-
-        Both are ``[rows, taps]``, the oldest token first.
-        """
-
-        def make() -> tuple[Tensor, Tensor]:
-            slots = np.concatenate([path_slots(cache, *segment, taps) for segment in self.rows.segments])
-            return cache.to_index(np.maximum(slots, 0)), torch.from_numpy(slots >= 0).to(self.device)
-
-        found: tuple[Tensor, Tensor] = self.once(("path", taps), make)
-        return found
-
-
 class TorchProgram(Program):
     """A program whose operations run one after the other on torch's device."""
 
@@ -122,18 +52,22 @@ class TorchProgram(Program):
     ) -> None:
         super().__init__(hidden, dtype, cache, source)
         self.device = device
-        self._ops: list[Callable[[_Pass], None]] = []
+        self._ops: list[Callable[[TorchPass], None]] = []
 
-    def embed(self, decoder: Any) -> None:
+    def embed(self, decoder: Any, *, norm: Any = None, half: int | None = None, zero_first: bool = False) -> None:
         """Implement :meth:`Program.embed`; the tables stay in the main memory."""
         scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
+        normalize = self._norm(norm)
 
-        def run(state: _Pass) -> None:
+        def run(state: TorchPass) -> None:
             x = to_tensor(decoder.embedding[np.asarray(state.rows.tokens)])
             x = x.to(self.device, state.buffers["stream"].dtype) * scale
             if decoder.positions is not None:
                 x = x + to_tensor(decoder.positions[state.positions]).to(self.device, x.dtype)
-            state.buffers["stream"] = x
+            x = normalize(x)
+            if zero_first:
+                x[torch.from_numpy(state.positions == 0).to(self.device)] = 0
+            state.store("stream", half, x)
 
         self._ops.append(run)
 
@@ -146,15 +80,16 @@ class TorchProgram(Program):
         head_norms: tuple[Any, Any] = (None, None),
         *,
         cross: bool = False,
+        source: str = "stream",
     ) -> None:
         """Implement :meth:`Program.project`; the queries stay in a buffer."""
-        normalize, cache = _ACTIVATIONS[None] if norm is None else self._norm(norm), self.cache
-        norms = [_ACTIVATIONS[None] if each is None else self._norm(each) for each in head_norms]
+        normalize, cache = self._norm(norm), self.cache
+        norms = [self._norm(each) for each in head_norms]
         number, sizes = self.rope_number(config, index, cross=cross), config.qkv_sizes[: 1 if cross else 3]
         whole, growth = config.whole_qk_norm and not cross, None if cross else config.query_growth
 
-        def run(state: _Pass) -> None:
-            x = normalize(state.buffers["stream"])
+        def run(state: TorchPass) -> None:
+            x = normalize(state.buffers[source])
             projected = torch.cat([_multiply(part, x, state) for part in linear.parts], dim=-1).split(sizes, dim=-1)
             parts = list(projected) if whole else [_heads(part, config) for part in projected]
             for part, normalize_heads in enumerate(norms[: len(parts)]):
@@ -177,7 +112,7 @@ class TorchProgram(Program):
         cap = None if cross else config.attention_cap
         scores = None if sinks is None else to_tensor(sinks).to(self.device)
 
-        def run(state: _Pass) -> None:
+        def run(state: TorchPass) -> None:
             window = config.windows[layer] if config.windows else None
             keys = state.once((window, cross), lambda: visible_keys(state.rows, cache, window, cross=cross))
             state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap, sinks=scores)
@@ -191,7 +126,7 @@ class TorchProgram(Program):
         start = torch.zeros(1) if bias is None else to_tensor(bias.astype(np.float32))
         start = start.to(self.device)
 
-        def run(state: _Pass) -> None:
+        def run(state: TorchPass) -> None:
             b, c, x = state.buffers["B"].chunk(3, dim=-1)
             states, (slots, exists) = cache.keys[layer][0], state.path_slots(cache, len(taps))
             states[state.slots(cache)] = (b * x).to(states.dtype)
@@ -218,11 +153,11 @@ class TorchProgram(Program):
     ) -> None:
         """Implement :meth:`Program.linear`."""
         factor, limit = output_range(linear, scale, cap)
-        normalize = _ACTIVATIONS[None] if norm is None else self._norm(norm)
+        normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
         activate = _ACTIVATIONS[activation]
 
-        def run(state: _Pass) -> None:
+        def run(state: TorchPass) -> None:
             x = state.buffers[source]
             if only_logits_rows:
                 x = x[torch.tensor(list(state.rows.logits_rows), device=x.device)]
@@ -235,21 +170,28 @@ class TorchProgram(Program):
         self._ops.append(run)
 
     def norm(
-        self, norm: Any, *, source: str = "stream", to: str = "stream", residual: bool = False, scale: float = 1.0
+        self,
+        norm: Any,
+        *,
+        source: str = "stream",
+        to: str = "stream",
+        residual: bool = False,
+        scale: float = 1.0,
+        half: int | None = None,
     ) -> None:
         """Implement :meth:`Program.norm`."""
         normalize = self._norm(norm)
 
-        def run(state: _Pass) -> None:
+        def run(state: TorchPass) -> None:
             y = normalize(state.buffers[source])
-            state.buffers[to] = state.buffers[to] + scale * y if residual else y
+            state.store(to, half, state.buffers[to] + scale * y if residual else y)
 
         self._ops.append(run)
 
     def route(self, mixture: MixtureConfig) -> None:
         """Implement :meth:`Program.route`."""
 
-        def run(state: _Pass) -> None:
+        def run(state: TorchPass) -> None:
             chosen, state.buffers["shares"] = choose_experts(state.buffers["scores"], mixture)
             # Pairs of a row and an expert, in the order of the experts.
             expert, order = chosen.flatten().sort(stable=True)
@@ -268,7 +210,7 @@ class TorchProgram(Program):
     def collect_hidden(self, index: int) -> None:
         """Implement :meth:`Program.collect_hidden`."""
 
-        def run(state: _Pass) -> None:
+        def run(state: TorchPass) -> None:
             assert state.collected is not None
             state.collected[index] = to_array(state.buffers["stream"])
 
@@ -279,7 +221,7 @@ class TorchProgram(Program):
         self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
     ) -> None:
         """Run the operations; the results are copied to the arrays; see :meth:`Program.run`."""
-        state = _Pass(rows, to_tensor(stream).to(self.device), collected, self.device)
+        state = TorchPass(rows, to_tensor(stream).to(self.device), collected, self.device)
         for operation in self._ops:
             operation(state)
         stream[...] = to_array(state.buffers["stream"])
@@ -287,7 +229,7 @@ class TorchProgram(Program):
             logits[...] = to_array(state.buffers["logits"].float())
 
     @staticmethod
-    def _mix(experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: _Pass) -> Tensor:
+    def _mix(experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass) -> Tensor:
         """Return the outputs of each row's experts: one row per pair, or the weighted sum of each row's pairs."""
         rows, shares = state.buffers["pair_rows"], state.buffers["shares"]
         pairs = (x if experts.gathers else x[rows]).split(state.pairs_per_expert)
@@ -308,7 +250,9 @@ class TorchProgram(Program):
         return total.to(y.dtype)
 
     def _norm(self, norm: Any) -> Callable[[Tensor], Tensor]:
-        """Return a function that applies a norm to rows."""
+        """Return a function that applies a norm to rows; ``None``: a function that returns the rows."""
+        if norm is None:
+            return _ACTIVATIONS[None]
         weight = to_tensor(norm.weight).to(self.device)
         bias = None if norm.bias is None else to_tensor(norm.bias).to(self.device)
 
@@ -326,7 +270,7 @@ def _heads(x: Tensor, config: ModelConfig) -> Tensor:
     return x if x.dim() == 3 else x.unflatten(-1, (-1, config.head_dim))
 
 
-def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: _Pass) -> Tensor:
+def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass) -> Tensor:
     """Return ``activate(x Wᵀ + b)``, or ``activate(gate) · up`` of a gated matrix."""
     y = _multiply(linear, x, state)
     if not linear.packed.gated:
@@ -337,7 +281,7 @@ def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Ten
     return activate(gate) * up
 
 
-def _multiply(linear: Any, x: Tensor, state: _Pass) -> Tensor:
+def _multiply(linear: Any, x: Tensor, state: TorchPass) -> Tensor:
     """Return ``x Wᵀ + b`` in the dtype of ``x``, with the adapters of the rows."""
     matrix = linear.packed
     y = F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)

@@ -41,6 +41,8 @@ from pronk.arrays import BFLOAT16, FLOAT32, DType
 from pronk.drafters import Proposer, make_drafter
 from pronk.drafters.from_target._eagle_runner import EagleRunner
 from pronk.drafters.from_target.eagle3 import Eagle3Proposer
+from pronk.drafters.shared.chain import Chain
+from pronk.drafters.shared.side_cache import SideLane
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.model_runner import ForwardJob, ForwardResult
@@ -86,10 +88,22 @@ def check_chain(kind: str, request: Request, asked: Asked, most: int) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_chains_equal_the_formulas(kind: str, temperature: float) -> None:
+@pytest.mark.parametrize("prompts", [PROMPTS[:3], PROMPTS[2:3]], ids=["batch", "alone"])
+def test_chains_equal_the_formulas(
+    kind: str, temperature: float, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request alone is drafted in one call of the kernels; requests together, a pass for each token of all."""
+    calls, draft_chain = list[Chain](), EagleRunner.draft_chain
+
+    def counted(runner: EagleRunner, lane: SideLane, chain: Chain, is_complete: Any) -> None:
+        draft_chain(runner, lane, chain, is_complete)
+        calls.append(chain)
+
+    monkeypatch.setattr(EagleRunner, "draft_chain", counted)
     engine = make_engine(bigram_decoder())
     drafter = Watched(make_drafter(copying(kind)).bind(engine.target))
-    requests = decode(engine, drafter, PROMPTS[:3], max_tokens=12, temperature=temperature)
+    requests = decode(engine, drafter, prompts, max_tokens=12, temperature=temperature)
+    assert bool(calls) == (len(prompts) == 1)
     for request in requests:
         for asked in drafter.of(request):
             check_chain(kind, request, asked, 6 if kind == "eagle3" else 3)

@@ -15,7 +15,7 @@ target's KV cache keeps the features, so that a request with a cached prefix, or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,12 +23,16 @@ import numpy as np
 
 from pronk.arrays import FLOAT32, Array, split_rows
 from pronk.drafters.from_target.modules.eagle import EagleHead, HeadFeature
+from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, SideLane, SideLanes
-from pronk.interrupts import uninterrupted
+from pronk.execution.draft_chain import draft_chain
+from pronk.interrupts import is_interrupt_pending, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.models.weights import forward_weights
+from pronk.sampling.sampler import DraftToken
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
@@ -52,7 +56,7 @@ class HeadDraft:
         tokens: for each node, the token whose embedding its row has.
         parents: for each node, its parent; -1 for the root.
         outputs: for each computed node, the head's output ``[hidden]``.
-        logits: for each computed node, the logits ``[vocab]`` of the token after it.
+        logits: for each computed node, the logits ``[draft vocab]`` of the token after it.
     """
 
     context: DraftContext[Any]
@@ -91,7 +95,7 @@ class EagleRunner(SideLanes):
         self._costs = CostModel()
         relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
         self._prices = DraftPrices(self._costs, target.costs, relative_size)
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs: dict[tuple[bool, int], Program] = {}
 
     def chain_price(self, lane: SideLane, context: DraftContext[Any]) -> ChainPrice | None:
         """Return the price of draft tokens; ``None`` if all are wanted."""
@@ -150,6 +154,47 @@ class EagleRunner(SideLanes):
         for draft, rows, scores in zip(drafts, split_rows(outputs, counts), split_rows(logits, counts), strict=True):
             draft.outputs += [*rows]
             draft.logits += [*scores]
+
+    def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
+        """Whether :meth:`draft_chain` can be used for a request."""
+        if self.head.backend.kernels is None or self.rope.dynamic:
+            return False
+        return context.sampler.drafts_statelessly and len(context.tokens) == context.root + 1
+
+    def draft_chain(self, lane: SideLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
+        """Append draft tokens to ``chain`` in one call of the kernels, until ``is_complete`` returns True."""
+        context = chain.context
+        if not self._reserve(context, lane, chain.max_tokens):
+            return
+        draft, clock = HeadDraft(context, lane), self.target.clock
+        while context.block_table.length - len(lane.tokens) > CHUNK:
+            self._read_rows(draft, CHUNK)
+        start_time = clock()
+        tokens, features = self._next_rows(draft, CHUNK)
+        packed = ProgramRows().set_segments([(lane.block_table, TokenTree.chain(tokens), 0)], tokens)
+        packed.rotate(self.rope, num_extra=chain.max_tokens)
+        packed.select_logits_rows(range(len(tokens) - 1, len(tokens)))
+
+        def append(token: DraftToken) -> bool:
+            chain.append(token)
+            return not (is_interrupt_pending() or chain.is_full or is_complete(chain))
+
+        # KeyboardInterrupt cannot pass through the kernels, so after Ctrl-C append() ends the chain.
+        with context.sampler.after(), uninterrupted():
+            num_passes = draft_chain(
+                self._program(logits=True),
+                packed,
+                features,
+                context.sampler,
+                vocab_size=self.head.head.out_features,
+                max_tokens=chain.max_tokens,
+                on_token=append,
+                ids=self.head.draft_ids,
+            )
+            self._append(lane, tokens)
+        seconds = clock() - start_time
+        if len(tokens) <= _MAX_ROWS:
+            self._costs.learn(1, lane.block_table.length, seconds / num_passes, plain=True)
 
     def end(self, drafts: Sequence[HeadDraft]) -> None:
         """Drop the rows of draft tokens, and keep the last row of each text."""
@@ -221,66 +266,34 @@ class EagleRunner(SideLanes):
         Args:
             segments: each request's KV slots, the tree of its new rows, and the number of its nodes without a row.
             tokens: for each row, the token whose embedding the row has.
-            features: feature of each row, ``[rows, hidden]``.
+            features: feature of each row, ``[rows, hidden]``; overwritten.
             wanted: indices of the rows whose logits are needed.
 
         Returns:
-            The output of each row, ``[rows, hidden]``, and logits of the wanted rows, ``[wanted, vocab]``.
+            The output of each row, ``[rows, hidden]``, and logits of the wanted rows, ``[wanted, draft vocab]``.
         """
-        start_time, head = self.target.clock(), self.head
+        start_time = self.target.clock()
         packed = ProgramRows().set_segments(segments, tokens)
         packed.rotate(self.rope)
-        logits = np.empty((packed.select_logits_rows(wanted), head.head.out_features), FLOAT32)
-        x, is_first = features, np.array([*_positions(segments)]) == 0
-        for group in range(len(head.groups)):
-            x = self._read_input(packed, group, x, is_first)
-            self._program("rest", group, len(logits) > 0).run(packed, x, logits)
+        logits = np.empty((packed.select_logits_rows(wanted), self.head.head.out_features), FLOAT32)
+        self._program(logits=len(logits) > 0).run(packed, features, logits)
         seconds, context = self.target.clock() - start_time, sum(table.length for table, _, _ in segments)
         if len(tokens) > _MAX_ROWS * len(segments):
             self._costs.learn_prompt(len(tokens), seconds)
         else:
             self._costs.learn(len(tokens), context, seconds, plain=True)
-        return x, head.to_target(logits)
+        return features, logits
 
-    def _read_input(self, packed: ProgramRows, group: int, x: Array, is_first: Array) -> Array:
-        """Return a group's input stream ``[rows, hidden]``, made of embeddings and of features ``x``."""
-        eagle = self.head.eagle
-        embeddings, normed, out = np.empty_like(x), x.copy(), np.empty(x.shape, FLOAT32)
-        self._program("embedding", group).run(packed, embeddings)
-        self._program("norm", group).run(packed, normed)
-        if eagle.names.zero_first_embedding:
-            embeddings[is_first] = 0
-        pair = (embeddings, normed) if eagle.names.embedding_first else (normed, embeddings)
-        self._program("input", group).run(packed, np.concatenate(pair, axis=1), out)
-        if eagle.kind == "eagle3":
-            before = normed if eagle.norm_before_residual and group == 0 else x
-            out += before.astype(FLOAT32, copy=False)
-        return out.astype(x.dtype, copy=False)
-
-    def _program(self, stage: str, group: int, logits: bool = False) -> Program:
-        """Return the program of a stage of a group of layers; compile it once per version of the KV pool."""
-        key = (stage, group, logits, self.cache.version)
+    def _program(self, *, logits: bool) -> Program:
+        """Return the program of a forward pass; compile it once per version of the KV pool."""
+        key = (logits, self.cache.version)
         if key not in self._programs:
-            head, size = self.head, self.cache.config.hidden_size * (2 if stage == "input" else 1)
-            program = head.backend.program(size, self.cache.dtype, self.cache)
-            if stage == "embedding":
-                head.compile_embedding(program, group)
-            elif stage == "norm":
-                head.compile_feature_norm(program, group)
-            elif stage == "input":
-                head.compile_input(program, group)
-            else:
-                head.compile_rest(program, group, logits=logits)
-            self._programs = {old: kept for old, kept in self._programs.items() if old[-1] == self.cache.version}
+            program = self.head.backend.program(self.cache.config.hidden_size, self.cache.dtype, self.cache)
+            self.head.compile_pass(program, logits=logits)
+            self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
             self._programs[key] = program
         return self._programs[key]
 
 
 # A request's KV slots, the tree of its rows after the cached ones, and the number of nodes that are computed already.
 _Segment = tuple[BlockTable, TokenTree, int]
-
-
-def _positions(segments: Sequence[_Segment]) -> Iterator[int]:
-    """Yield the position of each row."""
-    for table, tree, computed in segments:
-        yield from (table.length + depth for depth in tree.depths[computed:])

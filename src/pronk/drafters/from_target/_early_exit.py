@@ -30,7 +30,8 @@ from pronk.execution.early_rows import EarlyTokens
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice

@@ -33,6 +33,7 @@ from pronk.errors import CheckpointError, OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.linear import WEIGHTS
+from pronk.sampling.draft_token import DraftIds
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
@@ -143,6 +144,14 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
     def chains(self, contexts: Sequence[DraftContext[EagleState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
         chains, active = self.begin(contexts, stop)
+        if len(active) == 1 and self.runner.supports_draft_chain(chains[active[0]].context):
+            chain = chains[active[0]]
+
+            def ends(chain: Chain) -> bool:
+                return (stop is not None and stop(active[0], chain)) or not self.pays(chain)
+
+            self.runner.draft_chain(chain.context.state.lane, chain, ends)
+            return chains
         most = max([chains[number].max_tokens for number in active], default=0)
         drafts = self._drafts([chains[number].context for number in active], most)
         numbers, own = [active[index] for index in drafts], [*drafts.values()]
@@ -157,7 +166,7 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         def is_complete(i: int, chain: Chain) -> bool:
             return (stop is not None and stop(numbers[i], chain)) or not self.pays(chain)
 
-        extend_chains([chains[number] for number in numbers], next_logits, is_complete)
+        extend_chains([chains[number] for number in numbers], next_logits, is_complete, self.runner.head.draft_ids)
         self.runner.end(own)
         return chains
 
@@ -168,7 +177,8 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
         active = [number for number, context in enumerate(contexts) if self.begins(context)]
         drafts = self._drafts([contexts[number] for number in active], self.options.num_tokens * self.options.beam)
-        searches = {active[index]: _Search(draft, self.options, self.source) for index, draft in drafts.items()}
+        ids = self.runner.head.draft_ids
+        searches = {active[index]: _Search(draft, self.options, self.source, ids) for index, draft in drafts.items()}
         live = [*searches.values()]
         while live := [search for search in live if search.expand() and self._pays(search)]:
             for search in live:
@@ -187,7 +197,7 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         read = self.runner.read(context, lane, MAX_TOKENS)
         if read is None:
             return False
-        count_choices(context, *read, self.source)
+        count_choices(context, *read, self.source, self.runner.head.draft_ids)
         return True
 
     def _drafts(self, contexts: Sequence[DraftContext[EagleState]], rows: int) -> dict[int, HeadDraft]:
@@ -232,6 +242,7 @@ class _Search:
     draft: HeadDraft
     options: Eagle3
     source: str
+    ids: DraftIds | None  # the target's token of each logit; ``None``: 0, 1, …
     depth: int = 0
     best: list[tuple[float, float, int, int]] = field(default_factory=list)
 
@@ -271,7 +282,7 @@ class _Search:
         """Return the likeliest tokens after a computed node, with their probabilities."""
         sampler = self.draft.context.sampler
         with sampler.after(path):
-            drawn = sampler.draft_token(self.draft.logits[own], self.draft.context.root, draw=False)
+            drawn = sampler.draft_token(self.draft.logits[own], self.draft.context.root, draw=False, ids=self.ids)
         return [] if drawn is None else drawn.top_tokens(self.options.beam)
 
 

@@ -28,7 +28,8 @@ from pronk.drafters.from_target.modules.files import TrainedDrafter, read_traine
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
 from pronk.models.decoder import Decoder
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree

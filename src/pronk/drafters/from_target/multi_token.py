@@ -30,7 +30,8 @@ from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
 from pronk.errors import OptionError
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from pronk.arrays import Array
-from pronk.sampling.sampler import DraftToken
+from pronk.sampling.sampler import DraftIds, DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
@@ -68,10 +68,13 @@ class Chain:
             return None
         return (None, *(draft_token.q for draft_token in self.draft_tokens))
 
-    def append_from_logits(self, logits: Array) -> bool:
-        """Sample and append a token from the drafter's logits ``[vocab]``; return False if it allows no token."""
+    def append_from_logits(self, logits: Array, ids: DraftIds | None = None) -> bool:
+        """Sample and append a token from the drafter's logits ``[draft vocab]``.
+
+        Return False if the logits allow no token. ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
+        """
         context = self.context
-        chosen = context.sampler.draft_token(logits, context.root, draw=context.draws)
+        chosen = context.sampler.draft_token(logits, context.root, draw=context.draws, ids=ids)
         if chosen is not None:
             self.append(chosen)
         return chosen is not None
@@ -141,14 +144,16 @@ def extend_chains(
     chains: Sequence[Chain],
     next_logits: Callable[[Sequence[int]], Sequence[Array | None]],
     is_complete: Callable[[int, Chain], bool],
+    ids: DraftIds | None = None,
 ) -> None:
     """Add one token per round to every incomplete chain, until all are complete.
 
     Args:
         chains: empty chains.
-        next_logits: given indices of ``chains``, returns the drafter's logits ``[vocab]`` after each of these chains;
-            ``None`` ends a chain.
+        next_logits: given indices of ``chains``, returns the drafter's logits ``[draft vocab]`` after each of these
+            chains; ``None`` ends a chain.
         is_complete: given an index of ``chains`` and that chain, returns whether the chain is complete.
+        ids: the target's token of each logit; ``None``: 0, 1, ….
     """
     incomplete = [index for index, chain in enumerate(chains) if not chain.is_full]
     with ExitStack() as stack:
@@ -159,6 +164,6 @@ def extend_chains(
             incomplete = [
                 index
                 for index, logits in zip(incomplete, all_logits, strict=True)
-                if logits is not None and chains[index].append_from_logits(logits)
+                if logits is not None and chains[index].append_from_logits(logits, ids)
             ]
             incomplete = [i for i in incomplete if not chains[i].is_full and not is_complete(i, chains[i])]

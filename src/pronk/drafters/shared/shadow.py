@@ -13,6 +13,7 @@ from typing import Any
 
 from pronk.arrays import Array
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
+from pronk.sampling.sampler import DraftIds
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
 
@@ -30,19 +31,22 @@ def can_count(context: DraftContext[Any], num_unread: int) -> bool:
     return context.sampler.drafts_statelessly and min(num_unread, num_own) >= _MIN_TOKENS
 
 
-def count_choices(context: DraftContext[Any], logits: Array, first: int, source: str) -> None:
+def count_choices(
+    context: DraftContext[Any], logits: Array, first: int, source: str, ids: DraftIds | None = None
+) -> None:
     """Count choices in the acceptance rates of ``source``, by their confidence.
 
     Args:
         context: the request.
-        logits: ``[choices, vocab]``, the drafter's logits for successive tokens of the text.
+        logits: ``[choices, draft vocab]``, the drafter's logits for successive tokens of the text.
         first: index in the text of the token that the first choice is compared with.
         source: name of the drafter in the statistics.
+        ids: the target's token of each logit; ``None``: 0, 1, ….
     """
     sampler, rates = context.sampler, context.policy.acceptance.source(source)
     skipped = max(0, sampler.context.num_prompt - first)
     for position, row in enumerate(logits[skipped:], first + skipped):
-        choice = sampler.draft_token_at(row, position)
+        choice = sampler.draft_token_at(row, position, ids)
         if choice is not None:
             kind = rates.confidence_kind(choice.confidence)
             rates.learn(kind, 1, right=choice.token == context.tokens[position], share=True)

@@ -26,7 +26,8 @@ from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.backend import Backend
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree

@@ -143,8 +143,8 @@ struct QuantKernels {
 // Implementations of pronk_sample and pronk_sample_draft.
 struct Sampling {
   int32_t (*sample)(const float* logits, int64_t vocab, float temperature, uint64_t key);
-  int32_t (*sample_draft)(const float* logits, int64_t vocab, float temperature, const uint64_t* key, float* scores,
-                          float* confidence);
+  int32_t (*sample_draft)(const float* logits, int64_t vocab, float temperature, const uint64_t* key, const int32_t* ids,
+                          float* scores, float* confidence);
 };
 
 // Quantize one row of K float32 weights, see round.inc.

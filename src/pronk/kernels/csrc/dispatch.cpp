@@ -196,9 +196,9 @@ int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint
   return isa_kernels(isa)->sampling->sample(logits, vocab, temperature, key);
 }
 
-int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key, float* scores,
-                           float* confidence, int32_t isa) {
-  return isa_kernels(isa)->sampling->sample_draft(logits, vocab, temperature, key, scores, confidence);
+int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
+                           const int32_t* ids, float* scores, float* confidence, int32_t isa) {
+  return isa_kernels(isa)->sampling->sample_draft(logits, vocab, temperature, key, ids, scores, confidence);
 }
 
 int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* pass, const pronk_chain* chain) {
@@ -215,13 +215,14 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
     float confidence = 0.0f;
     uint64_t key = hash_token(chain->key, (uint64_t)(chain->position + passes));
     token = pronk_sample_draft(p.logits, head->w->N, chain->temperature, chain->temperature == 0.0f ? nullptr : &key,
-                               chain->scores + passes * head->w->N, &confidence, p.isa);
+                               chain->ids, chain->scores + passes * head->w->N, &confidence, p.isa);
     passes++;
     if (token < 0 || !chain->on_token(token, confidence)) break;
     segment.length += segment.nodes;
     segment.nodes = 1;
     segment.computed = 0;
     segment.parents = nullptr;
+    p.stream = (char*)p.stream + (p.rows - 1) * p.hidden * (p.type == PRONK_F32 ? 4 : 2);
     p.rows = 1;
     p.tokens = &token;
     p.wanted = &first_row;

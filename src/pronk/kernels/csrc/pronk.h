@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 11
+#define PRONK_VERSION 12
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -132,6 +132,9 @@ typedef struct {
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
   int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
   int32_t num_adapters;
+  int32_t half;           // PRONK_EMBED, PRONK_NORM: 0: rows as wide as the stream; 1, 2: the first or second half of
+                          // rows of buffer A, which are twice as wide
+  int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
   const pronk_adapter* adapters;  // PRONK_LINEAR without experts, PRONK_QKV: [num_adapters], or null
 } pronk_op;
 
@@ -170,6 +173,7 @@ typedef struct {
   int64_t position;  // position of the first token
   int32_t steps;     // maximum number of tokens
   float temperature; // 0: greedy, without noise
+  const int32_t* ids;  // [vocab] token of each logit; null: 0, 1, …
   float* scores;     // [steps, vocab] output: `scores` of pronk_sample_draft for each token
   int32_t (*on_token)(int32_t token, float confidence);  // called with each token; returning 0 ends the chain
 } pronk_chain;
@@ -207,12 +211,13 @@ PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass
 // temperature 0. Returns -1 if a logit is not finite.
 PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa);
 // Sample a draft token: the argmax of `scores` [vocab] = logits / temperature (0 counts as 1) + noise. The noise has
-// less precision than in pronk_sample, and is 0 if `key` is null. `confidence` receives the token's softmax probability
-// over `scores`. A logit of -infinity bans its token. Returns -1 if all are banned or a logit is NaN or plus infinity.
+// less precision than in pronk_sample, and is 0 if `key` is null. `ids` [vocab] has the token of each logit; null: 0, 1,
+// …. `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns -1 if all are banned or a logit is NaN or plus infinity.
 PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
-                                     float* scores, float* confidence, int32_t isa);
+                                     const int32_t* ids, float* scores, float* confidence, int32_t isa);
 // Run a program over the rows of one request, sample a draft token, run the program for this token, and so on, up to
-// chain->steps times. `pass->logits` is [1, vocab]. Returns the number of forward passes, or pronk_run's error code.
+// chain->steps times. The stream of each further run begins with the last row of the run before: a program that reads
+// features continues with its own output. `pass->logits` is [1, vocab]. Returns the number of forward passes, or pronk_run's error code.
 PRONK_API int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* pass,
                                     const pronk_chain* chain);
 // Copy the slots `source` [moves] to the slots `target` in `count` cache pools. Pool i has elements of `types[i]` and

@@ -12,7 +12,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import Backend
 from pronk.models.decoder import Layer
 from pronk.models.linear import Linear, Norm, WeightLayout
-from pronk.models.program import ProgramRows
+from pronk.models.program_rows import ProgramRows
 from pronk.quantization.quantize.rounding import LINEARS
 from pronk.quantization.quantize.source import LayerWeights, SourceCheckpoint
 from pronk.speculation.tree import TokenTree

@@ -15,7 +15,8 @@ from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.checkpoint import Checkpoint
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.backend import TorchBackend
 from pronk.train.export import export_drafter

@@ -32,8 +32,10 @@ from pronk.models.inventory import Inventory
 from pronk.models.linear import Linear, Norm, choose_linear
 from pronk.models.loader import parse_dtype
 from pronk.models.placer import WeightPlacer
-from pronk.models.program import Program, ProgramRows
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_layer, plan_linear, plan_norm
+from pronk.sampling.draft_token import DraftIds
 
 __all__ = ["EagleHead", "EagleLayer", "HeadFeature", "load_head", "plan_head"]
 
@@ -53,7 +55,7 @@ class EagleHead(Decoder):
         fc_norm: norm before ``fc``, if any.
         token_norm: MTP's norm of the embedding.
         feature_norm: MTP's norm of the feature.
-        draft_ids: the target's ids of the tokens that the head can propose, int64 ``[draft_vocab]``; ``None``: all.
+        draft_ids: the target's ids of the tokens that the head can propose, ``[draft_vocab]``; ``None``: all.
     """
 
     layers: list[EagleLayer]  # type: ignore[assignment]
@@ -66,64 +68,52 @@ class EagleHead(Decoder):
         self.eagle = eagle
         self.layers = [EagleLayer(eagle.layers) for _ in range(eagle.layers.num_layers)]
         self.fc_norm: Norm | None = None
-        self.draft_ids: Array | None = None
+        self.draft_ids: DraftIds | None = None
 
     def linears(self) -> Iterator[Linear]:
         """Yield the linear layers with one matrix each, the LM head first."""
         yield from super().linears()
         yield self.fc
 
-    @property
-    def groups(self) -> list[range]:
-        """Layers that run in one program each; the first layer of a group reads the embedding."""
-        wide, count = max(1, self.eagle.num_wide), len(self.layers)
-        return [range(index, index + 1) for index in range(wide - 1)] + [range(wide - 1, count)]
+    def compile_pass(self, program: Program, *, logits: bool) -> None:
+        """Append a forward pass; with ``logits``, also norm and LM head of the requested rows.
 
-    def compile_embedding(self, program: Program, group: int) -> None:
-        """Append the normed embeddings of the rows' tokens."""
-        program.embed(self)
-        program.norm(self.token_norm if self.eagle.kind == "mtp" else self.layers[group].attention_norm)
-
-    def compile_feature_norm(self, program: Program, group: int) -> None:
-        """Append the norm of the features."""
-        program.norm(self.feature_norm if self.eagle.kind == "mtp" else self.layers[group].hidden_norm)
-
-    def compile_input(self, program: Program, group: int) -> None:
-        """Append the first operations on embeddings and features ``[rows, 2 hidden]``; fill ``logits``."""
-        if self.eagle.kind == "mtp":
-            program.linear(self.fc, to="logits")
-            return
-        layer = self.layers[group]
-        assert program.cache is not None
-        program.project(layer.qkv, None, layer.config, group, (layer.q_norm, layer.k_norm))
-        program.attend(layer.config, program.cache, group)
-        program.linear(layer.out, source="A", to="logits")
-
-    def compile_rest(self, program: Program, group: int, *, logits: bool) -> None:
-        """Append the rest of a group's layers; after the last group, with ``logits``, also norm and LM head.
-
-        The stream becomes the output of the layers, which is the input of the next group or of the next draft token.
+        The stream holds the rows' features. It becomes the output of the layers, which takes the place of the feature
+        in the row of the next draft token.
         """
-        for index in self.groups[group]:
-            if self.eagle.kind == "eagle3" and index == self.groups[group].start:
-                program.mlp(self.layers[index])
+        if self.eagle.kind == "mtp":
+            self._compile_input(program, self.token_norm, self.feature_norm)
+            program.linear(self.fc, source="A")
+        for index, layer in enumerate(self.layers):
+            if index < self.eagle.num_wide:
+                assert program.cache is not None
+                norm_before = index == 0 and self.eagle.norm_before_residual
+                self._compile_input(program, layer.attention_norm, layer.hidden_norm, norm_before=norm_before)
+                program.project(layer.qkv, None, layer.config, index, (layer.q_norm, layer.k_norm), source="A")
+                program.attend(layer.config, program.cache, index)
+                program.linear(layer.out, source="A", residual=True)
+                program.mlp(layer)
             else:
-                self.layers[index].compile(program, index)
-        if group < len(self.groups) - 1:
-            return
+                layer.compile(program, index)
         if self.eagle.norm_output:
             program.norm(self.norm)
         if logits:
             norm = None if self.eagle.norm_output else self.norm
             program.linear(self.head, norm=norm, to="logits", only_logits_rows=True)
 
-    def to_target(self, logits: Array) -> Array:
-        """Return logits ``[rows, vocab]`` of the target's tokens; those that cannot be proposed have -inf."""
-        if self.draft_ids is None:
-            return logits
-        full = np.full((len(logits), self.config.vocab_size), -np.inf, np.float32)
-        full[:, self.draft_ids] = logits
-        return full
+    def _compile_input(
+        self, program: Program, token_norm: Norm | None, norm: Norm, *, norm_before: bool = False
+    ) -> None:
+        """Append ``A``: normed embeddings and normed stream side by side.
+
+        With ``norm_before``, the stream is normed, too.
+        """
+        names = self.eagle.names
+        half = 0 if names.embedding_first else 1
+        program.embed(self, norm=token_norm, half=half, zero_first=names.zero_first_embedding)
+        if norm_before:
+            program.norm(norm)
+        program.norm(None if norm_before else norm, half=1 - half)
 
 
 class HeadFeature:
@@ -260,7 +250,7 @@ def _check_target(folder: Path, eagle: EagleConfig, target: Decoder, stored: dic
             raise OptionError(msg)
 
 
-def _read_draft_ids(checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str, str]) -> Array | None:
+def _read_draft_ids(checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str, str]) -> DraftIds | None:
     """Return the target's ids of the draft vocabulary; ``None`` if it is the whole one."""
     count, vocab = eagle.draft_vocab_size, eagle.layers.vocab_size
     if "d2t" not in stored:
@@ -284,4 +274,4 @@ def _read_draft_ids(checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str
         if mask.shape != (vocab,) or not np.array_equal(np.flatnonzero(mask), np.sort(ids)):
             msg = f"{checkpoint.folder}: tensor t2d: expected the tokens of d2t, found others; use one head's tensors"
             raise CheckpointError(msg)
-    return ids
+    return ids.astype(np.int32)
