@@ -71,7 +71,7 @@ class COp(Structure):
         ("sinks", c_void_p),
         ("mixing experts per_row normalized", c_int32),
         ("filter filter_bias", c_void_p),
-        ("taps num_adapters half zero_first", c_int32),
+        ("taps num_adapters part parts zero_first", c_int32),
         ("adapters", POINTER(CAdapter)),
     )
 

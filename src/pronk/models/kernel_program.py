@@ -45,10 +45,13 @@ class KernelProgram(Program):
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._compiled: Any = None  # C array of the operations; ``None`` before the first run
 
-    def embed(self, decoder: Any, *, norm: Any = None, half: int | None = None, zero_first: bool = False) -> None:
+    def embed(
+        self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
+    ) -> None:
         """Implement :meth:`Program.embed`."""
         op = self._append(_EMBED)
-        op.output, op.half, op.zero_first = _output("stream", half), _half(half), int(zero_first)
+        op.output, op.zero_first = _STREAM if part is None else _A, int(zero_first)
+        op.part, op.parts = part or (0, 0)
         self._set_norm(op, norm)
         op.scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
         if decoder.positions is not None:  # the kernels read both tables in one data type
@@ -161,12 +164,14 @@ class KernelProgram(Program):
         to: str = "stream",
         residual: bool = False,
         scale: float = 1.0,
-        half: int | None = None,
+        collected: int | None = None,
+        part: tuple[int, int] | None = None,
     ) -> None:
         """Implement :meth:`Program.norm`."""
         op = self._append(_NORM)
-        op.input, op.output, op.residual, op.scale = _BUFFERS[source], _output(to, half), int(residual), scale
-        op.half = _half(half)
+        op.input, op.output = _BUFFERS[source], _BUFFERS[to] if part is None else _A
+        op.residual, op.scale, op.collected = int(residual), scale, 0 if collected is None else collected + 1
+        op.part, op.parts = part or (0, 0)
         self._set_norm(op, norm)
 
     def route(self, mixture: MixtureConfig) -> None:
@@ -252,13 +257,3 @@ class KernelProgram(Program):
         array = np.ascontiguousarray(array)
         self._kept_alive.append(array)
         return int(array.ctypes.data)
-
-
-def _output(name: str, half: int | None) -> int:
-    """Return the buffer that an operation writes; halves are those of ``A``."""
-    return _BUFFERS[name] if half is None else _A
-
-
-def _half(half: int | None) -> int:
-    """Return ``pronk_op.half``: 0 for whole rows, 1 and 2 for the halves 0 and 1."""
-    return 0 if half is None else half + 1

@@ -124,10 +124,12 @@ class Program(ABC):
         return None if rope is None else config.ropes.index(rope) + (FIRST_CROSS_ROPE if cross else 0)
 
     @abstractmethod
-    def embed(self, decoder: Any, *, norm: Any = None, half: int | None = None, zero_first: bool = False) -> None:
+    def embed(
+        self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
+    ) -> None:
         """Append ``stream = norm(scale · token embeddings (+ learned position embeddings))``.
 
-        With ``half``, 0 or 1, the result is the first or second half of the rows of ``A``, which are twice as wide as
+        With ``part=(i, n)``, the result is part ``i``, from 0, of the rows of ``A``, which are ``n`` times as wide as
         the stream. With ``zero_first``, the row of a text's first token is zero.
         """
 
@@ -204,12 +206,13 @@ class Program(ABC):
         to: str = "stream",
         residual: bool = False,
         scale: float = 1.0,
-        half: int | None = None,
+        collected: int | None = None,
+        part: tuple[int, int] | None = None,
     ) -> None:
         """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
         The operation is ``to = norm(source)``, or ``stream += scale · norm(source)`` with ``residual``. ``to`` is
-        ``"stream"`` or ``"A"``; for ``half``, see :meth:`embed`.
+        ``"stream"`` or ``"A"``. ``collected=i`` reads ``collected[i]``, an argument of :meth:`run`, as source. For ``part``, see :meth:`embed`.
         """
 
     @abstractmethod

@@ -54,7 +54,9 @@ class TorchProgram(Program):
         self.device = device
         self._ops: list[Callable[[TorchPass], None]] = []
 
-    def embed(self, decoder: Any, *, norm: Any = None, half: int | None = None, zero_first: bool = False) -> None:
+    def embed(
+        self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
+    ) -> None:
         """Implement :meth:`Program.embed`; the tables stay in the main memory."""
         scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
         normalize = self._norm(norm)
@@ -67,7 +69,7 @@ class TorchProgram(Program):
             x = normalize(x)
             if zero_first:
                 x[torch.from_numpy(state.positions == 0).to(self.device)] = 0
-            state.store("stream", half, x)
+            state.store("stream", part, x)
 
         self._ops.append(run)
 
@@ -177,14 +179,15 @@ class TorchProgram(Program):
         to: str = "stream",
         residual: bool = False,
         scale: float = 1.0,
-        half: int | None = None,
+        collected: int | None = None,
+        part: tuple[int, int] | None = None,
     ) -> None:
         """Implement :meth:`Program.norm`."""
         normalize = self._norm(norm)
 
         def run(state: TorchPass) -> None:
-            y = normalize(state.buffers[source])
-            state.store(to, half, state.buffers[to] + scale * y if residual else y)
+            y = normalize(state.buffers[source] if collected is None else state.collected_rows(collected))
+            state.store(to, part, state.buffers[to] + scale * y if residual else y)
 
         self._ops.append(run)
 

@@ -26,7 +26,7 @@ class TorchPass:
         self.rows, self.collected, self.device = rows, collected, device
         self._made: dict[object, Any] = {}  # what all layers share
         self.buffers: dict[str, Tensor] = {"stream": stream}
-        self._halves: dict[int, Tensor] = {}  # half of the rows of ``A`` whose other half is not yet written
+        self._parts: dict[int, Tensor] = {}  # parts of the rows of ``A``, until all are written
         self.pairs_per_expert: list[int] = []
         # Text position of each row; the rows of a segment follow its committed tokens.
         depths = [np.asarray(tree.depths[first:], np.int64) + table.length for table, tree, first in rows.segments]
@@ -38,14 +38,19 @@ class TorchPass:
             self._made[key] = make()
         return self._made[key]
 
-    def store(self, name: str, half: int | None, x: Tensor) -> None:
-        """Replace a buffer, or a half of the rows of ``A``; the second half written completes the rows."""
-        if half is None:
+    def store(self, name: str, part: tuple[int, int] | None, x: Tensor) -> None:
+        """Replace a buffer, or a part of the rows of ``A``, which is complete when all parts are written."""
+        if part is None:
             self.buffers[name] = x
-        elif (other := self._halves.pop(1 - half, None)) is None:
-            self._halves[half] = x
-        else:
-            self.buffers["A"] = torch.cat((other, x) if half else (x, other), dim=-1)
+            return
+        self._parts[part[0]] = x
+        if len(self._parts) == part[1]:
+            self.buffers["A"] = torch.cat([self._parts.pop(index) for index in range(part[1])], dim=-1)
+
+    def collected_rows(self, index: int) -> Tensor:
+        """Return ``collected[index]``, an input of the program."""
+        assert self.collected is not None
+        return to_tensor(self.collected[index]).to(self.device)
 
     def rotate(self, x: Tensor, number: int) -> Tensor:
         """Apply RoPE table ``number`` to ``x`` ``[rows, heads, head_dim]``."""

@@ -39,7 +39,7 @@ int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows
     if (op->kind == PRONK_LINEAR && op->output == buffer) width = op->w->N;
     else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) width = (int64_t)op->heads * op->head_dim;
     else if ((op->kind == PRONK_NORM || op->kind == PRONK_EMBED) && op->output == buffer)
-      width = op->half ? 2 * hidden : hidden;
+      width = op->parts ? op->parts * hidden : hidden;
     else if (op->kind == PRONK_CONVOLVE && buffer == PRONK_A) width = hidden;
     int64_t op_size = rows * (op->mixing == PRONK_SPREAD ? op->per_row : 1) * row_stride(width);
     if (op_size > size) size = op_size;

@@ -120,7 +120,8 @@ typedef struct {
   void *keys, *values;    // cache pools of one layer; store_key and store_value (ops.inc) have the layout
   const void *table, *positions;
   int32_t table_type;     // pronk_type of `table` and `positions`
-  int32_t collected;      // PRONK_STORE: n > 0: copy to pass.collected[n - 1]; 0: copy to `keys`
+  int32_t collected;      // n > 0: PRONK_STORE copies to pass.collected[n - 1], PRONK_NORM reads from there;
+                          // 0: PRONK_STORE copies to `keys`, PRONK_NORM reads `input`
   float scale;            // factor of embeddings, of outputs, or of queries; 1: none
   float cap;              // soft cap of outputs or of attention scores: cap * tanh(x / cap); 0: none
   float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
@@ -132,8 +133,8 @@ typedef struct {
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
   int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
   int32_t num_adapters;
-  int32_t half;           // PRONK_EMBED, PRONK_NORM: 0: rows as wide as the stream; 1, 2: the first or second half of
-                          // rows of buffer A, which are twice as wide
+  int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: writes rows as wide as the stream; else part number
+                          // `part`, from 0, of rows of buffer A that are `parts` times as wide
   int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
   const pronk_adapter* adapters;  // PRONK_LINEAR without experts, PRONK_QKV: [num_adapters], or null
 } pronk_op;
@@ -163,7 +164,8 @@ typedef struct {
   int32_t rope_by_row[4];    // per table of `rope`. 1: the table has an entry per row; 0: an entry per position
   const int32_t* wanted;     // [num_wanted] rows whose logits are requested
   float* logits;             // [num_wanted, N], or [rows, N] if `wanted` of the LM head's operation is 0
-  void* collected;           // [layers, rows, hidden] copies of the stream by PRONK_STORE
+  void* collected;           // [layers, rows, hidden] rows of the stream's type: copies by PRONK_STORE, or inputs of
+                             // PRONK_NORM
   int64_t* touched;          // null, or a counter: every PRONK_ROUTE adds the number of experts that have rows
 } pronk_pass;
 
@@ -212,12 +214,14 @@ PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass
 PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa);
 // Sample a draft token: the argmax of `scores` [vocab] = logits / temperature (0 counts as 1) + noise. The noise has
 // less precision than in pronk_sample, and is 0 if `key` is null. `ids` [vocab] has the token of each logit; null: 0, 1,
-// …. `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns -1 if all are banned or a logit is NaN or plus infinity.
+// …. `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns
+// -1 if all are banned or a logit is NaN or plus infinity.
 PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
                                      const int32_t* ids, float* scores, float* confidence, int32_t isa);
 // Run a program over the rows of one request, sample a draft token, run the program for this token, and so on, up to
 // chain->steps times. The stream of each further run begins with the last row of the run before: a program that reads
-// features continues with its own output. `pass->logits` is [1, vocab]. Returns the number of forward passes, or pronk_run's error code.
+// features continues with its own output. `pass->logits` is [1, vocab]. Returns the number of forward passes, or
+// pronk_run's error code.
 PRONK_API int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* pass,
                                     const pronk_chain* chain);
 // Copy the slots `source` [moves] to the slots `target` in `count` cache pools. Pool i has elements of `types[i]` and

@@ -109,11 +109,11 @@ class EagleHead(Decoder):
         With ``norm_before``, the stream is normed, too.
         """
         names = self.eagle.names
-        half = 0 if names.embedding_first else 1
-        program.embed(self, norm=token_norm, half=half, zero_first=names.zero_first_embedding)
+        part = 0 if names.embedding_first else 1
+        program.embed(self, norm=token_norm, part=(part, 2), zero_first=names.zero_first_embedding)
         if norm_before:
             program.norm(norm)
-        program.norm(None if norm_before else norm, half=1 - half)
+        program.norm(None if norm_before else norm, part=(1 - part, 2))
 
 
 class HeadFeature:
@@ -130,16 +130,17 @@ class HeadFeature:
         eagle, backend = head.eagle, head.backend
         self.layers = eagle.sources_of(len(target.layers))
         self.width, self._dtype = eagle.layers.hidden_size, dtype
-        self._norms, self._fc = list[Program](), None
         norms = [getattr(head, f"fc_norm_{index}") for index in range(len(self.layers))] if eagle.fc_norm else []
         self._weights = (eagle, head.fc, head.fc_norm, norms)
-        for norm in [target.norm] if eagle.kind == "mtp" else norms:
-            program = backend.program(eagle.target_hidden_size, dtype)
-            program.norm(norm)
-            self._norms.append(program)
-        if eagle.kind == "eagle3":
-            self._fc = backend.program(len(self.layers) * eagle.target_hidden_size, dtype)
-            self._fc.linear(head.fc, norm=head.fc_norm, to="logits")
+        # Whether the program reads the layers' outputs one by one, instead of side by side.
+        self._separate, count = bool(norms), len(self.layers)
+        self._program = backend.program(eagle.target_hidden_size * (1 if norms else count), dtype)
+        if eagle.kind == "mtp":
+            self._program.norm(target.norm)
+            return
+        for index, norm in enumerate(norms):
+            self._program.norm(norm, collected=index, part=(index, count))
+        self._program.linear(head.fc, norm=head.fc_norm, source="A" if norms else "stream", to="logits")
 
     @cached_property
     def identity(self) -> str:
@@ -154,13 +155,17 @@ class HeadFeature:
 
     def project(self, outputs: Sequence[Array]) -> Array:
         """Return features ``[rows, width]``, given the output ``[rows, hidden]`` of each of the layers."""
-        rows, parts = ProgramRows.without_segments(len(outputs[0])), [np.array(output) for output in outputs]
-        for part, norm in zip(parts, self._norms, strict=False):
-            norm.run(rows, part)
-        if self._fc is None:
-            return parts[0]
+        rows = ProgramRows.without_segments(len(outputs[0]))
+        if self._weights[0].kind == "mtp":
+            features = np.array(outputs[0])
+            self._program.run(rows, features)
+            return features
         features = np.empty((rows.count, self.width), FLOAT32)
-        self._fc.run(rows, np.concatenate(parts, axis=1), features)
+        if self._separate:
+            collected = np.stack(outputs)
+            self._program.run(rows, collected[0], features, collected)
+        else:
+            self._program.run(rows, np.concatenate(outputs, axis=1), features)
         return features.astype(self._dtype, copy=False)
 
 
