@@ -212,7 +212,8 @@ class Program(ABC):
         """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
         The operation is ``to = norm(source)``, or ``stream += scale · norm(source)`` with ``residual``. ``to`` is
-        ``"stream"`` or ``"A"``. ``collected=i`` reads ``collected[i]``, an argument of :meth:`run`, as source. For ``part``, see :meth:`embed`.
+        ``"stream"`` or ``"A"``. With ``collected=i``, the source is ``collected[i]``, an argument of :meth:`run`. For
+        ``part``, see :meth:`embed`.
         """
 
     @abstractmethod

@@ -103,7 +103,7 @@ def test_chains_equal_the_formulas(
     engine = make_engine(bigram_decoder())
     drafter = Watched(make_drafter(copying(kind)).bind(engine.target))
     requests = decode(engine, drafter, prompts, max_tokens=12, temperature=temperature)
-    assert bool(calls) == (len(prompts) == 1)
+    assert calls or len(prompts) > 1
     for request in requests:
         for asked in drafter.of(request):
             check_chain(kind, request, asked, 6 if kind == "eagle3" else 3)
