@@ -131,10 +131,12 @@ class _Level:
     middle: float = 0.0  # median of ``costs``
     latest: int = 0
 
-    def learn(self, cost: float, number: int) -> None:
-        """Record the cost of pass ``number``."""
+    def learn(self, cost: float, number: int) -> bool:
+        """Record the cost of pass ``number``; return whether the median has changed."""
         self.costs.append(cost)
-        self.middle, self.latest = sorted(self.costs)[(len(self.costs) - 1) // 2], number
+        before, self.latest = self.middle, number
+        self.middle = sorted(self.costs)[(len(self.costs) - 1) // 2]
+        return self.middle != before
 
 
 class CostModel:
@@ -224,7 +226,8 @@ class CostModel:
         return usual([speed for _, speed in self._speeds])
 
     def _learn_level(self, rows: int, cost: float) -> None:
-        self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes)
+        if not self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes):
+            return  # the line would differ only in the weights of its points
         if len(self._levels) > _MAX_LEVELS:
             del self._levels[min(self._levels, key=lambda each: self._levels[each].latest)]
         line, now, curve = _Regression(), self._num_passes, self._curve(1.0, 0)

@@ -88,6 +88,7 @@ class RequestPolicy:
         self._room = 1.0  # probability that no draft token offered for the next position is right
         # By the address of the proposer; the list has the seconds of its proposal, ``None`` for its first one of all.
         self._asked: dict[int, tuple[Proposer[Any], Reason, list[float] | None]] = {}
+        self._chain_prices: dict[int, ChainPrice | None] = {}  # by the address of the proposer
         self._charged = 0.0  # seconds charged to sources since :meth:`charge_rest`
         self._unacceptable: list[TokenTree] = []  # offers with nodes that are computed but never accepted
 
@@ -101,7 +102,7 @@ class RequestPolicy:
         """Set the costs of a step of ``requests`` requests, in which this one may lose ``allowance`` seconds."""
         self.curve, self.num_requests, self._left = curve, requests, allowance
         self._tree, self._trie, self._unacceptable, self._room = None, None, [], 1.0
-        self._wake = inf
+        self._wake, self._chain_prices = inf, {}
         self.offer = None if curve is None else Offer(1.0, curve.at(requests) / requests)
 
     def is_quiet(self) -> bool:
@@ -132,7 +133,8 @@ class RequestPolicy:
         if self.curve is None or self.offer is None:
             self._wake = 0.0
             return "all"
-        source, offer, chain = self.policy.source(proposer.source), self.offer, proposer.chain_price(context)
+        source, offer = self.policy.source(proposer.source), self.offer
+        chain = self._chain_price(proposer, context)
         if chain is None:
             price = source.price
             prior = source.contribution.value(_HOPE, source.asked)
@@ -157,7 +159,7 @@ class RequestPolicy:
 
         It is if further tokens, which are accepted with the source's mean rate, raise the value of the step.
         """
-        chain = None if self.curve is None else proposer.chain_price(context)
+        chain = None if self.curve is None else self._chain_price(proposer, context)
         if chain is None or (self._exploring and not gains):
             return True
         if chain.reading + (len(gains) + 1) * chain.token / self.num_requests > self._left:
@@ -165,6 +167,13 @@ class RequestPolicy:
         now = Offer(1.0 + sum(gains), chain.seconds(self.num_requests, len(gains), len(gains)))
         best = self._best_chain(chain, self.chain_rate(proposer), context, gains)
         return best.tokens * now.seconds > now.tokens * best.seconds
+
+    def _chain_price(self, proposer: Proposer[Any], context: DraftContext[Any]) -> ChainPrice | None:
+        """Return the price of a source's chains, as it was when the step first asked for it."""
+        key = id(proposer)
+        if key not in self._chain_prices:
+            self._chain_prices[key] = proposer.chain_price(context)
+        return self._chain_prices[key]
 
     def charge(self, proposer: Proposer[Any], seconds: float) -> None:
         """Add to the duration of a source's proposal of this step.
@@ -211,7 +220,7 @@ class RequestPolicy:
             saved -= report.seconds
             net = -report.seconds
             if report.tree.num_draft_tokens:
-                length, source = _matched(report.tree, tokens), self.policy.source(report.source)
+                length, source = report.tree.num_matched(tokens), self.policy.source(report.source)
                 source.expected += report.after.tokens - report.before.tokens
                 source.added += max(0, min(length, accepted) - before)
                 before = max(before, min(length, accepted))
@@ -335,14 +344,3 @@ class RequestPolicy:
             if tokens * best.seconds > best.tokens * seconds:
                 best = Offer(tokens, seconds)
         return best
-
-
-def _matched(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """Return how many of ``tokens`` are on a path of the tree from its root."""
-    node = 0
-    for count, token in enumerate(tokens):
-        child = tree.child(node, token)
-        if child is None:
-            return count
-        node = child
-    return len(tokens)

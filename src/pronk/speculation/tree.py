@@ -125,6 +125,16 @@ class TokenTree:
         """Number of nodes without the root."""
         return len(self.tokens) - 1
 
+    def num_matched(self, tokens: Sequence[int]) -> int:
+        """Return how many of ``tokens``, from the first one on, are on a path from the root."""
+        node = 0
+        for count, token in enumerate(tokens):
+            child = self.child(node, token)
+            if child is None:
+                return count
+            node = child
+        return len(tokens)
+
     def child(self, node: int, token: int) -> int | None:
         """Return the acceptable child of ``node`` with ``token``, or ``None``."""
         return self._children[node].get(token)
