@@ -1,5 +1,6 @@
 """The choice of drafters and of the length of drafts, with simulated drafters and a simulated clock."""
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -252,19 +253,26 @@ def test_a_chain_ends_with_the_allowance() -> None:
     assert lengths == [0, 1, 2]  # 0.05 seconds of reading, and half of three tokens
 
 
-@pytest.mark.parametrize(("lengths", "wanted"), [((), True), ((200,) * 9, True), ((200, *(3,) * 40), False)])
-def test_a_text_is_read_if_the_outputs_are_long_enough(lengths: tuple[int, ...], *, wanted: bool) -> None:
-    """Reading costs as much as 20 passes; a chain saves about a third of a pass per token."""
+def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
+    """Reading costs as much as 20 passes; a chain of a new source saves about a pass in each step."""
     proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
-    for length in lengths:
-        policy.policy.end_output(length)
-    policy.policy.elapsed = 1e4  # learning is allowed, too, but is another reason
     proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=20.0)
-    policy.set_prices(proposer.price.curve, 1, float("inf"))
-    reason = policy.reason(proposer, context(None, [1], 1000, 99, vocab=VOCAB, policy=policy))
-    assert reason == ("pays" if wanted else "explores")
-    few = policy.reason(proposer, context(None, [1], 10, 99, vocab=VOCAB, policy=policy))
-    assert few == "explores"  # of max_tokens, 10 are left
+    policy.policy.source("draft").explored = 1.0  # no time for learning is left
+
+    def asked_at(max_depth: int) -> int:
+        for step in range(100):
+            policy.begin()
+            assert not policy.is_quiet()  # the steps that miss something are counted
+            policy.set_prices(proposer.price.curve, 1, float("inf"))
+            if policy.reason(proposer, context(None, [1], max_depth, 99, vocab=VOCAB, policy=policy)) is not None:
+                return step
+        return 100
+
+    saved = best_chain(proposer.price, 1, [], 0.7, 8)
+    per_step = saved.tokens - saved.seconds
+    assert asked_at(1000) == math.ceil(20.0 / per_step) - 1
+    assert asked_at(1000) == math.ceil(20.0 / per_step) - 1  # asking has used up what was missed
+    assert asked_at(10) == 100  # 10 tokens cannot save 20 passes
 
 
 def test_the_observations_of_a_batch_are_part_of_the_price() -> None:

@@ -225,4 +225,3 @@ def test_what_may_be_lost_does_not_grow_with_the_prompt() -> None:
     run(engine, [request])
     policy, steps = engine.speculator.policy, request.stats.steps
     assert 0.0 < policy.longest < steps[0].clock
-    assert policy.output_length == 12

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from pronk.speculation.cost_model import usual
+
 __all__ = ["Mean", "Policy", "Source"]
 
 _SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
 _KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
-_OUTPUTS = 8  # number of outputs that the mean length is over
 _PRIOR_TOKENS = 4.0  # weight, in tokens, of the prior that a source adds what it is expected to add
 
 
@@ -41,6 +42,7 @@ class Source:
     """Measurements of a source over all requests."""
 
     prices: deque[list[float]] = field(default_factory=lambda: deque(maxlen=8))  # seconds of the last proposals
+    starts: deque[float] = field(default_factory=lambda: deque(maxlen=8))  # seconds besides reading and draft tokens
     explored: float = 0.0  # seconds of proposals that were not expected to pay
     contribution: Mean = field(default_factory=Mean)
     calls: int = 0  # number of calls, each for all requests of a step
@@ -53,6 +55,11 @@ class Source:
         """Expected seconds of a proposal; 0 before the second one."""
         return sorted(self.prices)[len(self.prices) // 2][0] if self.prices else 0.0
 
+    @property
+    def start(self) -> float:
+        """Expected seconds of a chain's proposal besides reading and draft tokens; 0 before the first."""
+        return usual(self.starts) if self.starts else 0.0
+
 
 @dataclass
 class Policy:
@@ -61,7 +68,6 @@ class Policy:
     Attributes:
         elapsed: duration of all steps with a request that has a drafter.
         longest: duration of the longest forward pass that reads no prompt.
-        output_length: mean number of tokens of the last outputs; ``None`` before the first one has ended.
         spent: drafting and draft rows, without the first proposal of each source.
         saved: plain steps that accepted draft tokens made unnecessary.
         sources: measurements of each source, by name.
@@ -69,7 +75,6 @@ class Policy:
 
     elapsed: float = 0.0
     longest: float = 0.0
-    output_length: float | None = None
     spent: float = 0.0
     saved: float = 0.0
     sources: dict[str, Source] = field(default_factory=dict)
@@ -85,11 +90,6 @@ class Policy:
         if source is None:
             source = self.sources[name] = Source()
         return source
-
-    def end_output(self, length: int) -> None:
-        """Record the number of tokens of an output that has ended."""
-        mean = length if self.output_length is None else self.output_length
-        self.output_length = mean + (length - mean) / _OUTPUTS
 
     def next_exploration(self, source: Source, seconds: float) -> float:
         """Return the ``elapsed`` at which a source's time for learning covers ``seconds`` more."""

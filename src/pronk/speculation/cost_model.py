@@ -29,7 +29,7 @@ for a few ratios of durations, because a disturbance of the denominator lowers a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -258,6 +258,6 @@ def _overlap(rows: int, touched: float) -> float:
     return high
 
 
-def usual(values: Sequence[float]) -> float:
+def usual(values: Collection[float]) -> float:
     """Return the lower third of a few measured values."""
     return sorted(values)[(len(values) - 1) // 3]

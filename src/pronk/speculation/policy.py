@@ -6,6 +6,10 @@ raises the value; the draft tokens that raise it most are verified. Where nothin
 now and then all the same, to learn how good they are on the present text: each for at most 1 % of the time divided by
 the number of sources.
 
+A drafter with a model must read the text before it can draft. It reads it when the steps since its last proposal would
+have saved, with its draft tokens, as much as reading costs (the ski-rental rule: at most twice the loss of the best
+moment in hindsight). So a long prompt is not read for a drafter that another one makes useless.
+
 **Bound of the loss.** Before anything is spent, its expected price is compared with what may still be lost, so that
 over all steps of an engine ::
 
@@ -42,7 +46,6 @@ __all__ = ["RequestPolicy", "SourceReport"]
 _HOPE = 0.5  # draft tokens that a new source is expected to add to a step: a prior with the weight of one step
 _TOKEN_RATE = 0.5  # acceptance rate of draft tokens without a gain, before any count
 _CHAIN_RATE = 0.7  # acceptance rate of a new source that drafts token by token; a draft model has about this rate
-_LOOK_AHEAD = 8  # number of further tokens of a chain whose value is considered; rows beyond them are never free
 
 # Number of steps after which sources are considered again although none could be asked: the load may have changed.
 _LOOK_AGAIN = 16
@@ -89,6 +92,8 @@ class RequestPolicy:
         # By the address of the proposer; the list has the seconds of its proposal, ``None`` for its first one of all.
         self._asked: dict[int, tuple[Proposer[Any], Reason, list[float] | None]] = {}
         self._chain_prices: dict[int, ChainPrice | None] = {}  # by the address of the proposer
+        # Seconds that a source, by name, would have saved in the steps since it was asked, without reading the text.
+        self._missed: dict[str, float] = {}
         self._charged = 0.0  # seconds charged to sources since :meth:`charge_rest`
         self._unacceptable: list[TokenTree] = []  # offers with nodes that are computed but never accepted
 
@@ -142,16 +147,21 @@ class RequestPolicy:
             contribution *= source.added / source.expected
             pays = (offer.tokens + contribution) * offer.seconds > offer.tokens * (offer.seconds + price)
         else:
-            best = self._best_chain(chain, self.chain_rate(proposer), context)
-            saved_per_token = offer.seconds / offer.tokens - best.seconds / best.tokens
-            tokens = min(context.max_depth, self.policy.output_length or context.max_depth)
-            pays = saved_per_token * tokens > chain.reading
-            price = chain.reading + chain.token / self.num_requests
+            best = chain.best(self.num_requests, self.chain_rate(proposer), min(context.max_depth, context.max_nodes))
+            saved = best.tokens * offer.seconds / offer.tokens - best.seconds
+            missed = self._missed.get(proposer.source, 0.0) + max(0.0, saved)
+            self._missed[proposer.source] = missed
+            most = saved / best.tokens * context.max_depth  # that this request can still save
+            pays = saved > 0.0 and chain.reading <= min(missed, most)
+            price = chain.reading + chain.start + chain.token / self.num_requests
+            if saved > 0.0:
+                self._wake = 0.0  # the next step may have missed enough
         exploration = 0.0 if pays else self.policy.next_exploration(source, price)
         if price > self._left or exploration > self.policy.elapsed:
             self._wake = min(self._wake, max(exploration, self.policy.next_loss(max(0.0, price - self._left))))
             return None
         self._exploring, self._wake = not pays, 0.0
+        self._missed.pop(proposer.source, None)
         return "explores" if self._exploring else "pays"
 
     def extends(self, proposer: Proposer[Any], context: DraftContext[Any], gains: Sequence[float]) -> bool:
@@ -162,17 +172,21 @@ class RequestPolicy:
         chain = None if self.curve is None else self._chain_price(proposer, context)
         if chain is None or (self._exploring and not gains):
             return True
-        if chain.reading + (len(gains) + 1) * chain.token / self.num_requests > self._left:
+        price = chain.reading + chain.start + (len(gains) + 1) * chain.token / self.num_requests
+        if price > self._left:
             return False
         now = Offer(1.0 + sum(gains), chain.seconds(self.num_requests, len(gains), len(gains)))
-        best = self._best_chain(chain, self.chain_rate(proposer), context, gains)
+        most = min(context.max_depth, context.max_nodes)
+        best = chain.best(self.num_requests, self.chain_rate(proposer), most, gains)
         return best.tokens * now.seconds > now.tokens * best.seconds
 
     def _chain_price(self, proposer: Proposer[Any], context: DraftContext[Any]) -> ChainPrice | None:
         """Return the price of a source's chains, as it was when the step first asked for it."""
         key = id(proposer)
         if key not in self._chain_prices:
-            self._chain_prices[key] = proposer.chain_price(context)
+            price = proposer.chain_price(context)
+            start = self.policy.source(proposer.source).start
+            self._chain_prices[key] = None if price is None else price._replace(start=start)
         return self._chain_prices[key]
 
     def charge(self, proposer: Proposer[Any], seconds: float) -> None:
@@ -257,6 +271,10 @@ class RequestPolicy:
         source.asked += 1
         if price is not None:
             source.prices.append(price)
+        chain = self._chain_prices.get(id(proposer))
+        if chain is not None and reason == "pays" and not chain.reading:
+            tokens = max(1, tree.num_draft_tokens) * chain.token / self.num_requests
+            source.starts.append(max(0.0, seconds - tokens))
         self._add(proposer.name, tree)
         self.acceptance.propose(proposer.source, lead, tree)
         if before is not None and self.curve is not None:
@@ -330,17 +348,3 @@ class RequestPolicy:
     def chain_rate(self, proposer: Proposer[Any]) -> float:
         """Return the mean acceptance rate of a source's draft tokens."""
         return self.acceptance.source(proposer.chain_source).mean(_CHAIN_RATE)
-
-    def _best_chain(
-        self, chain: ChainPrice, rate: float, context: DraftContext[Any], gains: Sequence[float] = ()
-    ) -> Offer:
-        """Return the best choice among chains with these gains and 1 to ``_LOOK_AHEAD`` further tokens."""
-        tokens, gain, best = 1.0 + sum(gains), gains[-1] if gains else 1.0, Offer(0.0, 1.0)
-        most = min(context.max_depth, context.max_nodes, len(gains) + _LOOK_AHEAD)
-        for count in range(len(gains) + 1, most + 1):
-            gain *= rate
-            tokens += gain
-            seconds = chain.seconds(self.num_requests, count, count)
-            if tokens * best.seconds > best.tokens * seconds:
-                best = Offer(tokens, seconds)
-        return best

@@ -130,8 +130,6 @@ class Speculator:
 
     def stop(self, request: Request) -> None:
         """Free the draft state of a request that has ended."""
-        if request.num_generated:
-            self.policy.end_output(request.num_generated)
         if request.proposer is not None and request.draft_started:
             request.draft_started = False
             try:

@@ -19,6 +19,9 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["ChainPrice", "Offer", "select_nodes"]
 
 
+_LOOK_AHEAD = 8  # number of further tokens of a chain whose value is considered; rows beyond them are never free
+
+
 class Offer(NamedTuple):
     """The best choice among the draft tokens offered so far: a request's part of the step."""
 
@@ -38,10 +41,26 @@ class ChainPrice(NamedTuple):
     curve: CostCurve  # cost of the target's forward pass
     token: float  # seconds of a draft token for every request together
     reading: float = 0.0  # seconds to read this request's text since the last proposal
+    start: float = 0.0  # seconds of a proposal besides reading and draft tokens, this request's part
 
     def seconds(self, requests: int, draft_tokens: int, passes: int) -> float:
         """Return one request's part of a step with ``draft_tokens`` each, drafted in ``passes`` passes."""
-        return (self.curve.at(requests * (1 + draft_tokens)) + passes * self.token) / requests
+        start = self.start if passes else 0.0
+        return (self.curve.at(requests * (1 + draft_tokens)) + passes * self.token) / requests + start
+
+    def best(self, requests: int, rate: float, most: int, gains: Sequence[float] = ()) -> Offer:
+        """Return the best choice among chains of at most ``most`` tokens that continue one with ``gains``.
+
+        It has 1 to ``_LOOK_AHEAD`` further tokens, each accepted with probability ``rate`` if the one before is.
+        """
+        tokens, gain, best = 1.0 + sum(gains), gains[-1] if gains else 1.0, Offer(0.0, 1.0)
+        for count in range(len(gains) + 1, min(most, len(gains) + _LOOK_AHEAD) + 1):
+            gain *= rate
+            tokens += gain
+            seconds = self.seconds(requests, count, count)
+            if tokens * best.seconds > best.tokens * seconds:
+                best = Offer(tokens, seconds)
+        return best
 
 
 def select_nodes(
