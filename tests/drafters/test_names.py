@@ -135,6 +135,8 @@ def test_options_may_be_part_of_the_name() -> None:
         ("lookahead(ngram=3)", "lookahead: expected no ngram with window="),
         ("lookahead(guesses=1)", "lookahead: expected no guesses with window="),
         ("lookahead(window=3, ngram=1)", "lookahead: ngram"),
+        ("lookahead(window=33, ngram=5)", r"lookahead: expected window \* \(ngram - 1\) of at most 128, found 132"),
+        ("lookahead(warm_up='slow')", "lookahead: warm_up: expected one of grow, random, found 'slow'"),
         ("multi_token(num_tokens=0)", r"num_tokens: expected an integer in 1\.\.63, found 0"),
         ("auto(num_nodes=0)", "auto: num_nodes"),
         ("auto(bundled=2)", "auto: bundled"),
