@@ -96,8 +96,8 @@ class Lookahead(Drafter):
         max_ngrams: maximum number of n-grams in a pool, 1..1048576; :class:`NgramPool` describes the eviction.
         warm_up: ``"grow"`` starts with row 0 and adds a row of outputs per forward pass. ``"random"`` fills all N - 1
             rows with tokens of the prompt at once, as the paper does: n-grams are found from the first forward pass on,
-            but those of the first N - 1 passes contain random tokens, and these passes compute more rows. With W = 1 the
-            column never recovers from its random tokens.
+            but those of the first N - 1 passes contain random tokens, and these passes compute more rows. With W = 1
+            the column never recovers from its random tokens.
     """
 
     name = "lookahead"

@@ -1,0 +1,112 @@
+"""Measurements that the scripts of this folder share: drafters on one model and its prompts, interleaved.
+
+Every draft token is verified (``budget="all"``), as in the papers, and all drafters must give the same tokens. Times
+are those of ``benchmarks/priced.py``, or with ``--wall`` of the wall clock; they leave out the first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import strftime
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from policy import PLAIN, Prompt, Run, interval, measure_all, read_prompts, write_report
+
+from pronk import LLM
+from pronk.bench.machine import describe_hardware
+
+__all__ = ["PLAIN", "Result", "Results", "draw", "markdown", "measure", "ranks", "write"]
+
+
+class Result(NamedTuple):
+    """Figures of a drafter over some prompts."""
+
+    per_pass: float  # S: tokens per forward pass of the target
+    over_plain: tuple[float, float, float]  # speed over plain decoding's, and its 90 % interval over the prompts
+    milliseconds: float  # per step
+
+    @property
+    def speed(self) -> str:
+        """The speed over plain decoding's with its interval."""
+        return "{:.2f} [{:.2f}, {:.2f}]".format(*self.over_plain)
+
+
+class Results(NamedTuple):
+    """Runs of all drafters at one temperature."""
+
+    prompts: Sequence[Prompt]
+    runs: Mapping[str, Sequence[Run]]
+    temperature: float
+
+    @property
+    def suites(self) -> list[str]:
+        """Names of the suites, in the order of the files."""
+        return list(dict.fromkeys(prompt.suite for prompt in self.prompts))
+
+    def of(self, spec: str, suite: str | None = None) -> Result:
+        """Return the figures of a drafter, over one suite or all prompts."""
+        chosen = [i for i, prompt in enumerate(self.prompts) if suite in (None, prompt.suite)]
+        own, plain = ([self.runs[each][i] for i in chosen] for each in (spec, PLAIN))
+        steps = max(1, sum(run.steps for run in own))
+        return Result(
+            sum(run.tokens for run in own) / steps,
+            interval([*zip(own, plain, strict=True)]),
+            1e3 * sum(run.seconds for run in own) / steps,
+        )
+
+
+def measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, list[Results]]:
+    """Decode all prompts with plain decoding and all drafters, at each temperature."""
+    prompts = read_prompts(options.prompts, options.per_suite)
+    llm = LLM(options.model, drafter=PLAIN, budget="all")
+    drafters = list(dict.fromkeys([PLAIN, *specs]))
+    return llm, [Results(prompts, runs, each) for each, runs in measure_all(llm, prompts, drafters, options)]
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table whose first column is text."""
+    lines = [columns, ["---", *["--:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def ranks(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return Spearman's rank correlation of two sequences without equal numbers: 1 is the same order."""
+    order = [sorted(range(len(each)), key=lambda i, each=each: each[i]) for each in (ours, theirs)]
+    place = [{i: rank for rank, i in enumerate(each)} for each in order]
+    count = len(ours)
+    return 1 - 6 * sum((place[0][i] - place[1][i]) ** 2 for i in range(count)) / (count * (count**2 - 1))
+
+
+def draw(path: Path, draw_axes: Callable[[Any], None]) -> None:
+    """Write an SVG file with one plot; needs matplotlib."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    draw_axes(axes)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def write(options: argparse.Namespace, title: str, llm: LLM, tables: Sequence[str], all_results: list[Results]) -> None:
+    """Write the tables and the figures of every drafter, and print one JSON line."""
+    cells = [
+        {
+            "temperature": results.temperature,
+            "drafters": {spec: results.of(spec)._asdict() for spec in results.runs},
+        }
+        for results in all_results
+    ]
+    prompts = len(all_results[0].prompts)
+    clock = "wall clock" if options.wall else "prices of forward passes"
+    more = f"; {prompts} prompts, {options.tokens} tokens each; {clock}; all methods gave the tokens of plain decoding"
+    write_report(options.out, title, llm, tables, cells, more)
+    machine = describe_hardware("cpu")["processor"]
+    print(json.dumps({"model": llm.path.name, "machine": machine, "date": strftime("%Y-%m"), "cells": cells}))
