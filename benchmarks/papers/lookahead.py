@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from measuring import PLAIN, Results, draw, markdown, measure, ranks, write
+from measuring import PLAIN, Part, Results, add_parts, draw, markdown, ranks, run_parts
 from policy import make_parser
 
 PAPER_ALPHA, PAPER_F = 0.425, 3.106  # of figure 4b
@@ -153,7 +153,6 @@ def ablation_table(results: Results) -> str:
         [name, "yes" if use else "no", f"{ours.per_pass:.2f}", f"{s:.2f}", ours.speed, f"{speed:.2f}"]
         for (name, use, speed, s), ours in zip(paper, found, strict=True)
     ]
-    # Two rows of the paper have the same speed, so the order of the rows is compared by S.
     order = ranks([each.per_pass for each in found], [row[3] for row in paper])
     columns = ["(N, W, G)", "prompt as reference", "S", "paper's S", "× plain [90 %]", "paper's × plain"]
     return markdown(columns, rows) + f"\n\nRank correlation of S with the paper's: {order:.2f}."
@@ -235,14 +234,6 @@ def joint_table(results: Results, options: argparse.Namespace) -> str:
     return markdown(["S, × plain", *results.suites, "all, × plain [90 %]", "paper's × plain"], rows)
 
 
-class Part(NamedTuple):
-    """A table or figure of the paper."""
-
-    title: str
-    specs: Callable[[argparse.Namespace], list[str]]
-    table: Callable[[Results, argparse.Namespace], str]
-
-
 def fit_specs() -> list[str]:
     return [lookahead(w, n, more=WITHOUT_PROMPT) for n, windows in WINDOWS.items() for w in windows]
 
@@ -266,22 +257,13 @@ PARTS = {
 def main() -> None:
     """Measure, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=4)
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; by default all")
+    add_parts(parser, PARTS)
     parser.add_argument("--medusa", help="trained Medusa heads, for table 6")
     parser.add_argument("--draft", help="a draft model, for table 6")
     options = parser.parse_intermixed_args()
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"expected parts among {', '.join(PARTS)}, found {', '.join(sorted(unknown))}")
-    parts = [PARTS[name] for name in options.parts or PARTS]
-    llm, all_results = measure(options, [spec for part in parts for spec in part.specs(options)])
-    tables = []
-    for results in all_results:
-        for part in parts:
-            tables.append(f"## {part.title}, T = {results.temperature}\n\n{part.table(results, options)}")
-            print(tables[-1], end="\n\n", flush=True)
-    if options.out and PARTS["fit"] in parts:
+    all_results = run_parts(parser, PARTS, options, "Lookahead decoding: the paper's tables")
+    if options.out and "fit" in (options.parts or PARTS):
         draw_fit(all_results[0], Path(f"{options.out}.svg"))
-    write(options, "Lookahead decoding: the paper's tables", llm, tables, all_results)
 
 
 if __name__ == "__main__":

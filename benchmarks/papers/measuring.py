@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import correlation
 from time import strftime
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from policy import PLAIN, Prompt, Run, interval, measure_all, read_prompts, writ
 from pronk import LLM
 from pronk.bench.machine import describe_hardware
 
-__all__ = ["PLAIN", "Result", "Results", "draw", "markdown", "measure", "ranks", "write"]
+__all__ = ["PLAIN", "Part", "Result", "Results", "add_parts", "draw", "markdown", "ranks", "run_parts"]
 
 
 class Result(NamedTuple):
@@ -61,7 +62,37 @@ class Results(NamedTuple):
         )
 
 
-def measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, list[Results]]:
+class Part(NamedTuple):
+    """A table or figure of a paper: the drafters that it needs, and its text in Markdown."""
+
+    title: str
+    specs: Callable[[argparse.Namespace], list[str]]
+    table: Callable[[Results, argparse.Namespace], str]
+
+
+def add_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
+    """Add the names of the parts to measure as positional arguments."""
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; by default all")
+
+
+def run_parts(
+    parser: argparse.ArgumentParser, parts: Mapping[str, Part], options: argparse.Namespace, title: str
+) -> list[Results]:
+    """Measure the drafters of all chosen parts in one run, print and write the tables, return the measurements."""
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"expected parts among {', '.join(parts)}, found {', '.join(sorted(unknown))}")
+    chosen = [parts[name] for name in options.parts or parts]
+    llm, all_results = _measure(options, [spec for part in chosen for spec in part.specs(options)])
+    tables = []
+    for results in all_results:
+        for part in chosen:
+            tables.append(f"## {part.title}, T = {results.temperature}\n\n{part.table(results, options)}")
+            print(tables[-1], end="\n\n", flush=True)
+    _write(options, title, llm, tables, all_results)
+    return all_results
+
+
+def _measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, list[Results]]:
     """Decode all prompts with plain decoding and all drafters, at each temperature."""
     prompts = read_prompts(options.prompts, options.per_suite)
     llm = LLM(options.model, drafter=PLAIN, budget="all")
@@ -76,11 +107,12 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def ranks(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return Spearman's rank correlation of two sequences without equal numbers: 1 is the same order."""
-    order = [sorted(range(len(each)), key=lambda i, each=each: each[i]) for each in (ours, theirs)]
-    place = [{i: rank for rank, i in enumerate(each)} for each in order]
-    count = len(ours)
-    return 1 - 6 * sum((place[0][i] - place[1][i]) ** 2 for i in range(count)) / (count * (count**2 - 1))
+    """Return Spearman's rank correlation of two sequences: 1 is the same order. Equal numbers share their mean rank."""
+
+    def places(values: Sequence[float]) -> list[float]:
+        return [sum(other < each for other in values) + sum(other == each for other in values) / 2 for each in values]
+
+    return correlation(places(ours), places(theirs))
 
 
 def draw(path: Path, draw_axes: Callable[[Any], None]) -> None:
@@ -95,7 +127,9 @@ def draw(path: Path, draw_axes: Callable[[Any], None]) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def write(options: argparse.Namespace, title: str, llm: LLM, tables: Sequence[str], all_results: list[Results]) -> None:
+def _write(
+    options: argparse.Namespace, title: str, llm: LLM, tables: Sequence[str], all_results: list[Results]
+) -> None:
     """Write the tables and the figures of every drafter, and print one JSON line."""
     cells = [
         {

@@ -64,9 +64,10 @@ def test_fit_finds_the_parameters(script: Any) -> None:
 
 def test_ranks(script: Any) -> None:
     ranks = importlib.import_module("measuring").ranks
-    assert ranks([1, 2, 3, 4], [10, 20, 30, 40]) == 1
-    assert ranks([1, 2, 3, 4], [4, 3, 2, 1]) == -1
+    assert ranks([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert ranks([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
     assert ranks([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert ranks([1, 1, 2], [5, 5, 9]) == pytest.approx(1)
 
 
 def test_tables(

@@ -87,6 +87,7 @@ def test_options_may_be_part_of_the_name() -> None:
         ("threshold(lowest=0.5, highest=0.4)", "threshold: lowest: expected at most highest = 0.4, found 0.5"),
         ("threshold(threshold=0.01)", "threshold: threshold: expected a number in 0.05..0.95, found 0.01"),
         ("cape(sizes='big')", "cape: sizes: expected one of paper, fine, found"),
+        ("cape(sizes=0)", r"cape: sizes: expected an integer in 1\.\.16, found 0"),
         (
             "beam(draft_model, draft_model)",
             "beam: expected draft_model, glide or vanilla alone, found draft_model, ",
