@@ -133,8 +133,8 @@ def _classify(llm: LLM, cases: Iterable[Case]) -> Iterator[tuple[dict[str, float
     prompt = ModerationPrompt(llm.tokenizer)
     ids = [llm.chat_ids(prompt.messages(case.text, case.kind), template_options=prompt.options) for case in cases]
     for done in llm.generate(ids, prompt.params, drafter="autoregressive"):
-        (report,) = done.logprobs or ()
-        yield prompt.scores(report)
+        assert done.logprobs is not None, "expected log-probabilities, for which the parameters ask"
+        yield prompt.scores(done.logprobs[0])
 
 
 def _count(classes: dict[str, Counts], case: Case, found: tuple[dict[str, float], bool]) -> None:
@@ -154,7 +154,9 @@ def _parse(row: dict[str, Any], where: str) -> Case:
         raise OptionError(msg)
     if isinstance(categories, dict):
         categories = [name for name, has in categories.items() if has]
-    if not (isinstance(flagged, bool | None) and isinstance(categories, list | None)) or flagged is categories is None:
+    if not (isinstance(flagged, bool | None) and isinstance(categories, list | None)) or (
+        flagged is None and categories is None
+    ):
         msg = f"{where}: expected flagged (true or false) or a list of categories, found {row!r:.80}"
         raise OptionError(msg)
     unknown = [name for name in categories or () if name not in _NAMES]
