@@ -1,4 +1,4 @@
-"""Classification of texts by the model itself (Mistral 7B, Jiang et al. 2023, section 5.2: self-reflection).
+"""Classification of texts by the model itself (Mistral 7B, section 5.2: self-reflection).
 
 The model assigns a prompt or an answer to a category. In the paper, it writes the name of the category. Here each
 category has a letter, and the score of a category is the probability of its letter as the first token of the answer,

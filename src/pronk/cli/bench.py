@@ -209,7 +209,7 @@ def bench(
 
 
 def _refuse_ignored(command: typer.Context, mode: str, known: Sequence[str]) -> None:
-    """Raise OptionError if the command line has an option that ``mode``, ``replay`` or ``moderation``, would ignore."""
+    """Raise OptionError for an option that ``mode``, ``replay`` or ``moderation``, would ignore."""
     for name in given_options(command):
         if name not in known:
             kinds = "the output" if mode == "replay" else "the model, --json and --markdown"

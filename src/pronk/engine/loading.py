@@ -53,7 +53,7 @@ class LoadedEngine(NamedTuple):
 
 
 def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
-    """Return the maximum number of prompt tokens per forward pass; ``"window"`` is the model's largest sliding window.
+    """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
 
     Chunks of one window are those of Mistral 7B (Jiang et al. 2023, figure 3): a chunk then sees itself and the chunk
     before it.

@@ -1,4 +1,4 @@
-"""System prompt added to conversations, which asks for careful answers (Mistral 7B, Jiang et al. 2023, section 5.1)."""
+"""System prompt added to conversations, which asks for careful answers (Mistral 7B, section 5.1)."""
 
 from __future__ import annotations
 
