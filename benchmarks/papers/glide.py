@@ -53,7 +53,7 @@ def speed_table(results: Results, options: argparse.Namespace) -> str:
 
 def drafting_table(_: Results, options: argparse.Namespace) -> str:
     """Return table 3: the median over the prompts of the milliseconds of drafting per step."""
-    llm = LLM(options.model, drafter=PLAIN, budget="all")
+    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
     prompts = read_prompts(options.prompts, options.per_suite)
     params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
     for name, paper in PAPER_DRAFTING.items():
@@ -70,7 +70,7 @@ def drafting_table(_: Results, options: argparse.Namespace) -> str:
 
 def batch_table(_: Results, options: argparse.Namespace) -> str:
     """Return table 4: tokens per second after the first token, in all, with GLIDE and without."""
-    llm = LLM(options.model, drafter=PLAIN, budget="all", max_batch=max(BATCHES))
+    llm = LLM(options.model, drafter=PLAIN, budget="all", max_batch=max(BATCHES), kernels=options.kernels)
     prompt = read_prompts(options.prompts, 1)[0]
     ids = llm.chat_ids([{"role": "user", "content": prompt.text}])
     params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []

@@ -71,7 +71,8 @@ class Part(NamedTuple):
 
 
 def add_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
-    """Add the names of the parts to measure as positional arguments."""
+    """Add the names of the parts to measure as positional arguments, and the choice of kernels."""
+    parser.add_argument("--kernels", default="auto", help="an instruction set, to compare processors on one machine")
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; by default all")
 
 
@@ -95,7 +96,7 @@ def run_parts(
 def _measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, list[Results]]:
     """Decode all prompts with plain decoding and all drafters, at each temperature."""
     prompts = read_prompts(options.prompts, options.per_suite)
-    llm = LLM(options.model, drafter=PLAIN, budget="all")
+    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
     drafters = list(dict.fromkeys([PLAIN, *specs]))
     return llm, [Results(prompts, runs, each) for each, runs in measure_all(llm, prompts, drafters, options)]
 
