@@ -222,7 +222,7 @@ def write_report(
     head = f"# {title}\n\n{llm.path.name}, {llm.kernels}; {machine}{more}\n\n"
     figures = json.dumps({"model": llm.path.name, "machine": machine, "cells": cells})
     for ending, text in (("md", head + "\n\n".join(tables) + "\n"), ("json", figures)):
-        Path(f"{out}.{ending}").write_text(re.sub(r"(model=')[^']*/", r"\1", text))
+        Path(f"{out}.{ending}").write_text(re.sub(r"((?:model|datastore)=')[^']*/", r"\1", text))
 
 
 def main() -> None:

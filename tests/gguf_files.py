@@ -20,6 +20,7 @@ from pronk.architecture.families import parse_config
 from pronk.models.checkpoint import Checkpoint
 from pronk.quantization.gguf.vocabulary import TokenKind
 
+CONVERTED = ["IQ4_NL", "Q2_K", "Q3_K"]  # blocks with a float16 scale that are converted before they are packed
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 # Names of families in GGUF files, where they differ from ``model_type``.
@@ -43,7 +44,27 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 # Offsets of the float16 scales within a block, in bytes.
-SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+# Largest integer, code times scale, that the factor of a block multiplies; 15 for others.
+UNITS = {
+    "Q8_0": 127,
+    "IQ4_NL": 127,
+    "Q2_K": 3 * 15,
+    "Q3_K": 4 * 32,
+    "Q4_K": 15 * 63,
+    "Q5_K": 31 * 63,
+    "Q6_K": 31 * 127,
+    "Q5_0": 16,
+    "Q5_1": 31,
+}
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int, scale: float = 0.05) -> NDArray[np.uint8]:
@@ -51,10 +72,10 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int, scale: float = 
     values, size = GGML_QUANT_SIZES[Type[kind]]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
-    unit = {"Q8_0": 127, "Q6_K": 31 * 127, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q5_0": 16, "Q5_1": 31}.get(kind, 15)
     for number, at in enumerate(SCALES.get(kind, (0,))):
         # The second scale belongs to the block's minimum, which shifts the weights by half of their range.
-        largest = 2 * scale / unit if number == 0 else (scale / 63 if kind.endswith("K") else -scale)
+        shift = scale / (15 if kind == "Q2_K" else 63) if kind.endswith("K") else -scale
+        largest = 2 * scale / UNITS.get(kind, 15) if number == 0 else shift
         drawn = (largest * rng.uniform(0.5, 1.0, blocks.shape[:2])).astype(np.float16)
         blocks[..., at : at + 2] = drawn[..., None].view(np.uint8)
     return blocks.reshape(rows, -1)

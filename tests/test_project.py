@@ -80,7 +80,7 @@ LAYERS = (
     {"outputs"},
     {"llm"},
     {"admission"},
-    {"engine_thread", "explain"},
+    {"engine_thread", "explain", "moderation"},
     {"async_llm"},
     {"testing", "verification"},
     {"bench", "server"},

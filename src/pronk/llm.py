@@ -10,7 +10,7 @@ from pronk.arrays import Array
 from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_integer
 from pronk.drafters import Drafter, Proposer, Target, make_drafter
-from pronk.engine.loading import EngineSource, load_engine
+from pronk.engine.loading import EngineSource, load_engine, prefill_size
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
@@ -67,7 +67,7 @@ class LLM:
         prompt_cache: str | Path | None = None,
         prompt_cache_size: str | int | None = None,
         max_batch: int = 16,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | Literal["window"] = 512,
         threads: int | None = None,
         workers: int = 1,
         parallel: str = "tree",
@@ -101,7 +101,7 @@ class LLM:
             prompt_cache: folder that keeps these blocks for later processes, too. It includes ``prefix_cache``.
             prompt_cache_size: maximum size of these blocks, by default "4GiB"; the least recently used are deleted.
             max_batch: maximum number of requests per forward pass, 1..1024.
-            prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192.
+            prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192; "window": the sliding window.
             threads: number of CPU threads per process; ``None``: that of cores, divided by ``workers``.
             workers: number of processes that compute the model, 1..64. They share this machine's cores, and end with
                 :meth:`close` or the deletion of this object. Under ``torchrun``, its processes compute the model: in
@@ -120,7 +120,6 @@ class LLM:
         Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option is out of range.
         """
         check_integer("max_batch", max_batch, 1, 1024)
-        check_integer("prefill_chunk", prefill_chunk, 16, 8192)
         set_threads(threads, workers, divide=not is_launched(workers))
         check_choice("budget", budget, ("auto", "all"))
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
@@ -128,6 +127,7 @@ class LLM:
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
         self.config = read_config(self.path, opened, context)
+        num_prefilled = prefill_size(prefill_chunk, self.config)
         self.adapters = Adapters(adapters, self.config, workers)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
         self.calibration = AcceptanceFile.open(calibration, self.path)
@@ -150,7 +150,7 @@ class LLM:
             parallel=parallel,
             progress=progress,
             max_batch=max_batch,
-            prefill_chunk=prefill_chunk,
+            prefill_chunk=num_prefilled,
             budget=budget == "auto",
             tokenizer=self.tokenizer,
             acceptance_stats=self.calibration.stats,

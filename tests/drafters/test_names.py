@@ -87,6 +87,7 @@ def test_options_may_be_part_of_the_name() -> None:
         ("threshold(lowest=0.5, highest=0.4)", "threshold: lowest: expected at most highest = 0.4, found 0.5"),
         ("threshold(threshold=0.01)", "threshold: threshold: expected a number in 0.05..0.95, found 0.01"),
         ("cape(sizes='big')", "cape: sizes: expected one of paper, fine, found"),
+        ("cape(sizes=0)", r"cape: sizes: expected an integer in 1\.\.16, found 0"),
         (
             "beam(draft_model, draft_model)",
             "beam: expected draft_model, glide or vanilla alone, found draft_model, ",
@@ -135,6 +136,8 @@ def test_options_may_be_part_of_the_name() -> None:
         ("lookahead(ngram=3)", "lookahead: expected no ngram with window="),
         ("lookahead(guesses=1)", "lookahead: expected no guesses with window="),
         ("lookahead(window=3, ngram=1)", "lookahead: ngram"),
+        ("lookahead(window=33, ngram=5)", r"lookahead: expected window \* \(ngram - 1\) of at most 128, found 132"),
+        ("lookahead(warm_up='slow')", "lookahead: warm_up: expected one of grow, random, found 'slow'"),
         ("multi_token(num_tokens=0)", r"num_tokens: expected an integer in 1\.\.63, found 0"),
         ("auto(num_nodes=0)", "auto: num_nodes"),
         ("auto(bundled=2)", "auto: bundled"),

@@ -58,6 +58,7 @@ SPECS: dict[str, str] = {
     "vanilla": trained_glide.spec("vanilla"),
 }
 COMPOSED = {
+    "lookahead, filled": "lookahead(window=4, ngram=3, guesses=5, warm_up='random')",
     "auto": f"auto({SPECS['cape']}, {SPECS['medusa']})",
     "cape of kangaroo": f"cape({SPECS['kangaroo']})",
     "eagle3 tree": trained_eagle.spec(num_tokens=3, num_nodes=12, beam=3),

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from checkpoints import MakeCheckpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import text, texts, total
 from oracle import dense_logits
+from pronk import LLM
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.errors import CacheFullError
+from pronk.errors import CacheFullError, OptionError
 from pronk.sampling.params import SamplingParams
 from softmax import log_softmax
 from tiny_models import make_engine, make_request, run, run_alone, samples, tiny_decoder, tiny_module
@@ -104,3 +106,21 @@ def test_windows_equal_a_dense_reference(windows: tuple[int | None, ...]) -> Non
         token = request.tokens[place + 1]
         assert report[token] == pytest.approx(float(want[place, token]), abs=1e-4)
     assert request.output == want[599:-1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("window", "chunk"), [(40, 40), (5, 16)])
+def test_chunks_of_the_window(window: int, chunk: int, checkpoint: MakeCheckpoint) -> None:
+    """``prefill_chunk="window"`` prefills one window per forward pass, at least 16 tokens, and changes no token."""
+    folder, params = checkpoint("mistral", sliding_window=window), SamplingParams(max_tokens=24, ignore_eos=True)
+    prompt = [5 + place % 90 for place in range(100)]
+    plain, windowed = (LLM(folder, prefill_chunk=size, threads=1) for size in (512, "window"))
+    assert windowed.engine.scheduler.prefill_chunk == chunk
+    steps = list[int]()
+    found = windowed.generate(prompt, params, drafter="autoregressive", progress=lambda done, _: steps.append(done))
+    assert found.token_ids == plain.generate(prompt, params).token_ids
+    assert len(steps) == -(-100 // chunk) + 23  # the last chunk gives the first of the 24 tokens
+
+
+def test_chunks_of_a_window_that_no_layer_has(checkpoint: MakeCheckpoint) -> None:
+    with pytest.raises(OptionError, match="prefill_chunk: expected a model with a sliding window, found none"):
+        LLM(checkpoint("llama"), prefill_chunk="window")

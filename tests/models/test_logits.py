@@ -90,7 +90,7 @@ PARTIAL_LONGROPE = LONGROPE | {"hidden_size": 96, **longrope(12, attention_facto
 CASES = [
     Case("grouped", "llama", {}),
     Case("one head each", "llama", {"num_key_value_heads": 6}),
-    Case("one shared head", "llama", {"num_key_value_heads": 1}),
+    Case("multi-query attention, one KV head", "llama", {"num_key_value_heads": 1}),
     Case("a single head", "llama", {"num_attention_heads": 1, "num_key_value_heads": 1}),
     Case("tied", "llama", {"tie_word_embeddings": True}),
     Case("attention bias", "llama", {"attention_bias": True}),

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _DEFAULT_DRAFTERS = ["auto"]  # a list, as typer requires; never modified
-_REPLAY_OPTIONS = ("replay", "as_json", "markdown", "report")  # the options that may be given with --replay
+# The options that may be given with --replay; and with --moderation, besides those of the model.
+_REPLAY_OPTIONS = ("replay", "as_json", "markdown", "report")
+_MODERATION_OPTIONS = ("moderation", "as_json", "markdown", "model")
 
 _what, _how = panel("What to measure"), panel("How to measure")
 _peers, _output = panel("Other engines", show_default=False), panel("Output", show_default=False)
@@ -131,6 +133,14 @@ def bench(
     replay: Annotated[
         Path | None, _output("Show the results of a trace again, without measuring.", metavar="FILE")
     ] = None,
+    moderation: Annotated[
+        Path | None,
+        _what(
+            "Measure moderation instead of drafters: JSON lines with text, and categories or flagged.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Measure the gain of speculative decoding on your models and your prompts.
 
@@ -146,6 +156,8 @@ def bench(
     pronk bench --data suites --suite humaneval --suite gsm8k --limit 10 --peer transformers --json figures.json
 
     pronk bench --replay run.jsonl --report out
+
+    pronk bench --moderation texts.jsonl --model ./checkpoint
     """
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
@@ -153,10 +165,14 @@ def bench(
         msg = "resume: expected --trace FILE with it, found none; name the trace to continue"
         raise OptionError(msg)
     if replay is not None:
-        _refuse_ignored(command)
+        _refuse_ignored(command, "replay", _REPLAY_OPTIONS)
         from pronk.bench.records import read_trace
 
         outputs.deliver(read_trace(replay))
+        return
+    if moderation is not None:
+        _refuse_ignored(command, "moderation", (*_MODERATION_OPTIONS, *load.keywords))
+        _moderate(load, model or [], moderation, outputs)
         return
     from pronk.bench.run import run
     from pronk.hub.resolve import DEFAULT_MODEL
@@ -192,12 +208,34 @@ def bench(
         raise PromptError(msg)
 
 
-def _refuse_ignored(command: typer.Context) -> None:
-    """Raise OptionError if the command line has an option that ``--replay`` would ignore."""
+def _refuse_ignored(command: typer.Context, mode: str, known: Sequence[str]) -> None:
+    """Raise OptionError for an option that ``mode``, ``replay`` or ``moderation``, would ignore."""
     for name in given_options(command):
-        if name not in _REPLAY_OPTIONS:
-            msg = f"replay: expected only options of the output, found --{name.replace('_', '-')}"
+        if name not in known:
+            kinds = "the output" if mode == "replay" else "the model, --json and --markdown"
+            msg = f"{mode}: expected only options of {kinds}, found --{name.replace('_', '-')}"
             raise OptionError(msg)
+
+
+def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: Outputs) -> None:
+    """Measure moderation with each model, and write the results."""
+    from pronk.bench.moderation import evaluate, read_cases
+    from pronk.bench.outputs import STDOUT
+
+    cases, results = read_cases(path), []
+    with ExitStack() as stack:
+        status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
+        for values in [[name] for name in models] or [list[str]()]:
+            llm = load(None, model=values, drafter="autoregressive")
+            results.append(evaluate(llm, cases, partial(status, "moderation")))
+            llm.close()
+    tables = "\n".join(result.to_markdown() for result in results)
+    document = {"format": "pronk-moderation/1", "file": path.name, "models": [each.to_dict() for each in results]}
+    if outputs.document not in (None, STDOUT):
+        outputs.document.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    if outputs.markdown is not None:
+        outputs.markdown.write_text(tables, encoding="utf-8")
+    typer.echo(tables if outputs.document != STDOUT else json.dumps(document))
 
 
 def _choose_peers(names: list[str] | None, models: Sequence[str] | None, *, with_draft: bool) -> "tuple[PeerSpec, ...]":

@@ -109,8 +109,8 @@ def serve(
     require_extra("serve", "serve", *SERVER_MODULES)
     from pronk.cli.served_models import open_models
     from pronk.hub.cache import model_label
+    from pronk.moderation import MODERATION_TEMPLATE, ModerationPrompt
     from pronk.parallel.worker_group import check_launched, is_launched
-    from pronk.server.guardrails import MODERATION_TEMPLATE, ModerationPrompt
     from pronk.server.model_pool import ModelPool
     from pronk.server.run import Server, check_free
     from pronk.server.service import Service

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import INT8, DType
+from pronk.checks import check_integer
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine
+from pronk.errors import OptionError
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.prompt_cache import PromptCache
@@ -26,7 +28,7 @@ from pronk.speculation.proposer import Drafter
 if TYPE_CHECKING:
     from pronk.parallel.processes import WorkerGroup
 
-__all__ = ["EngineSource", "LoadedEngine", "load_engine"]
+__all__ = ["EngineSource", "LoadedEngine", "load_engine", "prefill_size"]
 
 
 class EngineSource(NamedTuple):
@@ -48,6 +50,24 @@ class LoadedEngine(NamedTuple):
     proposers: ProposerCache
     workers: SingleProcess | WorkerGroup
     prompt_cache: PromptCache | None
+
+
+def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
+    """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
+
+    Chunks of one window are those of Mistral 7B (Jiang et al. 2023, figure 3): a chunk then sees itself and the chunk
+    before it.
+
+    Raises:
+        OptionError: the number is not in 16..8192, or no layer has a sliding window.
+    """
+    if prefill_chunk != "window":
+        return check_integer("prefill_chunk", prefill_chunk, 16, 8192)
+    windows = [size for size in config.windows if size is not None]
+    if not windows:
+        msg = "prefill_chunk: expected a model with a sliding window, found none; give a number in 16..8192"
+        raise OptionError(msg)
+    return min(max(16, *windows), 8192)
 
 
 def load_engine(  # noqa: PLR0913 - independent options

@@ -19,8 +19,8 @@ from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
 from pronk.llm import LLM
 from pronk.models.checkpoint import open_checkpoint
 from pronk.models.loader import parse_dtype, read_config
+from pronk.moderation import MODERATION_TEMPLATE, ModerationPrompt
 from pronk.quantization.gguf.checkpoint import is_gguf
-from pronk.server.guardrails import MODERATION_TEMPLATE, ModerationPrompt
 from pronk.server.metrics import Metrics
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings

@@ -16,12 +16,13 @@ from uuid import uuid4
 from pronk import __version__
 from pronk.arrays import Array
 from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
+from pronk.moderation import ModerationPrompt
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.adapter_names import AdapterNames
 from pronk.server.drafter_rules import DrafterRules
 from pronk.server.errors import ApiError, to_api_error
-from pronk.server.guardrails import ModerationPrompt, add_system_prompt, has_system_role
+from pronk.server.guardrails import add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
 from pronk.server.protocol.chat import template_messages
 from pronk.server.protocol.completions import CompletionRequest
@@ -32,7 +33,6 @@ from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextReq
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
 from pronk.server.served_engine import ServedEngine
 from pronk.server.settings import ServerSettings
-from pronk.tokenization.chat.messages import thinking_options
 
 __all__ = ["Service"]
 
@@ -127,20 +127,18 @@ class Service:
     async def moderate(
         self, request: ModerationRequest, tenant: str = "", *, arrived: float | None = None
     ) -> dict[str, Any]:
-        """Return the probability of each moderation category; see :mod:`pronk.server.guardrails`."""
+        """Return the probability of each moderation category; see :mod:`pronk.moderation`."""
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
             texts, kind = request.texts, request.kind or "prompt"
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
-            messages = self.moderation_prompt.messages
-            options = thinking_options("none")  # the first token of the answer is a category
+            messages, options = self.moderation_prompt.messages, self.moderation_prompt.options
             prompts = await self._run_in_pool(
                 lambda: [self._chat_ids(messages(text, kind), options=options) for text in texts]
             )
-            letter_ids = tuple(self.moderation_prompt.letter_ids().values())
-            params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True)
+            params = self.moderation_prompt.params
             texts_request = TextRequest.model_validate({"model": request.model})
             async with aclosing(self._steps(prompts, params, texts_request, tenant, start)) as steps:
                 async for pieces in steps:

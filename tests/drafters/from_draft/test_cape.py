@@ -56,9 +56,11 @@ def below(value: float) -> float:
         ("fine", 0.95, 3),
         ("fine", below(1.0), 3),
         ("fine", 1.0, 1),
+        (4, 1e-6, 4),
+        (4, 1.0, 4),
     ],
 )
-def test_the_number_of_siblings_falls_with_the_confidence(sizes: str, confidence: float, count: int) -> None:
+def test_the_number_of_siblings_falls_with_the_confidence(sizes: str | int, confidence: float, count: int) -> None:
     drafter = bind(Cape((Scripted((drafted(1, confidence, *OTHERS, vocab=50),)),), sizes=sizes))
     (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
     assert tree.tokens == (0, 1, *OTHERS[:count])

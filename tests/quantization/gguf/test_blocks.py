@@ -5,11 +5,14 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 
-from gguf_files import QUANTIZED, SCALES, decode, random_blocks
+from gguf_files import CONVERTED, QUANTIZED, SCALES, decode, random_blocks
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf import blocks
 from pronk.quantization.gguf.blocks import BLOCKS, PACKED_BLOCKS, unpack
 from pronk.quantization.gguf.layout import TENSOR_TYPES, TensorType
+
+KINDS = pytest.mark.parametrize("kind", [*QUANTIZED, *CONVERTED])
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q2_K": 4, "Q3_K": 4}  # the others: 8
 
 
 def type_of(kind: str) -> TensorType:
@@ -27,7 +30,7 @@ def same_bits(found: QuantizedMatrix, expected: np.ndarray) -> bool:
 
 
 def test_all_types_are_here() -> None:
-    assert set(BLOCKS) == {*QUANTIZED, "MXFP4"}
+    assert set(BLOCKS) == {*QUANTIZED, *CONVERTED, "MXFP4"}
     assert set(QUANTIZED) == PACKED_BLOCKS
 
 
@@ -40,17 +43,31 @@ def test_blocks_with_a_power_of_two_as_scale() -> None:
     assert same_bits(found, decode("MXFP4", stored))
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+@KINDS
 def test_bits_equal_those_of_gguf(kind: str) -> None:
     for seed in range(4):
         stored = random_blocks(kind, 7, 512, seed)
         found = unpacked(kind, stored)
-        assert found.group == (16 if kind == "Q6_K" else 32)
-        assert found.bits == (4 if kind.startswith("Q4") else 8)
+        assert found.group == (16 if kind in ("Q2_K", "Q3_K", "Q6_K") else 32)
+        assert found.bits == BITS.get(kind, 8)
         assert same_bits(found, decode(kind, stored))
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+def test_every_scale_of_q2_k_and_q3_k() -> None:
+    """All 256 bytes of scales and minima of Q2_K, all 64 scales of Q3_K in each of their sixteen places."""
+    two = random_blocks("Q2_K", 256, 256, 0)
+    two[:, :16] = np.arange(256)[:, None]
+    assert same_bits(unpacked("Q2_K", two), decode("Q2_K", two))
+    three = random_blocks("Q3_K", 64, 256, 0)
+    three[:, 96:104] = (np.arange(64) % 16 * 17)[:, None]
+    three[:, 104:108] = (np.arange(64) // 16 * 85)[:, None]
+    found = unpacked("Q3_K", three)
+    factor = three[:, 108:].copy().view(np.float16).astype(np.float32)
+    assert np.array_equal(found.scale, factor * (np.arange(64, dtype=np.float32)[:, None] - 32) + np.zeros((1, 16)))
+    assert same_bits(found, decode("Q3_K", three))
+
+
+@KINDS
 def test_scales_of_any_size(kind: str) -> None:
     """Finite float16 scales, also subnormal, negative and zero."""
     _, size = GGML_QUANT_SIZES[Type[kind]]
@@ -62,7 +79,7 @@ def test_scales_of_any_size(kind: str) -> None:
     assert same_bits(unpacked(kind, stored), decode(kind, stored))
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+@KINDS
 def test_rows_in_another_order_and_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = random_blocks(kind, 37, 256, 5)
     order = np.random.default_rng(0).permutation(37)
@@ -71,13 +88,13 @@ def test_rows_in_another_order_and_in_parts(kind: str, monkeypatch: pytest.Monke
     assert same_bits(found, decode(kind, stored)[order])
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+@KINDS
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_scales_that_are_not_finite(kind: str, bad: float) -> None:
     stored = random_blocks(kind, 3, 256, 0)
     at = SCALES.get(kind, (0,))[-1]
     stored[1, at : at + 2] = np.frombuffer(np.float16(bad).tobytes(), np.uint8)
-    if kind == "Q6_K":
-        stored[1, 192:208] = 1
+    if kind in ("Q2_K", "Q3_K", "Q6_K"):  # no scale of 0, whose product with infinity would be NaN either way
+        stored[1, {"Q2_K": slice(0, 16), "Q3_K": slice(96, 108), "Q6_K": slice(192, 208)}[kind]] = 17
     with pytest.raises(ValueError, match="finite"):
         unpacked(kind, stored)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from checkpoints import MakeCheckpoint, transformers_logits
-from gguf_files import LLAMA3, QUANTIZED, convert, random_blocks
+from gguf_files import CONVERTED, LLAMA3, QUANTIZED, convert, random_blocks
 from models.test_loader import load, refuse
 from models.test_quantized_loading import TEXT, assert_explained
 from pronk import LLM, SamplingParams
@@ -43,7 +43,7 @@ def logits(path: Path) -> Array:
     return text_logits(load(path), TOKENS)
 
 
-@pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED, "MXFP4"])
+@pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED, *CONVERTED, "MXFP4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_bits_equal_those_of_the_dequantized_model(
     family: str, kind: str, checkpoint: MakeCheckpoint, tmp_path: Path
@@ -143,7 +143,7 @@ def test_rows_of_queries_are_permuted_and_those_of_values_are_not(checkpoint: Ma
     assert not np.array_equal(stored[source._row_order(name)], stored)
 
 
-@pytest.mark.parametrize("kind", [*QUANTIZED, "MXFP4", "mixed"])
+@pytest.mark.parametrize("kind", [*QUANTIZED, *CONVERTED, "MXFP4", "mixed"])
 def test_kernels_differ_by_the_rounding_of_inputs(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     twin = tmp_path / "twin"
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", MIXED if kind == "mixed" else kind, twin=twin)
@@ -260,7 +260,7 @@ REFUSED = [
     *(
         (replaced("output.weight", random_blocks(kind, 300, 256, 0), kind),
          f"tensor output.weight: expected F32, .*MXFP4, found {kind}; use a Q4_K_M or Q8_0 file of this model, or")
-        for kind in ("Q2_K", "Q3_K", "IQ4_XS", "TQ2_0")
+        for kind in ("IQ2_XS", "IQ3_S", "IQ4_XS", "TQ2_0")
     ),
 ]  # fmt: skip
 

@@ -135,10 +135,14 @@ class GlideKind(DrafterKind):
     """
 
     layers: Annotated[int, model_option(_LAYERS)] = 1
-    hidden: Annotated[int, model_option("Hidden size.")] = 192
-    heads: Annotated[int, model_option("Heads of the self-attention.")] = 6
-    kv_heads: Annotated[int, model_option("Key/value heads of the self-attention.")] = 2
-    mlp: Annotated[int, model_option("Width of the gated MLP.")] = 512
+    hidden: Annotated[
+        int | None, model_option("Hidden size.", show_default="a third of the target's, at least 192")
+    ] = None
+    heads: Annotated[int | None, model_option("Heads of the self-attention.", show_default="of 32 dimensions")] = None
+    kv_heads: Annotated[
+        int | None, model_option("Key/value heads of the self-attention.", show_default="a third of the heads")
+    ] = None
+    mlp: Annotated[int | None, model_option("Width of the gated MLP.", show_default="8/3 of the hidden size")] = None
     block: Annotated[
         int | None,
         model_option("Tokens per block in training; a token reads the cache of earlier blocks.", show_default="5"),
@@ -161,9 +165,10 @@ class GlideKind(DrafterKind):
         from pronk.drafters.from_target.modules.glide import GlideShape
         from pronk.train.glide import GlideStudent, VanillaStudent
 
-        sizes = (self.layers, self.hidden, self.heads, self.kv_heads, self.mlp)
+        sizes = (self.hidden, self.heads, self.kv_heads, self.mlp)
         block = 5 if self.block is None else self.block
-        shape = GlideShape(*sizes, block, cross=not self.vanilla, cache_layer=self.cache_layer)
+        more: dict[str, Any] = {"block": block, "cross": not self.vanilla, "cache_layer": self.cache_layer}
+        shape = GlideShape.of_target(config, self.layers, *sizes, **more)
         shape.cache_layers(config)
         student = VanillaStudent if self.vanilla else GlideStudent
         return student, StudentOptions(**settings(config.context), shape=shape)

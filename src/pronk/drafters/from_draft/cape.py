@@ -2,7 +2,8 @@
 
 At each position of a chain the drafter has a probability for every token of the vocabulary. The ``K`` likeliest tokens
 other than the chain's token become siblings of that token, and the target verifies them too. ``K`` depends on the
-drafter's confidence: by this table, or with ``sizes="fine"`` by that of appendix A, which has a row per 0.1 ::
+drafter's confidence: by this table, or with ``sizes="fine"`` by that of appendix A, which has a row per 0.1. With
+``sizes=4``, K is always 4: the ablation of section 5.4 ::
 
     confidence   (0, 0.3]   (0.3, 0.6]   (0.6, 0.8]   (0.8, 1]
     K                7           5            3           1
@@ -55,19 +56,23 @@ class Cape(Wrapper):
 
     Attributes:
         parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
-        sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of appendix A.
+        sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of appendix A. A number
+            in 1..16 is K at every confidence.
         max_nodes: most draft tokens of a tree, 1..127; siblings of the chain's last tokens are left out first.
     """
 
     name = "cape"
     proposes_tree = True  # a chain with siblings is a tree
 
-    sizes: str = "paper"
+    sizes: str | int = "paper"
     max_nodes: int = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIBLING_COUNTS))
+        if isinstance(self.sizes, str):
+            check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIBLING_COUNTS))
+        else:
+            check_integer(f"{self.name}: sizes", self.sizes, 1, 16)
         check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
     @property
@@ -116,9 +121,14 @@ class CapeProposer(WrapperProposer[None]):
         probs = None if chain_probs is None else chain_probs + (None,) * (len(tokens) - len(chain_probs))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
+    def _num_siblings(self, confidence: float) -> int:
+        """Return K, the number of siblings of a draft token."""
+        sizes = self.options.sizes
+        return sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](confidence)
+
     def _siblings(self, draft_token: DraftToken, max_siblings: int) -> list[tuple[int, float]]:
         """Return up to K siblings of ``draft_token``, likeliest first, as pairs (token id, probability)."""
-        count = min(max_siblings, _SIBLING_COUNTS[self.options.sizes](draft_token.confidence))
+        count = min(max_siblings, self._num_siblings(draft_token.confidence))
         if count <= 0:
             return []
         likeliest = draft_token.top_tokens(count + 1)  # one more than needed: the chain's own token may be among them

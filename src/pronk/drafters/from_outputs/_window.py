@@ -73,6 +73,14 @@ class Window:
         """Largest depth of a node of :meth:`tree`."""
         return len(self.rows[0]) + len(self.rows) - 2
 
+    @classmethod
+    def filled(cls, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
+        """Return a window of N - 1 rows of scattered tokens of the prompt (algorithm 2, line 4)."""
+        width = shape.window
+        cells = [initial_draft_token(prompt, position + cell) for cell in range(width * (shape.ngram - 1))]
+        cells[0] = root
+        return cls(position, tuple(tuple(cells[start : start + width]) for start in range(0, len(cells), width)))
+
     def shift_to(self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
         """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``.
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from pronk.checks import check_flag, check_integer
+from pronk.checks import check_choice, check_flag, check_integer
 from pronk.drafters.from_outputs._likeliest import top_tokens
 from pronk.drafters.from_outputs._window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.shared.rank_tree import MAX_NODES
@@ -94,6 +94,10 @@ class Lookahead(Drafter):
         use_prompt: whether n-grams of the request's text (prompt and output) are added to the pool.
         shared: whether all requests share one pool.
         max_ngrams: maximum number of n-grams in a pool, 1..1048576; :class:`NgramPool` describes the eviction.
+        warm_up: ``"grow"`` starts with row 0 and adds a row of outputs per forward pass. ``"random"`` fills all N - 1
+            rows with tokens of the prompt at once, as the paper does: n-grams are found from the first forward pass on,
+            but those of the first N - 1 passes contain random tokens, and these passes compute more rows. With W = 1
+            the column never recovers from its random tokens.
     """
 
     name = "lookahead"
@@ -104,6 +108,7 @@ class Lookahead(Drafter):
     use_prompt: bool = True
     shared: bool = False
     max_ngrams: int = 65536
+    warm_up: Literal["grow", "random"] = "grow"
 
     def __post_init__(self) -> None:
         for option, value, minimum, maximum in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
@@ -126,6 +131,7 @@ class Lookahead(Drafter):
         check_flag(f"{self.name}: use_prompt", self.use_prompt)
         check_flag(f"{self.name}: shared", self.shared)
         check_integer(f"{self.name}: max_ngrams", self.max_ngrams, 1, 1048576)
+        check_choice(f"{self.name}: warm_up", self.warm_up, ("grow", "random"))
 
     def bind(self, target: Target) -> LookaheadProposer:
         """Return the proposer for the target."""
@@ -197,8 +203,11 @@ class LookaheadProposer(Proposer[LookaheadState]):
         if not shape.window:
             return None
         root, position = context.tokens[-1], len(context.tokens) - 1
-        old_window = context.state.window or Window(position, ())
-        window = old_window.shift_to(position, root, shape, context.state.prompt)
+        old_window, prompt = context.state.window, context.state.prompt
+        if old_window is None:
+            grows = self.options.warm_up == "grow"
+            old_window = Window(position, ()) if grows else Window.filled(position, root, shape, prompt)
+        window = old_window.shift_to(position, root, shape, prompt)
         fits = window.depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 

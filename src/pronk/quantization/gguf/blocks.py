@@ -2,15 +2,18 @@
 
 A GGUF block holds the codes of 32 or 256 consecutive weights of a row, with their scales. Functions such as
 :func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., weights of a block]``, scales ``[...,
-groups]``, and minima ``[..., groups]`` or ``None``. 5-bit and 6-bit codes become 8-bit codes. Codes of formats without
-minima are shifted to a zero point of 8 (4-bit codes) or 128; the floats of MXFP4 become 5-bit codes with a zero point
-of 16. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp. Bytes of a block, in
-order (scale and minimum are float16)::
+groups]``, and minima ``[..., groups]`` or ``None``. 2-bit and 3-bit codes become 4-bit codes; 5-bit and 6-bit codes,
+and the integers that IQ4_NL's codes stand for, become 8-bit codes. Codes of formats without minima are shifted to a
+zero point of 8 (4-bit codes) or 128; the floats of MXFP4 become 5-bit codes with a zero point of 16. Source:
+``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp. Bytes of a block, in order (scale and minimum are float16)::
 
     MXFP4  exponent of the scale 1, nibbles 16
     Q8_0  scale 2, codes 32                     Q5_0  scale 2, high bits 4, nibbles 16
     Q4_0  scale 2, nibbles 16                   Q5_1  scale 2, minimum 2, high bits 4, nibbles 16
     Q4_1  scale 2, minimum 2, nibbles 16        Q6_K  nibbles 128, high bits 64, scales 16, factor 2
+    IQ4_NL  scale 2, nibbles 16
+    Q2_K  4-bit scales and minima 16, codes 64, factors 4
+    Q3_K  high bits 32, codes 64, 6-bit scales 12, factor 2
     Q4_K  factors 4, 6-bit scales and minima 12, nibbles 128
     Q5_K  factors 4, 6-bit scales and minima 12, high bits 32, nibbles 128
 """
@@ -23,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from pronk.arrays import FLOAT16, FLOAT32, INT8, Array
+from pronk.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from pronk.quantization.formats.mxfp4 import MXFP4_CODES, mxfp4_scale
 from pronk.quantization.gguf.layout import TensorType
@@ -34,6 +37,11 @@ Unpacked = tuple[Array, Array, Array | None]  # codes, scales, and minima or Non
 
 # Number of bytes of a file that are converted at a time; the temporary arrays need a few times as much memory.
 _CHUNK_BYTES = 1 << 20
+
+# Integers that the codes 0 .. 15 of IQ4_NL stand for, plus the zero point (``kvalues_iq4nl`` of llama.cpp).
+_IQ4_NL_CODES = np.array(
+    [128 + value for value in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)], UINT8
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +119,18 @@ def _unpack_nibbles(stored: Array, run: int) -> Array:
     return np.stack((runs & 15, runs >> 4), axis=-2).reshape(*stored.shape[:-1], -1)
 
 
+def _unpack_two_bits(stored: Array) -> Array:
+    """Unpack 2-bit codes: of each 32 bytes first all bits 0 and 1, then bits 2 and 3, and so on."""
+    runs = stored.reshape(*stored.shape[:-1], -1, 1, 32)
+    return (runs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(*stored.shape[:-1], -1)
+
+
+def _unpack_bit_planes(stored: Array) -> Array:
+    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, and so on."""
+    planes = stored[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return planes.reshape(*stored.shape[:-1], -1)
+
+
 def _unpack_bits(stored: Array) -> Array:
     """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``, the lowest first."""
     return np.unpackbits(stored, axis=-1, bitorder="little")
@@ -160,29 +180,41 @@ def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
     return scale_factor * scales, -(minimum_factor * minima)  # llama.cpp subtracts the minimum; QuantizedMatrix adds it
 
 
+def _q2_k(blocks: Array) -> Unpacked:
+    scales, minima = blocks[..., :16] & 15, blocks[..., :16] >> 4
+    factors = _to_float32(blocks[..., 80:])
+    return _unpack_two_bits(blocks[..., 16:80]), factors[..., :1] * scales, -(factors[..., 1:] * minima)
+
+
+def _q3_k(blocks: Array) -> Unpacked:
+    codes = _unpack_two_bits(blocks[..., 32:96]) | _unpack_bit_planes(blocks[..., :32]) << 2
+    # Bytes 96 .. 103 hold the low 4 bits of the sixteen scales, bytes 104 .. 107 the high 2 bits.
+    low, high = blocks[..., 96:104], blocks[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    scales = np.concatenate((low & 15, low >> 4), axis=-1) | high.reshape(*blocks.shape[:-1], 16) << 4
+    return codes + (8 - 4), _to_float32(blocks[..., 108:]) * (scales.astype(FLOAT32) - 32), None
+
+
 def _q4_k(blocks: Array) -> Unpacked:
     return _unpack_nibbles(blocks[..., 16:], 32), *_unpack_k_scales(blocks)
 
 
 def _q5_k(blocks: Array) -> Unpacked:
-    # Bit g of byte 16 + i is the high bit of the code of input i in group g (of 32 inputs).
-    high = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     codes = _unpack_nibbles(blocks[..., 48:], 32)
-    return codes | high.reshape(codes.shape) << 4, *_unpack_k_scales(blocks)
+    return codes | _unpack_bit_planes(blocks[..., 16:48]) << 4, *_unpack_k_scales(blocks)
 
 
 def _q6_k(blocks: Array) -> Unpacked:
-    # Bits 2r and 2r + 1 of byte 128 + 32h + i are the high bits of the code of input 128h + 32r + i (h < 2, r < 4).
-    halves = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32)
-    high = halves >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    codes = _unpack_nibbles(blocks[..., :128], 64)
-    codes |= high.reshape(codes.shape) << 4
+    codes = _unpack_nibbles(blocks[..., :128], 64) | _unpack_two_bits(blocks[..., 128:192]) << 4
     scales = np.ascontiguousarray(blocks[..., 192:208]).view(INT8).astype(FLOAT32)
     return codes + (128 - 32), _to_float32(blocks[..., 208:]) * scales, None
 
 
 def _mxfp4(blocks: Array) -> Unpacked:
     return MXFP4_CODES[_unpack_nibbles(blocks[..., 1:], 16)], mxfp4_scale(blocks[..., :1]), None
+
+
+def _iq4_nl(blocks: Array) -> Unpacked:
+    return _IQ4_NL_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
 
 
 # Supported types of GGUF blocks: converter, bits per code, weights per scale.
@@ -192,10 +224,13 @@ BLOCKS = {
     "Q4_1": _BlockFormat(_q4_1, 4, 32),
     "Q5_0": _BlockFormat(_q5_0, 8, 32),
     "Q5_1": _BlockFormat(_q5_1, 8, 32),
+    "IQ4_NL": _BlockFormat(_iq4_nl, 8, 32),
+    "Q2_K": _BlockFormat(_q2_k, 4, 16),
+    "Q3_K": _BlockFormat(_q3_k, 4, 16),
     "Q4_K": _BlockFormat(_q4_k, 4, 32),
     "Q5_K": _BlockFormat(_q5_k, 8, 32),
     "Q6_K": _BlockFormat(_q6_k, 8, 16),
     "MXFP4": _BlockFormat(_mxfp4, 5, 32),
 }
 # Types whose blocks the kernels pack as they are; others are converted first.
-PACKED_BLOCKS = frozenset(BLOCKS) - {"MXFP4"}
+PACKED_BLOCKS = frozenset(BLOCKS) - {"IQ4_NL", "Q2_K", "Q3_K", "MXFP4"}

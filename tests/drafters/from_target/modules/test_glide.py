@@ -1,6 +1,7 @@
 """GLIDE's modules against the formulas, one row and one head at a time."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,21 @@ def made(target: DecoderModule, shape: GlideShape = SHAPE) -> GlideDecoderModule
         for parameter in module.parameters():
             parameter.normal_(0.0, 0.5, generator=generator)
     return module
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "sizes"),
+    [
+        (64, {}, (192, 6, 2, 512)),
+        (576, {}, (192, 6, 2, 512)),
+        (4096, {}, (1344, 42, 14, 3584)),
+        (4096, {"hidden": 256}, (256, 8, 8, 682)),
+        (576, {"hidden": 288, "heads": 3, "kv_heads": 3, "mlp": 100}, (288, 3, 3, 100)),
+    ],
+)
+def test_sizes_follow_the_target(target: int, given: dict[str, int], sizes: tuple[int, ...]) -> None:
+    shape = GlideShape.of_target(replace(tiny_config(), hidden_size=target), **given)
+    assert (shape.hidden, shape.heads, shape.kv_heads, shape.mlp) == sizes
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:

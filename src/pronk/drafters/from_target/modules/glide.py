@@ -14,6 +14,7 @@ the *vanilla* drafter, the paper's baseline.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pronk.architecture.config import ModelConfig, llama_config
 from pronk.drafters.from_target.modules.files import DrafterWeights
@@ -55,6 +56,30 @@ class GlideShape:
                 f"found hidden {self.hidden}, heads {self.heads}, kv-heads {self.kv_heads}"
             )
             raise OptionError(msg)
+
+    @classmethod
+    def of_target(
+        cls,
+        target: ModelConfig,
+        layers: int = 1,
+        hidden: int | None = None,
+        heads: int | None = None,
+        kv_heads: int | None = None,
+        mlp: int | None = None,
+        **more: Any,
+    ) -> GlideShape:
+        """Return the shape for a target; ``None`` is a size that follows from the others.
+
+        The hidden size is a third of the target's, at least 192. The paper's is the target's own (4096 for 7 billion
+        parameters, with a vocabulary of 32,000), but small models have large vocabularies: as wide as the target, the
+        draft's LM head alone would take a fifth of the time of SmolLM2-135M.
+        """
+        if hidden is None:  # a multiple of 96: three heads of 32 dimensions per key/value head
+            hidden = max(192, target.hidden_size // 3 // 96 * 96)
+        heads = max(1, hidden // 32) if heads is None else heads
+        if kv_heads is None:
+            kv_heads = heads if heads % 3 else heads // 3
+        return cls(layers, hidden, heads, kv_heads, hidden * 8 // 3 if mlp is None else mlp, **more)
 
     def cache_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """Return, for each draft layer, the number (from 1) of the target's layer that it attends to.

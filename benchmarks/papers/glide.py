@@ -1,0 +1,113 @@
+"""Tables and figures of GLIDE with a CAPE (Du et al. 2024) on one model, with the paper's figures beside ours.
+
+    python benchmarks/papers/glide.py MODEL.gguf --prompts spec_bench.jsonl --glide RUNS/glide --out results/glide
+    python benchmarks/papers/glide.py MODEL.gguf figure6 --prompts … --glide RUNS/glide --vanilla RUNS/vanilla
+
+    figure6   S and speed: GLIDE, its twin without cross-attention, CAPE, expansion by a fixed size (section 5.4),
+              beams of 4 and 8, Medusa
+    table3    milliseconds of drafting per step, of GLIDE, beams of 4 and 8, and CAPE
+    table4    tokens per second at batch sizes of 1 to 16: the same prompt several times, as in the paper
+
+``measuring.py`` describes the measurement of figure 6. Tables 3 and 4 are by the wall clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+from statistics import median
+
+from measuring import PLAIN, Part, Results, add_parts, markdown, run_parts
+from policy import make_parser, read_prompts
+
+from pronk import LLM, SamplingParams
+
+BATCHES = (1, 2, 4, 8, 16)
+ROUNDS = 3  # of table 4
+# Speeds over plain decoding in figure 6 are not in numbers; the text has these: 70.6 and 68.4 tokens per second.
+PAPER_FIXED = 68.4 / 70.6
+PAPER_DRAFTING = {"GLIDE": 5.3, "beam of 4": 10.9, "beam of 8": 14.8, "CAPE": 5.5}  # table 3, Vicuna-7B, ms
+PAPER_BATCHES = {1: (106.8, 54.6), 2: (216.4, 111.2), 4: (466.0, 223.6), 8: (868.0, 440.8), 16: (1699.2, 886.4)}
+DRAFT_LENGTH = 5  # γ of the paper
+
+
+def specs(options: argparse.Namespace) -> dict[str, str]:
+    """Return the drafters of figure 6 by name; without a folder, a drafter that needs it is left out."""
+    glide = f"glide(model={options.glide!r}, num_tokens={DRAFT_LENGTH})"
+    named = {"GLIDE": glide, "CAPE": f"cape({glide})", "CAPE, 4 siblings each": f"cape({glide}, sizes=4)"}
+    named |= {f"beam of {width}": f"beam({glide}, width={width}, num_tokens={DRAFT_LENGTH})" for width in (4, 8)}
+    if options.vanilla:
+        named["without cross-attention"] = f"vanilla(model={options.vanilla!r}, num_tokens={DRAFT_LENGTH})"
+    if options.medusa:
+        named["Medusa"] = f"medusa(model={options.medusa!r})"
+    return named
+
+
+def speed_table(results: Results, options: argparse.Namespace) -> str:
+    """Return figure 6: S and speed of each drafter."""
+    found = {name: results.of(spec) for name, spec in specs(options).items()}
+    rows = [[name, f"{each.per_pass:.2f}", each.speed] for name, each in found.items()]
+    ratio = found["CAPE, 4 siblings each"].over_plain[0] / found["CAPE"].over_plain[0]
+    text = f"\n\nFixed size over confidence: {ratio:.3f}. The paper: {PAPER_FIXED:.3f}."
+    return markdown(["drafter", "S", "× plain [90 %]"], rows) + text
+
+
+def drafting_table(_: Results, options: argparse.Namespace) -> str:
+    """Return table 3: the median over the prompts of the milliseconds of drafting per step."""
+    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
+    prompts = read_prompts(options.prompts, options.per_suite)
+    params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
+    for name, paper in PAPER_DRAFTING.items():
+        took = []
+        for prompt in prompts:
+            messages = [{"role": "user", "content": prompt.text}]
+            steps = llm.chat(messages, params, drafter=specs(options)[name]).stats.steps
+            took.append(1e3 * (steps[-1].draft_clock - steps[0].draft_clock) / max(1, len(steps) - 1))
+        own = median(took)
+        base = own if not rows else float(rows[0][1])
+        rows.append([name, f"{own:.2f}", f"{own / base:.2f}", f"{paper / PAPER_DRAFTING['GLIDE']:.2f}"])
+    return markdown(["drafter", "drafting, ms per step", "over GLIDE", "paper's, over GLIDE"], rows)
+
+
+def batch_table(_: Results, options: argparse.Namespace) -> str:
+    """Return table 4: tokens per second after the first token, in all, with GLIDE and without."""
+    llm = LLM(options.model, drafter=PLAIN, budget="all", max_batch=max(BATCHES), kernels=options.kernels)
+    prompt = read_prompts(options.prompts, 1)[0]
+    ids = llm.chat_ids([{"role": "user", "content": prompt.text}])
+    params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
+
+    def speed(drafter: str, batch: int) -> float:
+        steps = [done.stats.steps for done in llm.generate([ids] * batch, params, drafter=drafter)]
+        seconds = max(each[-1].clock for each in steps) - max(each[0].clock for each in steps)
+        return sum(step.tokens for each in steps for step in each[1:]) / seconds
+
+    for batch in BATCHES:
+        glide, plain = ([], [])
+        for _round in range(ROUNDS):
+            plain.append(speed(PLAIN, batch))
+            glide.append(speed(specs(options)["GLIDE"], batch))
+        ratios = median(glide) / median(plain), PAPER_BATCHES[batch][0] / PAPER_BATCHES[batch][1]
+        rows.append(
+            [batch, *(f"{speeds:.1f}" for speeds in (median(glide), median(plain))), *map("{:.2f}".format, ratios)]
+        )
+    return markdown(["batch", "GLIDE, tokens/s", "plain, tokens/s", "ratio", "paper's ratio"], rows)
+
+
+PARTS = {
+    "figure6": Part("Figure 6, and the ablation of CAPE", lambda options: [*specs(options).values()], speed_table),
+    "table3": Part("Table 3: the time of drafting", lambda _: [], drafting_table),
+    "table4": Part("Table 4: batches", lambda _: [], batch_table),
+}
+
+
+def main() -> None:
+    """Measure, and write the tables."""
+    parser = make_parser(__doc__ or "", per_suite=4)
+    add_parts(parser, PARTS)
+    parser.add_argument("--glide", required=True, help="folder of a trained GLIDE drafter")
+    parser.add_argument("--vanilla", help="folder of its twin without cross-attention (pronk train glide --vanilla)")
+    parser.add_argument("--medusa", help="folder of trained Medusa heads")
+    run_parts(parser, PARTS, parser.parse_intermixed_args(), "GLIDE with a CAPE: the paper's tables")
+
+
+if __name__ == "__main__":
+    main()

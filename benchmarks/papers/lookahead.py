@@ -1,0 +1,270 @@
+"""Tables and figures of lookahead decoding (Fu et al. 2024) on one model, with the paper's figures beside ours.
+
+    python benchmarks/papers/lookahead.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl --out results/lookahead
+    python benchmarks/papers/lookahead.py MODEL.gguf fit table3 --prompts spec_bench.jsonl --temperatures 0
+    python benchmarks/papers/lookahead.py MODEL.gguf table6 --prompts … --medusa RUNS/medusa --draft DRAFT.gguf
+
+All parts that are named are measured in one run, by default all:
+
+    fit       figure 4 and equations 5 and 7: S, tokens per forward pass, by W and N; α and f fitted to it; a plot
+    table3    both branches ablated: S and speed
+    sweep     speed by W, N and G
+    figure8   S, speed and time of a step by W, with N = 5
+    defaults  the paper's sizes (table 4) beside ours, and the window filled at once beside the growing one
+    table6    lookahead beside Medusa, a draft model, Jacobi and Gauss-Seidel decoding
+
+Windows have at most 128 rows; larger ones are refused. ``measuring.py`` describes the measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from measuring import PLAIN, Part, Results, add_parts, draw, markdown, ranks, run_parts
+from policy import make_parser
+
+PAPER_ALPHA, PAPER_F = 0.425, 3.106  # of figure 4b
+WINDOWS = {3: (1, 2, 4, 8, 16, 30), 4: (1, 2, 4, 8, 16, 20), 5: (1, 2, 4, 8, 15)}  # of figure 4a, by N
+
+# Table 3: (N, W, G), whether candidates come from the prompt as well, speed over plain decoding, S.
+TABLE3 = (
+    (10, 1, 3, True, 1.36, 1.45),
+    (5, 1, 10, True, 1.36, 1.51),
+    (5, 1, 30, False, 1.04, 1.12),
+    (5, 1, 30, True, 1.46, 1.59),
+    (5, 30, 1, False, 1.61, 1.79),
+    (5, 15, 15, False, 1.78, 1.96),
+    (5, 15, 15, True, 1.88, 2.05),
+)
+LOOKUP, LOOKUP_SPEED, LOOKUP_S = "prompt_lookup(num_tokens=10, num_chains=1)", 1.44, 1.55
+SWEEP = {"window": (1, 2, 5, 15), "ngram": (3, 4, 5), "guesses": (1, 5, 15)}
+FIGURE8 = (1, 2, 3, 5, 7, 10, 15)
+SIZES = {"34B": (7, 5), "13B": (10, 5), "7B": (15, 5)}  # table 4: W and N, G = W
+
+
+def lookahead(window: int, ngram: int, guesses: int | None = None, more: str = "") -> str:
+    """Return the drafter with W, N and G; G = W if ``None``."""
+    return f"lookahead(window={window}, ngram={ngram}, guesses={window if guesses is None else guesses}{more})"
+
+
+WITHOUT_PROMPT = ", use_prompt=False"
+
+
+def expected_best(alpha: float, gamma: int, b: int) -> float:
+    """Return ``(γ + 1) - Σ_{i=1..γ} (1 - α^i)^b`` (equation 5): tokens per step of the best of ``b`` chains.
+
+    The chains are independent, so ``(1 - α^i)^b`` is the probability that none has its first ``i`` tokens accepted.
+    """
+    return gamma + 1 - math.fsum((1 - alpha**i) ** b for i in range(1, gamma + 1))
+
+
+def expected_lookahead(alpha: float, f: float, window: int, ngram: int) -> float:
+    """Return ``(f - 1 + E) / f`` (equation 7) with ``b = W = G`` and ``γ = N - 1``: one step in ``f`` finds n-grams."""
+    return (f - 1 + expected_best(alpha, ngram - 1, window)) / f
+
+
+class Fit(NamedTuple):
+    """Parameters of equation 7 that fit measured S best by least squares."""
+
+    alpha: float
+    f: float
+    unexplained: float  # share of the variance of S
+
+
+def fit(points: Sequence[tuple[int, int, float]]) -> Fit:
+    """Fit α and f to points ``(W, N, S)``.
+
+    For a given α, ``S - 1 = (E - 1) / f`` is linear in ``1 / f``. α is searched in steps of 0.001.
+    """
+
+    def best(alpha: float) -> Fit:
+        gains = [expected_best(alpha, ngram - 1, window) - 1 for window, ngram, _ in points]
+        share = sum(gain * (s - 1) for gain, (*_, s) in zip(gains, points, strict=True)) / sum(g**2 for g in gains)
+        share = min(1.0, max(share, 1e-6))  # f is at least 1
+        error = sum((s - 1 - share * gain) ** 2 for gain, (*_, s) in zip(gains, points, strict=True))
+        mean = fmean(s for *_, s in points)
+        return Fit(alpha, 1 / share, error / sum((s - mean) ** 2 for *_, s in points))
+
+    return min((best(step / 1000) for step in range(1, 1000)), key=lambda each: each.unexplained)
+
+
+def points_of(results: Results) -> list[tuple[int, int, float]]:
+    """Return the measured points (W, N, S) of figure 4a."""
+    return [
+        (window, ngram, results.of(lookahead(window, ngram, more=WITHOUT_PROMPT)).per_pass)
+        for ngram, windows in WINDOWS.items()
+        for window in windows
+    ]
+
+
+def fit_table(results: Results) -> str:
+    """Return S by W and N, measured and by equation 7."""
+    points = points_of(results)
+    found = fit(points)
+    rows = [
+        [f"{ngram}", window, 2 * window * (ngram - 1), f"{s:.2f}"]
+        + [f"{expected_lookahead(alpha, f, window, ngram):.2f}" for alpha, f in (found[:2], (PAPER_ALPHA, PAPER_F))]
+        for window, ngram, s in points
+    ]
+    text = f"α = {found.alpha:.3f} and f = {found.f:.3f} leave {found.unexplained:.0%} of the variance of S"
+    text += f" unexplained. The paper: α = {PAPER_ALPHA}, f = {PAPER_F}.\n\n"
+    return text + markdown(["N", "W = G", "(W + G)(N - 1)", "S", "equation 7, fitted", "equation 7, paper's"], rows)
+
+
+def draw_fit(results: Results, path: Path) -> None:
+    """Draw figure 4: S by the tokens of a step, measured, and equation 7 with fitted and the paper's parameters."""
+    points = points_of(results)
+    alpha, f, _ = fit(points)
+
+    def axes_of(axes: Any) -> None:
+        for number, (ngram, windows) in enumerate(WINDOWS.items()):
+            color = f"C{number}"
+            x = [2 * window * (ngram - 1) for window in windows]
+            measured = [s for _, own, s in points if own == ngram]
+            axes.plot(x, measured, "o", color=color, label=f"N = {ngram}")
+            for style, one, two in (("-", alpha, f), ("--", PAPER_ALPHA, PAPER_F)):
+                curve = [expected_lookahead(one, two, window, ngram) for window in windows]
+                axes.plot(x, curve, style, color=color)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("tokens computed per step, (W + G)(N - 1), G = W")
+        axes.set_ylabel("S; lines: equation 7 fitted, dashed: the paper's")
+
+    draw(path, axes_of)
+
+
+def ablation_specs() -> list[str]:
+    return [
+        LOOKUP,
+        *(lookahead(window, ngram, guesses, f", use_prompt={use}") for ngram, window, guesses, use, *_ in TABLE3),
+    ]
+
+
+def ablation_table(results: Results) -> str:
+    """Return table 3: S and speed of both branches."""
+    paper = [("prompt lookup", True, LOOKUP_SPEED, LOOKUP_S)]
+    paper += [(f"({n}, {w}, {g})", use, speed, s) for n, w, g, use, speed, s in TABLE3]
+    found = [results.of(spec) for spec in ablation_specs()]
+    rows = [
+        [name, "yes" if use else "no", f"{ours.per_pass:.2f}", f"{s:.2f}", ours.speed, f"{speed:.2f}"]
+        for (name, use, speed, s), ours in zip(paper, found, strict=True)
+    ]
+    order = ranks([each.per_pass for each in found], [row[3] for row in paper])
+    columns = ["(N, W, G)", "prompt as reference", "S", "paper's S", "× plain [90 %]", "paper's × plain"]
+    return markdown(columns, rows) + f"\n\nRank correlation of S with the paper's: {order:.2f}."
+
+
+def sweep_specs() -> list[str]:
+    return [
+        lookahead(window, ngram, guesses)
+        for window in SWEEP["window"]
+        for ngram in SWEEP["ngram"]
+        for guesses in SWEEP["guesses"]
+    ]
+
+
+def sweep_table(results: Results) -> str:
+    """Return the speed of every W and N in a row, by G, and the fastest."""
+    rows = []
+    for ngram in SWEEP["ngram"]:
+        for window in SWEEP["window"]:
+            found = [results.of(lookahead(window, ngram, guesses)) for guesses in SWEEP["guesses"]]
+            rows.append([ngram, window, *(f"{each.over_plain[0]:.2f} ({each.per_pass:.2f})" for each in found)])
+    best = max(sweep_specs(), key=lambda spec: results.of(spec).over_plain[0])
+    columns = ["N", "W", *(f"G = {guesses}" for guesses in SWEEP["guesses"])]
+    return f"× plain (S). Fastest: `{best}`, {results.of(best).speed}.\n\n" + markdown(columns, rows)
+
+
+def figure8_table(results: Results) -> str:
+    """Return figure 8: S, speed and time of a step by W, with N = 5 and G = W."""
+    plain = results.of(PLAIN).milliseconds
+    rows = []
+    for window in FIGURE8:
+        found = results.of(lookahead(window, 5))
+        steps = [f"{found.milliseconds:.2f}", f"{found.milliseconds / plain:.2f}"]
+        rows.append([window, f"{found.per_pass:.2f}", found.speed, *steps])
+    text = f"A step of plain decoding takes {plain:.2f} ms.\n\n"
+    return text + markdown(["W = G", "S", "× plain [90 %]", "step, ms", "step / plain"], rows)
+
+
+def default_specs() -> dict[str, str]:
+    """Return the drafters of the part ``defaults`` by the names of their rows."""
+    sized = {f"paper, for {model}: ({n}, {w}, {w})": (w, n) for model, (w, n) in SIZES.items()}
+    sized |= {"ours: (4, 15, 15)": (15, 4), "ours: (4, 5, 5)": (5, 4)}
+    filled = {f"{name}, filled at once": lookahead(*size, more=", warm_up='random'") for name, size in sized.items()}
+    return {name: lookahead(*size) for name, size in sized.items()} | filled | {"ours: auto": "lookahead"}
+
+
+def defaults_table(results: Results) -> str:
+    """Return the paper's sizes beside ours."""
+    found = {name: results.of(spec) for name, spec in default_specs().items()}
+    rows = [[name, f"{each.per_pass:.2f}", each.speed, f"{each.milliseconds:.2f}"] for name, each in found.items()]
+    return markdown(["(N, W, G)", "S", "× plain [90 %]", "step, ms"], rows)
+
+
+def joint_specs(options: argparse.Namespace) -> dict[str, tuple[str, str]]:
+    """Return drafter and the paper's speeds (Vicuna-7B on MT-Bench, on HumanEval) of each row of table 6."""
+    named = {
+        "plain decoding": (PLAIN, "1.0, 1.0"),
+        "lookahead, (5, 15, 15)": (lookahead(15, 5), "1.7, 2.1"),
+        "lookahead, our default": ("lookahead", ""),
+        "Jacobi, 64 tokens": ("jacobi(num_tokens=64)", "0.4, 0.7 (the whole output)"),
+        "Gauss-Seidel, 5 tokens": ("gauss_seidel(num_tokens=5)", "1.1, 1.1"),
+        "Gauss-Seidel, 16 tokens": ("gauss_seidel(num_tokens=16)", "1.1, 1.1"),
+    }
+    if options.medusa:
+        named["Medusa"] = (f"medusa(model='{options.medusa}')", "2.3, 2.5")
+    if options.draft:
+        named["draft model"] = (f"draft_model(model='{options.draft}')", "0.7, 0.8 (1.1 B)")
+    return named
+
+
+def joint_table(results: Results, options: argparse.Namespace) -> str:
+    """Return table 6: S and speed of each method by suite."""
+    rows = []
+    for name, (spec, paper) in joint_specs(options).items():
+        cells = [results.of(spec, suite) for suite in results.suites]
+        rows.append(
+            [name, *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in cells), results.of(spec).speed, paper]
+        )
+    return markdown(["S, × plain", *results.suites, "all, × plain [90 %]", "paper's × plain"], rows)
+
+
+def fit_specs() -> list[str]:
+    return [lookahead(w, n, more=WITHOUT_PROMPT) for n, windows in WINDOWS.items() for w in windows]
+
+
+PARTS = {
+    "fit": Part("Figure 4, equations 5 and 7", lambda _: fit_specs(), lambda results, _: fit_table(results)),
+    "table3": Part("Table 3", lambda _: ablation_specs(), lambda results, _: ablation_table(results)),
+    "sweep": Part("Speed by W, N and G", lambda _: sweep_specs(), lambda results, _: sweep_table(results)),
+    "figure8": Part(
+        "Figure 8, N = 5", lambda _: [lookahead(w, 5) for w in FIGURE8], lambda results, _: figure8_table(results)
+    ),
+    "defaults": Part(
+        "Table 4: sizes, and the first window",
+        lambda _: [*default_specs().values()],
+        lambda results, _: defaults_table(results),
+    ),
+    "table6": Part("Table 6", lambda options: [spec for spec, _ in joint_specs(options).values()], joint_table),
+}
+
+
+def main() -> None:
+    """Measure, and write the tables."""
+    parser = make_parser(__doc__ or "", per_suite=4)
+    add_parts(parser, PARTS)
+    parser.add_argument("--medusa", help="trained Medusa heads, for table 6")
+    parser.add_argument("--draft", help="a draft model, for table 6")
+    options = parser.parse_intermixed_args()
+    all_results = run_parts(parser, PARTS, options, "Lookahead decoding: the paper's tables")
+    if options.out and "fit" in (options.parts or PARTS):
+        draw_fit(all_results[0], Path(f"{options.out}.svg"))
+
+
+if __name__ == "__main__":
+    main()

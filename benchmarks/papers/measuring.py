@@ -1,0 +1,147 @@
+"""Measurements that the scripts of this folder share: drafters on one model and its prompts, interleaved.
+
+Every draft token is verified (``budget="all"``), as in the papers, and all drafters must give the same tokens. Times
+are those of ``benchmarks/priced.py``, or with ``--wall`` of the wall clock; they leave out the first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import correlation
+from time import strftime
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from policy import PLAIN, Prompt, Run, interval, measure_all, read_prompts, write_report
+
+from pronk import LLM
+from pronk.bench.machine import describe_hardware
+
+__all__ = ["PLAIN", "Part", "Result", "Results", "add_parts", "draw", "markdown", "ranks", "run_parts"]
+
+
+class Result(NamedTuple):
+    """Figures of a drafter over some prompts."""
+
+    per_pass: float  # S: tokens per forward pass of the target
+    over_plain: tuple[float, float, float]  # speed over plain decoding's, and its 90 % interval over the prompts
+    milliseconds: float  # per step
+
+    @property
+    def speed(self) -> str:
+        """The speed over plain decoding's with its interval."""
+        return "{:.2f} [{:.2f}, {:.2f}]".format(*self.over_plain)
+
+
+class Results(NamedTuple):
+    """Runs of all drafters at one temperature."""
+
+    prompts: Sequence[Prompt]
+    runs: Mapping[str, Sequence[Run]]
+    temperature: float
+
+    @property
+    def suites(self) -> list[str]:
+        """Names of the suites, in the order of the files."""
+        return list(dict.fromkeys(prompt.suite for prompt in self.prompts))
+
+    def of(self, spec: str, suite: str | None = None) -> Result:
+        """Return the figures of a drafter, over one suite or all prompts."""
+        chosen = [i for i, prompt in enumerate(self.prompts) if suite in (None, prompt.suite)]
+        own, plain = ([self.runs[each][i] for i in chosen] for each in (spec, PLAIN))
+        steps = max(1, sum(run.steps for run in own))
+        return Result(
+            sum(run.tokens for run in own) / steps,
+            interval([*zip(own, plain, strict=True)]),
+            1e3 * sum(run.seconds for run in own) / steps,
+        )
+
+
+class Part(NamedTuple):
+    """A table or figure of a paper: the drafters that it needs, and its text in Markdown."""
+
+    title: str
+    specs: Callable[[argparse.Namespace], list[str]]
+    table: Callable[[Results, argparse.Namespace], str]
+
+
+def add_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
+    """Add the names of the parts to measure as positional arguments, and the choice of kernels."""
+    parser.add_argument("--kernels", default="auto", help="an instruction set, to compare processors on one machine")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; by default all")
+
+
+def run_parts(
+    parser: argparse.ArgumentParser, parts: Mapping[str, Part], options: argparse.Namespace, title: str
+) -> list[Results]:
+    """Measure the drafters of all chosen parts in one run, print and write the tables, return the measurements."""
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"expected parts among {', '.join(parts)}, found {', '.join(sorted(unknown))}")
+    chosen = [parts[name] for name in options.parts or parts]
+    llm, all_results = _measure(options, [spec for part in chosen for spec in part.specs(options)])
+    tables = []
+    for results in all_results:
+        for part in chosen:
+            tables.append(f"## {part.title}, T = {results.temperature}\n\n{part.table(results, options)}")
+            print(tables[-1], end="\n\n", flush=True)
+    _write(options, title, llm, tables, all_results)
+    return all_results
+
+
+def _measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, list[Results]]:
+    """Decode all prompts with plain decoding and all drafters, at each temperature."""
+    prompts = read_prompts(options.prompts, options.per_suite)
+    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
+    drafters = list(dict.fromkeys([PLAIN, *specs]))
+    return llm, [Results(prompts, runs, each) for each, runs in measure_all(llm, prompts, drafters, options)]
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table whose first column is text."""
+    lines = [columns, ["---", *["--:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def ranks(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return Spearman's rank correlation of two sequences: 1 is the same order. Equal numbers share their mean rank."""
+
+    def places(values: Sequence[float]) -> list[float]:
+        return [sum(other < each for other in values) + sum(other == each for other in values) / 2 for each in values]
+
+    return correlation(places(ours), places(theirs))
+
+
+def draw(path: Path, draw_axes: Callable[[Any], None]) -> None:
+    """Write an SVG file with one plot; needs matplotlib."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    draw_axes(axes)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _write(
+    options: argparse.Namespace, title: str, llm: LLM, tables: Sequence[str], all_results: list[Results]
+) -> None:
+    """Write the tables and the figures of every drafter, and print one JSON line."""
+    cells = [
+        {
+            "temperature": results.temperature,
+            "drafters": {spec: results.of(spec)._asdict() for spec in results.runs},
+        }
+        for results in all_results
+    ]
+    prompts = len(all_results[0].prompts)
+    clock = "wall clock" if options.wall else "prices of forward passes"
+    more = f"; {prompts} prompts, {options.tokens} tokens each; {clock}; all methods gave the tokens of plain decoding"
+    write_report(options.out, title, llm, tables, cells, more)
+    machine = describe_hardware("cpu")["processor"]
+    print(json.dumps({"model": llm.path.name, "machine": machine, "date": strftime("%Y-%m"), "cells": cells}))

@@ -1,0 +1,175 @@
+"""Precision and recall of moderation by the model itself (``pronk bench --moderation FILE``).
+
+Each line of FILE is a JSON object with ``"text"`` and at least one of
+
+- ``"categories"``: the right categories, a list of names or an object of name to bool; empty: the text is acceptable,
+- ``"flagged"``: whether the text has any category; without it, whether ``"categories"`` is not empty,
+
+and optionally ``"kind"``, ``"prompt"`` (the default) or ``"answer"``. The prompt and the scores are those of
+``/v1/moderations`` (:mod:`pronk.moderation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pronk.errors import OptionError
+from pronk.files.json_lines import read_json_lines
+from pronk.llm import LLM
+from pronk.moderation import CATEGORIES, ModerationPrompt
+
+__all__ = ["Case", "Counts", "ModerationResult", "evaluate", "read_cases"]
+
+_BATCH = 64  # texts whose prompts are in memory at a time
+_NAMES = tuple(CATEGORIES)[:-1]  # without the last category, for acceptable texts
+
+
+@dataclass(frozen=True)
+class Case:
+    """A text with its right answer."""
+
+    text: str
+    kind: str
+    flagged: bool
+    categories: frozenset[str] | None  # ``None``: the file says only that the text is not acceptable
+
+
+@dataclass
+class Counts:
+    """Right and wrong answers about one class of texts."""
+
+    true_positives: int = 0
+    false_positives: int = 0
+    false_negatives: int = 0
+    true_negatives: int = 0
+
+    def add(self, *, expected: bool, found: bool) -> None:
+        """Count a text; ``expected`` and ``found``: whether it is in the class."""
+        name = ("true" if expected == found else "false") + ("_positives" if found else "_negatives")
+        setattr(self, name, getattr(self, name) + 1)
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the class among the texts that the model puts into it; ``None`` without such texts."""
+        return _share(self.true_positives, self.false_positives)
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the class that the model puts into it; ``None`` if the class is empty."""
+        return _share(self.true_positives, self.false_negatives)
+
+    @property
+    def f1(self) -> float | None:
+        """Harmonic mean of precision and recall; ``None`` if the class is empty and the model finds none."""
+        return _share(2 * self.true_positives, self.false_positives + self.false_negatives)
+
+
+@dataclass(frozen=True)
+class ModerationResult:
+    """Counts of one model.
+
+    Attributes:
+        model: name of the model's folder or file.
+        kernels: the kernels that computed it.
+        texts: number of texts.
+        classes: counts of ``flagged`` texts, of ``acceptable`` texts (the positives of the Mistral 7B paper), and of
+            each category, without the texts whose category the file does not say.
+    """
+
+    model: str
+    kernels: str
+    texts: int
+    classes: dict[str, Counts]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        rows = {
+            name: asdict(counts) | {"precision": counts.precision, "recall": counts.recall, "f1": counts.f1}
+            for name, counts in self.classes.items()
+        }
+        return {"model": self.model, "kernels": self.kernels, "texts": self.texts, "classes": rows}
+
+    def to_markdown(self) -> str:
+        """Return the result as a Markdown table."""
+        lines = [f"{self.model}, {self.texts} texts, kernels {self.kernels}", ""]
+        lines += ["| texts | number | found | precision | recall | F1 |", "|---|--:|--:|--:|--:|--:|"]
+        for name, each in self.classes.items():
+            numbers = each.true_positives + each.false_negatives, each.true_positives + each.false_positives
+            rates = ("–" if rate is None else f"{rate:.1%}" for rate in (each.precision, each.recall, each.f1))
+            lines.append(f"| {' | '.join((name, *map(str, numbers), *rates))} |")
+        return "\n".join(lines) + "\n"
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Read the texts of a file.
+
+    Raises:
+        OptionError: the file cannot be read, has no text, or a line is malformed; the message has the line number.
+    """
+    cases = [_parse(row, f"{path}, line {number}") for number, row in read_json_lines(path)]
+    if not cases:
+        msg = f"{path}: expected at least one text, found none"
+        raise OptionError(msg)
+    return cases
+
+
+def evaluate(llm: LLM, cases: Sequence[Case], progress: Callable[[int, int], None] | None = None) -> ModerationResult:
+    """Classify all texts; ``progress`` receives the number of finished texts, and the total."""
+    classes = {name: Counts() for name in ("flagged", "acceptable", *_NAMES)}
+    for start in range(0, len(cases), _BATCH):
+        part = cases[start : start + _BATCH]
+        for case, scores in zip(part, _classify(llm, part), strict=True):
+            _count(classes, case, scores)
+        if progress is not None:
+            progress(start + len(part), len(cases))
+    return ModerationResult(llm.path.name, llm.kernels, len(cases), classes)
+
+
+def _classify(llm: LLM, cases: Iterable[Case]) -> Iterator[tuple[dict[str, float], bool]]:
+    """Yield scores by category, and whether the text is flagged, for each text."""
+    prompt = ModerationPrompt(llm.tokenizer)
+    ids = [llm.chat_ids(prompt.messages(case.text, case.kind), template_options=prompt.options) for case in cases]
+    for done in llm.generate(ids, prompt.params, drafter="autoregressive"):
+        assert done.logprobs is not None, "expected log-probabilities, for which the parameters ask"
+        yield prompt.scores(done.logprobs[0])
+
+
+def _count(classes: dict[str, Counts], case: Case, found: tuple[dict[str, float], bool]) -> None:
+    scores, flagged = found
+    classes["flagged"].add(expected=case.flagged, found=flagged)
+    classes["acceptable"].add(expected=not case.flagged, found=not flagged)
+    if case.categories is not None:
+        best = max(scores, key=lambda name: scores[name])
+        for name in _NAMES:
+            classes[name].add(expected=name in case.categories, found=flagged and name == best)
+
+
+def _parse(row: dict[str, Any], where: str) -> Case:
+    text, kind, flagged, categories = (row.get(key) for key in ("text", "kind", "flagged", "categories"))
+    if not isinstance(text, str) or kind not in (None, "prompt", "answer"):
+        msg = f"{where}: expected a text, and a kind of prompt or answer, found {row!r:.80}"
+        raise OptionError(msg)
+    if isinstance(categories, dict):
+        categories = [name for name, has in categories.items() if has]
+    if not (isinstance(flagged, bool | None) and isinstance(categories, list | None)) or (
+        flagged is None and categories is None
+    ):
+        msg = f"{where}: expected flagged (true or false) or a list of categories, found {row!r:.80}"
+        raise OptionError(msg)
+    unknown = [name for name in categories or () if name not in _NAMES]
+    if unknown:
+        msg = f"{where}: expected categories among {', '.join(_NAMES)}, found {unknown[0]!r:.40}; give only flagged"
+        raise OptionError(msg)
+    if flagged is None:
+        flagged = bool(categories)
+    if categories and not flagged:
+        msg = f"{where}: expected no categories of a text that is not flagged, found {', '.join(categories)}"
+        raise OptionError(msg)
+    return Case(text, kind or "prompt", flagged, frozenset(categories or ()) if categories or not flagged else None)
+
+
+def _share(part: int, rest: int) -> float | None:
+    return part / (part + rest) if part + rest else None
