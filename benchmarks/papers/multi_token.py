@@ -151,7 +151,7 @@ def variants(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     rows = []
     for (heads,), group in _by_heads(results).items():
         parameters = f"{group[0]['parameters'] / 1e6:.2f}"
-        figures = [mean_of(group, name, scale) for name, scale in (("python", 1), ("greedy S", 1), ("T=0.8 S", 1))]
+        figures = [mean_of(group, name, 1) for name in (text_name(group), "greedy S", "T=0.8 S")]
         rows.append((heads, parameters, *figures, state_of(group), cost(group)))
     header = ("heads", "M weights", "loss of the next token, nats", "S, greedy", "S, T = 0.8", "models", "CPU")
     settings = settings_of(options, "", "", "variants of the heads (table S4)", "linear")
@@ -170,7 +170,7 @@ def epochs(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         by_step: dict[int, list[float]] = {}
         for result in group:
             for step, figures in curve_of(result):
-                by_step.setdefault(round(step / per_epoch), []).append(figures["python"])
+                by_step.setdefault(round(step / per_epoch), []).append(figures[text_name([result])])
         points = [(epoch, interval(values)) for epoch, values in sorted(by_step.items())]
         rows += [(n, epoch, mean.text(1, 3), mean.count) for epoch, mean in points]
         lines.append(Line("held-out text", f"n = {n}", points, all(result["finished"] for result in group)))
@@ -292,6 +292,12 @@ def _by_heads(results: Iterable[Result]) -> dict[tuple[str], list[Result]]:
     for result in results:
         groups.setdefault((Heads(**result["heads"]).name,), []).append(result)
     return groups
+
+
+def text_name(group: Sequence[Result]) -> str:
+    """Return the name of the loss of the next token on held-out text, which is the name of the text."""
+    figures = [figures for result in group for _, figures in curve_of(result)]
+    return next((name for each in figures for name in each if " " not in name), "")
 
 
 def mean_of(group: Sequence[Result], name: str, scale: float) -> str:
