@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -48,6 +49,14 @@ def train_all(options: argparse.Namespace, cells: Iterable[Trainable], stop: Cal
     state = options.state / options.command
     found = [train_cell(state, cell, stop, say) for cell in cells]
     return [result for result in found if result is not None]
+
+
+def on_task(options: argparse.Namespace, cells: Sequence[Trainable], stop: Callable[[], bool]) -> list[Result]:
+    """Train the cells; return the results of all models of the experiment with as many steps, of earlier calls, too."""
+    train_all(options, cells, stop)
+    files = sorted((options.state / options.command).glob("*/result.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return [result for result in results if result["steps"] == options.steps]
 
 
 def curve_of(result: Result) -> list[tuple[int, dict[str, float]]]:
@@ -88,7 +97,7 @@ def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         )
         for seed, share, size, n in order
     ]
-    results = train_all(options, cells, stop)
+    results = on_task(options, cells, stop)
     rows, lines = [], []
     for (share, size, n), group in sorted(by_group(results, "new_names", "size", "n").items(), key=_by_size):
         accuracy = interval([best(result, ["0"]) for result in group])
@@ -125,7 +134,7 @@ def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         )
         for seed, pauses, size, n in order
     ]
-    results = train_all(options, cells, stop)
+    results = on_task(options, cells, stop)
     groups = [str(number) for number in range(1, 11)]
     inside, outside = groups[: options.in_domain], groups[options.in_domain :]
     rows, lines = [], []
@@ -343,11 +352,11 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--state", type=Path, required=True, help="folder of the trained models; continued")
         sub.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of tables and plots")
         sub.add_argument("--minutes", type=float, default=60.0)
-        on_task = name in {"induction", "arithmetic"}
-        sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if on_task or name == "variants" else [0])
+        is_task = name in {"induction", "arithmetic"}
+        sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
         sub.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-        sub.add_argument("--steps", type=int, default=4000 if on_task else 1000)
-        (add_task_options if on_task else add_text_options)(sub, name)
+        sub.add_argument("--steps", type=int, default=4000 if is_task else 1000)
+        (add_task_options if is_task else add_text_options)(sub, name)
     return made
 
 

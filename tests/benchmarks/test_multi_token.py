@@ -176,6 +176,7 @@ def test_arithmetic_shows_what_is_unfinished(load: Load, tmp_path: Path) -> None
     file.write_text(json.dumps(result), encoding="utf-8")
     text, _ = run(load, "arithmetic", [*TINY, "--pauses", "0", "--minutes", "0"], tmp_path)
     assert "unfinished at 50%" in text
+    assert "| 2 | tiny | 2 |" in text, "models of earlier calls are in the table"
     assert "(unfinished)" in (tmp_path / "out" / "multi-token-arithmetic.svg").read_text(encoding="utf-8")
 
 
