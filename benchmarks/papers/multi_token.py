@@ -44,17 +44,22 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def folder_of(options: argparse.Namespace) -> Path:
+    """Return the folder of the models; the commands on text share theirs, except ``epochs`` with its small text."""
+    on_text = options.command in {"variants", "finetune", "batches", "choice_points"}
+    return options.state / ("text" if on_text else options.command)
+
+
 def train_all(options: argparse.Namespace, cells: Iterable[Trainable], stop: Callable[[], bool]) -> list[Result]:
     """Train the cells one after the other; return the results of all that have begun."""
-    state = options.state / options.command
-    found = [train_cell(state, cell, stop, say) for cell in cells]
+    found = [train_cell(folder_of(options), cell, stop, say) for cell in cells]
     return [result for result in found if result is not None]
 
 
 def on_task(options: argparse.Namespace, cells: Sequence[Trainable], stop: Callable[[], bool]) -> list[Result]:
     """Train the cells; return the results of all models of the experiment with as many steps, of earlier calls, too."""
     train_all(options, cells, stop)
-    files = sorted((options.state / options.command).glob("*/result.json"))
+    files = sorted((folder_of(options)).glob("*/result.json"))
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     return [result for result in results if result["steps"] == options.steps]
 
@@ -197,14 +202,14 @@ def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         results += trained
         if not trained or not trained[0]["finished"]:
             continue
-        folder = options.state / "finetune" / cell.name
+        folder = folder_of(options) / cell.name
         export = folder / "export"
         if not export.exists():
             model = trained_model(folder, cell)
             model.export(export, "", {"name": cell.name})
         for after in (1, 4):
             labels = {"before": cell.heads.tokens, "terms": after}
-            data = options.state / "finetune" / "data" / f"tuned {cell.name}"
+            data = folder_of(options) / "data" / f"tuned {cell.name}"
             prepare_text(data, options.tune, options.batch * options.tune_steps + 1, 0, say, str(export))
             tuned = TextCell(
                 data,
@@ -239,7 +244,7 @@ def batches(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         trained = train_all(options, [cell], stop)
         if not trained or not trained[0]["finished"]:
             return "the model is not trained yet; the same command continues\n"
-        folder = options.state / "batches" / cell.name
+        folder = folder_of(options) / cell.name
         model = folder / "export"
         trained_model(folder, cell).export(model, "", {"name": cell.name})
     set_all_threads(1)
@@ -264,7 +269,7 @@ def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     results = train_all(options, pair, stop)
     if len(results) < 2:
         return "the models are not trained yet; the same command continues\n"
-    models = [trained_model(options.state / "choice_points" / cell.name, cell) for cell in pair]
+    models = [trained_model(folder_of(options) / cell.name, cell) for cell in pair]
     found = choice_points(*models)
     rows = [(name, f"{value:.3f}" if isinstance(value, float) else value) for name, value in found.items()]
     settings = settings_of(options, "", "", "choice points (appendix L.3)", "linear")
@@ -274,7 +279,7 @@ def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 
 def text_cells(options: argparse.Namespace, kinds: Sequence[Heads], **settings: Any) -> list[TextCell]:
     """Return the models to train on text, one per seed and kind of heads, and prepare the text."""
-    data = options.state / options.command / "data" / "text"
+    data = folder_of(options) / "data" / "text"
     prepare_text(data, options.source, options.text_tokens, options.vocab, say)
     size, steps, batch, rate = options.size, options.steps, options.batch, options.rate
     return [
@@ -355,7 +360,7 @@ def parser() -> argparse.ArgumentParser:
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
         sub.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-        sub.add_argument("--steps", type=int, default=4000 if is_task else 1000)
+        sub.add_argument("--steps", type=int, default=1800 if name == "arithmetic" else 1000)
         (add_task_options if is_task else add_text_options)(sub, name)
     return made
 
