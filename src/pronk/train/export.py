@@ -22,7 +22,7 @@ from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.modules.decoder import DecoderModule
 
-__all__ = ["export_drafter", "export_head", "export_model", "hugging_face_tensors"]
+__all__ = ["export_drafter", "export_head", "export_model", "hugging_face_config", "hugging_face_tensors"]
 
 _LAYER_NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
@@ -42,13 +42,13 @@ def export_model(
     """Write ``folder``, replacing its contents, as a checkpoint in the Hugging Face layout.
 
     Args:
-        decoder: decoder of the Llama architecture with unquantized weights and tied embeddings.
+        decoder: decoder of the Llama architecture with unquantized weights.
         tokenizer_of: folder or GGUF file that has the tokenizer.
         folder: folder of the checkpoint.
         card: content of ``README.md``.
         documents: contents of further JSON files, by file name.
     """
-    config = _hugging_face_config(decoder.config)
+    config = hugging_face_config(decoder.config)
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     files = {"config.json": config, "generation_config.json": {**special, "do_sample": False}, **(documents or {})}
     _export(folder, hugging_face_tensors(decoder), files, card, tokenizer_of)
@@ -92,6 +92,8 @@ def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
         "model.embed_tokens.weight": decoder.embedding,
         "model.norm.weight": decoder.get_parameter("norm.weight"),
     }
+    if not decoder.config.tied:
+        tensors["lm_head.weight"] = decoder.head.get_parameter("weight")
     q_size, k_size, _ = decoder.config.qkv_sizes
     for index, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{index}."
@@ -104,7 +106,8 @@ def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
     return tensors
 
 
-def _hugging_face_config(config: ModelConfig) -> dict[str, Any]:
+def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the ``config.json`` of a Llama with the sizes of ``config``."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -18,7 +18,7 @@ layers ends with the following layer, by the order of transformer heads (first t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -38,6 +38,7 @@ from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
 from pronk.train.export import export_drafter
 from pronk.train.heads import Stage, describe, head_by_head, head_stages, head_weight, shifted_rows
+from pronk.train.initial import InitialModel
 from pronk.train.lm import TextModel
 from pronk.train.loop import PassResult
 from pronk.train.losses import text_loss
@@ -47,7 +48,7 @@ from pronk.train.options import ModelShape
 from pronk.train.precision import product_dtype
 from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
 
-__all__ = ["FutureModel", "FutureTokens", "future_shape"]
+__all__ = ["FutureModel", "FutureTokens", "future_shape", "without_head_layers"]
 
 
 def future_shape(
@@ -81,6 +82,26 @@ def future_shape(
     return HeadsShape(tokens - 1, model.layers - inside, width, kind, order, unembeddings)
 
 
+def without_head_layers(model: ModelShape, tokens: int, kind: str, order: str) -> ModelShape:
+    """Return ``model`` with one layer less for each further head, which has a layer of its own.
+
+    The model that predicts ``tokens`` tokens then has as many weights as ``model``, but for the norm of each further
+    head (table S4, "+Layers 0"; section 3.1).
+
+    Raises:
+        OptionError: the heads add no transformer layers, or too few layers are left.
+    """
+    if kind != "transformer" or order == "anticausal":
+        found = "anticausal" if order == "anticausal" else kind
+        msg = f"equal-parameters: expected parallel or causal transformer heads, which add layers; found {found} heads"
+        raise OptionError(msg)
+    least = tokens - 1 + (2 if order == "parallel" else 1)
+    if model.layers < least:
+        msg = f"layers: expected at least {least} to remove {tokens - 1} with --equal-parameters, found {model.layers}"
+        raise OptionError(msg)
+    return replace(model, layers=model.layers - (tokens - 1))
+
+
 class FutureModel(nn.Module):
     """A decoder and its further heads; anticausal heads are layers of the decoder."""
 
@@ -90,10 +111,18 @@ class FutureModel(nn.Module):
         inner = list(self.decoder.layers)[shape.layer : -1][::-1] if shape.order == "anticausal" else None
         self.heads = HeadsModule(shape, config, inner)
 
-    def initialize(self, seed: int) -> None:
-        """Initialize the weights; the decoder's weights do not depend on the heads."""
-        self.heads.initialize(torch.Generator().manual_seed(seed + 1))
-        self.decoder.initialize(torch.Generator().manual_seed(seed))
+    def initialize(self, seed: int, initial: InitialModel | None = None) -> None:
+        """Initialize the weights, or copy those of ``initial``; heads do not change the decoder's weights."""
+        generator = torch.Generator().manual_seed(seed + 1)
+        if initial is None:
+            self.heads.initialize(generator)
+            self.decoder.initialize(torch.Generator().manual_seed(seed))
+            return
+        weights = initial.weights()
+        self.decoder.load_state_dict(weights)
+        self.heads.initialize(generator, self.decoder.norm, self.decoder.head.get_parameter("weight"))
+        self.decoder.load_state_dict(weights)  # once more, because anticausal heads are layers of the decoder
+        initial.load_heads(self.heads)
 
     def trunk(self, tokens: Tensor) -> Tensor:
         """Return the trunk's output ``[batch * length, hidden]`` for ``tokens`` ``[batch, length]``."""
@@ -115,9 +144,10 @@ class FutureModel(nn.Module):
 
     def norm_and_unembedding(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``x`` after the norm of head ``number`` (0: the model's), and the head's unembedding."""
+        unembedding = self.decoder.head.get_parameter("weight")
         if not number:
-            return self.decoder.norm(x), self.decoder.embedding
-        return self.heads.norm(number - 1, x), head_weight(self.heads, number - 1, self.decoder.embedding)
+            return self.decoder.norm(x), unembedding
+        return self.heads.norm(number - 1, x), head_weight(self.heads, number - 1, unembedding)
 
 
 class FutureTokens(TextModel[FutureModel]):
@@ -128,7 +158,7 @@ class FutureTokens(TextModel[FutureModel]):
     def build(self) -> FutureModel:
         """Build the model and its heads."""
         model = FutureModel(self.config, self.options.heads)
-        model.initialize(self.options.seed)
+        model.initialize(self.options.seed, self.initial)
         self._trunk = torch.compile(model.trunk) if self.options.compile else model.trunk
         return model
 
@@ -196,7 +226,7 @@ class FutureTokens(TextModel[FutureModel]):
     def _serve(self, seconds: float) -> dict[str, float]:
         """Export the current model and heads to ``RUN/latest`` and measure them in the engine."""
         config, latest = self.config, self.folder / "latest"
-        prompts = beginnings(self.data, config.vocab_size, config.eos_ids[0], config.context)
+        prompts = beginnings(self.data, config.vocab_size, self.end_id, config.context)
         if not prompts:
             return {}
         self.export(latest, "", {})

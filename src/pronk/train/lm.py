@@ -8,7 +8,7 @@ from dataclasses import asdict
 from math import inf, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from pronk.corpus.encoder import token_dtype
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences
 from pronk.train.export import export_model
+from pronk.train.initial import InitialModel
 from pronk.train.loop import PassResult, find_device
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.options import LoopOptions, ModelShape, TrainOptions
@@ -35,22 +36,30 @@ Module = TypeVar("Module", bound=nn.Module)
 class TextModel(ABC, Generic[Module]):
     """Training objective of language models; a subclass defines the module and the loss.
 
-    The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``.
+    The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``. With ``initial``, weights, sizes
+    and tokenizer are those of a checkpoint.
 
     Raises:
         OptionError: the text is shorter than one sequence, or the device does not exist.
         TokenizerError: the tokenizer is damaged.
     """
 
-    identity: ClassVar[dict[str, Any]] = {"kind": "lm"}
-
-    def __init__(self, folder: Path, options: TrainOptions) -> None:
-        self.folder, self.data, self.options = folder, folder / "data", options
-        end_of_text, *_, end = special_ids(load_tokenizer(self.data))
-        self.config = model_config(options.shape, end_of_text, (end_of_text, end))
+    def __init__(self, folder: Path, options: TrainOptions, initial: InitialModel | None = None) -> None:
+        self.folder, self.data, self.options, self.initial = folder, folder / "data", options, initial
+        self.identity = self.identify(initial)
+        if initial is None:
+            self.end_id, *_, end = special_ids(load_tokenizer(self.data))
+            self.config = model_config(options.shape, self.end_id, (self.end_id, end))
+        else:
+            self.config, self.end_id = initial.config, initial.encoder.end_id
         self.device = find_device(options.device)
         self.module = self.build().to(self.device)
         self.phases: tuple[Batches, Batches] = two_phases(self.data / "train.bin", options, self.config.vocab_size)
+
+    @classmethod
+    def identify(cls, initial: InitialModel | None) -> dict[str, Any]:
+        """Return ``identity``, which a resumed run must repeat; its check needs no instance."""
+        return {"kind": "lm", "init": None if initial is None else initial.fingerprint.weights}
 
     @abstractmethod
     def build(self) -> Module:
@@ -93,7 +102,7 @@ class TextModel(ABC, Generic[Module]):
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for heads
         """Write the model to ``folder``, replacing its contents; only subclasses with heads write ``facts``."""
-        export_model(self.decoder, self.data, folder, card)
+        export_model(self.decoder, self.data if self.initial is None else self.initial.folder, folder, card)
 
 
 class LanguageModel(TextModel[DecoderModule]):
@@ -102,7 +111,10 @@ class LanguageModel(TextModel[DecoderModule]):
     def build(self) -> DecoderModule:
         """Return the decoder with initial weights."""
         decoder = DecoderModule(self.config)
-        decoder.initialize(torch.Generator().manual_seed(self.options.seed))
+        if self.initial is None:
+            decoder.initialize(torch.Generator().manual_seed(self.options.seed))
+        else:
+            decoder.load_state_dict(self.initial.weights())
         self._loss = torch.compile(self.loss) if self.options.compile else self.loss
         return decoder
 

@@ -23,6 +23,7 @@ from pronk.train.data import prepare
 from pronk.train.display import PLAIN, TrainingDisplay, WritingDisplay, figure_lines
 from pronk.train.distributed import join_processes
 from pronk.train.future import FutureTokens
+from pronk.train.initial import InitialModel
 from pronk.train.lm import LanguageModel, TextModel
 from pronk.train.loop import Trainer
 from pronk.train.on_policy import continue_prompts, write_prompts
@@ -42,11 +43,13 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
     command: str,
     console: Console,
     clock: Clock | None = None,
+    initial: InitialModel | None = None,
 ) -> bool:
     """Train a language model until the schedule ends or Ctrl-C; return whether the schedule ended.
 
     An unfinished run in ``folder`` is continued, a finished one is exported again. The model card contains ``name`` and
-    ``command``. The time limit counts from the creation of ``clock``, by default from this call.
+    ``command``. The time limit counts from the creation of ``clock``, by default from this call. With ``initial``, the
+    training starts from this checkpoint.
 
     Raises:
         PronkError: bad options, sources or checkpoints.
@@ -54,7 +57,7 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
     clock = clock or Clock(options.minutes)
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.is_main
-        processes.from_main(partial(begin_run, folder, options, TextModel.identity, clock, console))
+        processes.from_main(partial(begin_run, folder, options, TextModel.identify(initial), clock, console))
 
         def enough(done: int) -> bool:
             return done >= options.min_text_tokens and clock.seconds_left(TEXT_BY) <= 0
@@ -62,12 +65,13 @@ def run(  # noqa: PLR0917 - options of the model, then of the run
         def write_text() -> None:
             say, min_tokens = partial(console.print, **PLAIN), options.longest + 1
             tokens, context = options.steps * options.batch + 1, options.shape.context
-            prepare(data, folder / "data", tokens, context, say, min_source_tokens=min_tokens, enough=enough)
+            encoder = None if initial is None else initial.encoder
+            prepare(data, folder / "data", tokens, context, say, encoder, min_source_tokens=min_tokens, enough=enough)
             clock.save(folder / "data")
 
         processes.from_main(write_text)
         objective: type[TextModel[Any]] = LanguageModel if options.heads is None else FutureTokens
-        trainer = Trainer(folder, options, objective(folder, options), processes, clock)
+        trainer = Trainer(folder, options, objective(folder, options, initial), processes, clock)
         return train_and_export(trainer, partial(model_card, trainer, name), {"name": name}, command, console)
 
 

@@ -34,6 +34,10 @@ __all__ = ["app"]
 _DEFAULT_KIND = "transformer"
 _DEFAULT_ORDER = "parallel"
 _DEFAULT_UNEMBEDDINGS = "shared"
+# Options of a new model, which have no effect on the model of --init.
+_OF_THE_MODEL = {
+    "hidden", "layers", "heads", "kv_heads", "mlp", "vocab", "positions", "bytes", "equal_parameters",
+}  # fmt: skip
 
 app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -55,7 +59,16 @@ def lm(
     vocab: Annotated[int | None, model_option("Vocabulary size.", show_default=str(ModelShape.vocab))] = None,
     positions: Annotated[int, model_option("Longest text, in tokens.")] = ModelShape.context,
     bytes: Annotated[bool, model_option("Bytes as tokens: a vocabulary of 256 and the special tokens.")] = False,  # noqa: A002
-    future_tokens: Annotated[int, model_option("Tokens to predict at once, each with a head of its own.")] = 1,
+    init: Annotated[
+        str | None, model_option("Start from this model: a folder, a GGUF file, or a name as in pronk pull.")
+    ] = None,
+    future_tokens: Annotated[
+        int | None,
+        model_option("Tokens to predict at once, each with a head of its own.", show_default="1, or those of --init"),
+    ] = None,
+    equal_parameters: Annotated[
+        bool, model_option("Remove one layer of the model for each head after the first.")
+    ] = False,
     head_kind: Annotated[str | None, model_option(HEAD_KIND, show_default=_DEFAULT_KIND)] = None,
     head_order: Annotated[str | None, model_option(HEAD_ORDER, show_default=_DEFAULT_ORDER)] = None,
     unembeddings: Annotated[str | None, model_option(UNEMBEDDINGS, show_default=_DEFAULT_UNEMBEDDINGS)] = None,
@@ -66,6 +79,9 @@ def lm(
     With --future-tokens, heads that predict further tokens are trained with the model, for faster decoding. They are in
     the folder heads of the model, for the drafter multi_token.
 
+    With --init, training goes on from a model, with its tokenizer and its heads. --future-tokens then adds heads, or
+    drops those that are not needed.
+
     The finished model is in OUT/export, the latest one in OUT/latest. Ctrl-C saves; the same command continues.
 
     [bold]Examples[/]
@@ -75,6 +91,8 @@ def lm(
     pronk train lm --source notes/=1 --out run --steps 500 --layers 4 --minutes 20
 
     pronk train lm --source notes/=1 --out run --bytes --future-tokens 8
+
+    pronk train lm --init run/export --future-tokens 1 --source dialogues.jsonl=1 --out tuned
     """
     require_extra("train", "train", "torch")
 
@@ -83,23 +101,35 @@ def lm(
     settings = vars(loop())
     clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
-    from pronk.train.future import future_shape
+    from pronk.train.future import future_shape, without_head_layers
+    from pronk.train.initial import InitialModel
     from pronk.train.run import run
     from pronk.train.tokenizer import BYTE_VOCAB
 
     if bytes:
         refuse({"vocab": vocab}, "with --bytes")
-    if future_tokens == 1:
-        given = {"head-kind": head_kind, "head-order": head_order, "unembeddings": unembeddings, "head-mlp": head_mlp}
-        refuse(given, "without --future-tokens")
-    settings = fit_lengths(settings, positions)
+    if init is not None:
+        given = {option_name(each): context.params[each] for each in given_options(context) if each in _OF_THE_MODEL}
+        refuse(given, "with --init, whose model has it")
+    initial = None if init is None else InitialModel.read(init)
+    tokens = future_tokens if future_tokens is not None else 1 if initial is None else initial.tokens
+    of_heads = {"head-kind": head_kind, "head-order": head_order, "unembeddings": unembeddings, "head-mlp": head_mlp}
+    if tokens == 1:
+        refuse(of_heads | {"equal-parameters": equal_parameters or None}, "without --future-tokens")
+    if initial is not None and initial.heads is not None:
+        refuse(of_heads, "with --init, whose heads have it")
     size = BYTE_VOCAB if bytes else ModelShape.vocab if vocab is None else vocab
-    data = text(size, settings["seed"])
-    shape = ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions)
+    shape = ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions) if initial is None else initial.shape
+    settings = fit_lengths(settings, shape.context)
+    data = text(shape.vocab, settings["seed"])
     head_settings = (head_kind or _DEFAULT_KIND, head_order or _DEFAULT_ORDER, unembeddings or _DEFAULT_UNEMBEDDINGS)
-    future_heads = future_shape(shape, future_tokens, *head_settings, head_mlp)
-    options = TrainOptions(**settings, shape=shape, heads=future_heads)
-    if not run(data, options, out, name, command_line(context), Console(), clock):
+    if equal_parameters:
+        shape = without_head_layers(shape, tokens, *head_settings[:2])
+    known_heads = initial and initial.heads_for(tokens)
+    options = TrainOptions(
+        **settings, shape=shape, heads=known_heads or future_shape(shape, tokens, *head_settings, head_mlp)
+    )
+    if not run(data, options, out, name, command_line(context), Console(), clock, initial):
         raise typer.Exit(INTERRUPTED)
 
 

@@ -1,0 +1,412 @@
+"""Experiments of *Better & Faster LLMs via Multi-token Prediction* (Gloeckle et al. 2024) on small models.
+
+    python benchmarks/papers/multi_token.py induction --state runs --minutes 60        figures 7, S14
+    python benchmarks/papers/multi_token.py arithmetic --state runs --minutes 60       figures 8, S15, S16
+    python benchmarks/papers/multi_token.py variants --state runs --minutes 60         table S4
+    python benchmarks/papers/multi_token.py epochs --state runs --minutes 60           section 3.5
+    python benchmarks/papers/multi_token.py finetune --state runs --minutes 60         section 3.6, table S6
+    python benchmarks/papers/multi_token.py batches --state runs --minutes 10          figure S10
+    python benchmarks/papers/multi_token.py choice_points --state runs --minutes 10    appendix L.3
+
+Each command trains models until they are done or ``--minutes`` are over, and then writes a table, a JSON file and a
+plot to ``--out``. The same command continues. Models with further heads have as many weights as the model without: each
+further head replaces a layer. ± is half the width of the 95 % interval of the mean over the seeds (Student's t). A
+model that is not finished counts with what it has reached, and the table and the plot say so. Every training and
+evaluation uses one thread, and the tables report the processor's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from multi_token_models import SIZES, Cell, Deadline, Heads, Trainable, train_cell
+from multi_token_results import Line, by_group, cost, interval, markdown, paired, state_of, write_report
+from multi_token_tasks import Polynomials, Stories
+from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
+
+from pronk.train.checkpoint import load_checkpoint
+from pronk.train.loop import set_all_threads
+
+Result = dict[str, Any]
+# Millions of weights of a size, for the axis of a plot.
+MILLIONS = {"tiny": 0.05, "1M": 1.0, "3M": 3.1, "10M": 10.6}
+
+
+def say(text: str) -> None:
+    """Print a line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def folder_of(options: argparse.Namespace) -> Path:
+    """Return the folder of the models; the commands on text share theirs, except ``epochs`` with its small text."""
+    on_text = options.command in {"variants", "finetune", "batches", "choice_points"}
+    return options.state / ("text" if on_text else options.command)
+
+
+def train_all(options: argparse.Namespace, cells: Iterable[Trainable], stop: Callable[[], bool]) -> list[Result]:
+    """Train the cells one after the other; return the results of all that have begun."""
+    found = [train_cell(folder_of(options), cell, stop, say) for cell in cells]
+    return [result for result in found if result is not None]
+
+
+def on_task(options: argparse.Namespace, cells: Sequence[Trainable], stop: Callable[[], bool]) -> list[Result]:
+    """Train the cells; return the results of all models of the experiment with as many steps, of earlier calls, too."""
+    train_all(options, cells, stop)
+    files = sorted((folder_of(options)).glob("*/result.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return [result for result in results if result["steps"] == options.steps]
+
+
+def curve_of(result: Result) -> list[tuple[int, dict[str, float]]]:
+    """Return step and figures of each evaluation."""
+    return [(step, figures) for step, figures in result["curve"]]
+
+
+def best(result: Result, names: Sequence[str]) -> float:
+    """Return the mean of some figures at the evaluation where it is highest (the paper's early stopping); else 0."""
+    return max((fmean(figures[name] for name in names) for _, figures in curve_of(result)), default=0.0)
+
+
+def last(result: Result, name: str) -> float | None:
+    """Return a figure of the last evaluation that has it."""
+    return next((figures[name] for _, figures in curve_of(result)[::-1] if name in figures), None)
+
+
+def tokens_until(result: Result, level: float) -> str:
+    """Return after how many million tokens the accuracy first reaches ``level``."""
+    step = next((step for step, figures in curve_of(result) if figures["0"] >= level), None)
+    return "never" if step is None else f"{step * result['tokens'] / result['step'] / 1e6:.2f}"
+
+
+def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
+    """Measure the accuracy of the second token of a name, by model size."""
+    order = itertools.product(options.seeds, options.new_names, options.sizes, options.heads)
+    cells = [
+        Cell(
+            size,
+            Heads(n),
+            Stories(seed=seed, new_names=share),
+            options.steps,
+            options.texts,
+            options.rate,
+            options.evaluations,
+            options.test,
+            {"new_names": share},
+        )
+        for seed, share, size, n in order
+    ]
+    results = on_task(options, cells, stop)
+    rows, lines = [], []
+    for (share, size, n), group in sorted(by_group(results, "new_names", "size", "n").items(), key=_by_size):
+        accuracy = interval([best(result, ["0"]) for result in group])
+        final = interval([last(result, "0") or 0.0 for result in group])
+        until = ", ".join(tokens_until(result, 0.75) for result in group)
+        rows.append((share, size, n, accuracy.text(), final.text(), until, state_of(group), cost(group)))
+    for (share, n), group in sorted(by_group(results, "new_names", "n").items()):
+        points = [
+            (MILLIONS[size], interval([best(result, ["0"]) for result in several]))
+            for (size,), several in sorted(by_group(group, "size").items(), key=lambda each: MILLIONS[each[0][0]])
+        ]
+        done = all(result["finished"] for result in group)
+        lines.append(Line(f"random names in {share:.0%} of the stories", f"n = {n}", points, done))
+    header = ("random names", "size", "n", "best, %", "final, %", "M tokens until 75 %", "models", "CPU")
+    text = markdown(header, rows) + differences(results, lambda result: best(result, ["0"]), "new_names", "size")
+    settings = settings_of(options, "Parameters (M)", "accuracy", "induction: second tokens of names", "log")
+    return write_report(options.out, "multi-token-induction", text + total(results), results, settings, lines)
+
+
+def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
+    """Measure polynomial arithmetic by number of operations, with and without pause tokens."""
+    order = itertools.product(options.seeds, options.pauses, options.sizes, options.heads)
+    cells = [
+        Cell(
+            size,
+            Heads(n),
+            Polynomials(length=33 + pauses, seed=seed, terms=options.terms, in_domain=options.in_domain, pauses=pauses),
+            options.steps,
+            options.texts,
+            options.rate,
+            options.evaluations,
+            options.test,
+            {"pauses": pauses, "terms": options.terms},
+        )
+        for seed, pauses, size, n in order
+    ]
+    results = on_task(options, cells, stop)
+    groups = [str(number) for number in range(1, 11)]
+    inside, outside = groups[: options.in_domain], groups[options.in_domain :]
+    rows, lines = [], []
+    for (pauses, size, n), group in sorted(by_group(results, "pauses", "size", "n").items(), key=_by_size):
+        means = [interval([best(result, names) for result in group]).text() for names in (["1"], inside, outside)]
+        rows.append((pauses, size, n, *means, state_of(group), cost(group)))
+        reached = [curve_of(result)[-1][1] for result in group if result["curve"]]
+        if reached:
+            points = [(int(name), interval([figures[name] for figures in reached])) for name in groups]
+            done = all(result["finished"] for result in group)
+            lines.append(Line(f"{size}, {pauses} pause tokens", f"n = {n}", points, done))
+    header = ("pauses", "size", "n", "1 operation, %", "in domain, %", "out of domain, %", "models", "CPU")
+    text = markdown(header, rows)
+    for label, names in (("in domain", inside), ("out of domain", outside)):
+        text += differences(results, lambda result, names=names: best(result, names), "pauses", "size", title=label)
+    settings = settings_of(options, "operations", "accuracy", "polynomial arithmetic modulo 7", "linear")
+    return write_report(options.out, "multi-token-arithmetic", text + total(results), results, settings, lines)
+
+
+def variants(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
+    """Measure the heads of table S4 with equal numbers of steps."""
+    results = train_all(options, text_cells(options, VARIANTS), stop)
+    rows = []
+    for (heads,), group in _by_heads(results).items():
+        parameters = f"{group[0]['parameters'] / 1e6:.2f}"
+        figures = [mean_of(group, name, 1) for name in (text_name(group), "greedy S", "T=0.8 S")]
+        rows.append((heads, parameters, *figures, state_of(group), cost(group)))
+    header = ("heads", "M weights", "loss of the next token, nats", "S, greedy", "S, T = 0.8", "models", "CPU")
+    settings = settings_of(options, "", "", "variants of the heads (table S4)", "linear")
+    text = markdown(header, rows) + total(results)
+    return write_report(options.out, "multi-token-variants", text, results, settings)
+
+
+def epochs(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
+    """Measure the loss on held-out text over several epochs of a small text."""
+    kinds = [Heads(n) for n in options.heads]
+    cells = text_cells(options, kinds, evaluations=options.epochs)
+    results = train_all(options, cells, stop)
+    rows, lines = [], []
+    per_epoch = options.steps / options.epochs
+    for (n,), group in sorted(by_group(results, "n").items()):
+        by_step: dict[int, list[float]] = {}
+        for result in group:
+            for step, figures in curve_of(result):
+                by_step.setdefault(round(step / per_epoch), []).append(figures[text_name([result])])
+        points = [(epoch, interval(values)) for epoch, values in sorted(by_step.items())]
+        rows += [(n, epoch, mean.text(1, 3), mean.count) for epoch, mean in points]
+        lines.append(Line("held-out text", f"n = {n}", points, all(result["finished"] for result in group)))
+    settings = settings_of(options, "epochs", "loss of the next token, nats", "several epochs (section 3.5)", "linear")
+    text = markdown(("n", "epoch", "loss of the next token, nats", "models"), rows) + total(results)
+    return write_report(options.out, "multi-token-epochs", text, results, settings, lines)
+
+
+def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
+    """Fine-tune models that predict n tokens with the loss of n' tokens."""
+    results = []
+    first = text_cells(options, [Heads(1), Heads(4)])
+    for cell in first:
+        trained = train_all(options, [cell], stop)
+        results += trained
+        if not trained or not trained[0]["finished"]:
+            continue
+        folder = folder_of(options) / cell.name
+        export = folder / "export"
+        if not export.exists():
+            model = trained_model(folder, cell)
+            model.export(export, "", {"name": cell.name})
+        for after in (1, 4):
+            labels = {"before": cell.heads.tokens, "terms": after}
+            data = folder_of(options) / "data" / f"tuned {cell.name}"
+            prepare_text(data, options.tune, options.batch * options.tune_steps + 1, 0, say, str(export))
+            tuned = TextCell(
+                data,
+                cell.size,
+                Heads(after, equal=False),
+                options.tune_steps,
+                cell.seed,
+                init=str(export),
+                batch=options.batch,
+                rate=options.rate / 3,
+                labels=labels,
+            )
+            results += train_all(options, [tuned], stop)
+    rows = []
+    tuned_results = [result for result in results if "before" in result]
+    for (before, after), group in sorted(by_group(tuned_results, "before", "terms").items()):
+        name = next((name for name in group[0]["curve"][-1][1] if " " not in name), "") if group[0]["curve"] else ""
+        rows.append(
+            (before, after, mean_of(group, name, 1), mean_of(group, "greedy S", 1), state_of(group), cost(group))
+        )
+    header = ("n", "n'", "loss of the next token, nats", "S, greedy", "models", "CPU")
+    settings = settings_of(options, "", "", "fine-tuning n to n' (section 3.6, table S6)", "linear")
+    text = markdown(header, rows) + total(results)
+    return write_report(options.out, "multi-token-finetune", text, results, settings)
+
+
+def batches(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
+    """Measure throughput and latency by batch size and number of heads used."""
+    model = options.model
+    if model is None:
+        cell = text_cells(options, [Heads(4)])[0]
+        trained = train_all(options, [cell], stop)
+        if not trained or not trained[0]["finished"]:
+            return "the model is not trained yet; the same command continues\n"
+        folder = folder_of(options) / cell.name
+        model = folder / "export"
+        trained_model(folder, cell).export(model, "", {"name": cell.name})
+    set_all_threads(1)
+    rows = measure_batches(model, options.batch_sizes, (1, 2, 3, 4), options.tokens, options.rounds, stop)
+    table = [
+        (row["batch"], row["k"], f"{row['throughput']:.2f}", f"{row['latency']:.2f}", f"{row['tokens_per_pass']:.2f}")
+        for row in rows
+    ]
+    lines = [
+        Line(panel, f"k = {k}", [(row["batch"], interval([row[panel]])) for row in group])
+        for panel in ("throughput", "latency")
+        for (k,), group in by_group(rows, "k").items()
+    ]
+    settings = settings_of(options, "batch size", "relative to k = 1", "decoding by batch size (figure S10)", "linear")
+    text = markdown(("batch", "k", "throughput", "latency", "tokens per pass"), table)
+    return write_report(options.out, "multi-token-batches", text, rows, settings, lines)
+
+
+def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
+    """Measure the weight of choice points on one trained pair of models."""
+    pair = text_cells(options, [Heads(1), Heads(4)])[:2]
+    results = train_all(options, pair, stop)
+    if len(results) < 2:
+        return "the models are not trained yet; the same command continues\n"
+    models = [trained_model(folder_of(options) / cell.name, cell) for cell in pair]
+    found = choice_points(*models)
+    rows = [(name, f"{value:.3f}" if isinstance(value, float) else value) for name, value in found.items()]
+    settings = settings_of(options, "", "", "choice points (appendix L.3)", "linear")
+    text = markdown(("figure", "value"), rows) + f"\nModels: {state_of(results)}.{total(results)}"
+    return write_report(options.out, "multi-token-choice-points", text, [found, *results], settings)
+
+
+def text_cells(options: argparse.Namespace, kinds: Sequence[Heads], **settings: Any) -> list[TextCell]:
+    """Return the models to train on text, one per seed and kind of heads, and prepare the text."""
+    data = folder_of(options) / "data" / "text"
+    prepare_text(data, options.source, options.text_tokens, options.vocab, say)
+    size, steps, batch, rate = options.size, options.steps, options.batch, options.rate
+    return [
+        TextCell(data, size, heads, steps, seed, options.vocab, batch=batch, rate=rate, **settings)
+        for seed in options.seeds
+        for heads in kinds
+    ]
+
+
+def trained_model(folder: Path, cell: TextCell) -> Any:
+    """Return the module of a cell with the weights of its checkpoint."""
+    model = cell.objective(folder, cell.options())
+    model.module.load_state_dict(load_checkpoint(folder / "checkpoint.pt")["model"])
+    return model
+
+
+def _by_size(item: tuple[tuple[Any, ...], object]) -> tuple[Any, ...]:
+    (label, size, n), _ = item
+    return label, MILLIONS[size], n
+
+
+def _by_heads(results: Iterable[Result]) -> dict[tuple[str], list[Result]]:
+    groups: dict[tuple[str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((Heads(**result["heads"]).name,), []).append(result)
+    return groups
+
+
+def text_name(group: Sequence[Result]) -> str:
+    """Return the name of the loss of the next token on held-out text, which is the name of the text."""
+    figures = [figures for result in group for _, figures in curve_of(result)]
+    return next((name for each in figures for name in each if " " not in name), "")
+
+
+def mean_of(group: Sequence[Result], name: str, scale: float) -> str:
+    """Return mean and interval of a figure of the last evaluations; a dash without any."""
+    values = [value for value in (last(result, name) for result in group) if value is not None]
+    return interval(values).text(scale, 3) if values else "–"
+
+
+def differences(results: Sequence[Result], value: Callable[[Result], float], *keys: str, title: str = "") -> str:
+    """Return lines with the difference between n > 1 and n = 1 of the same seeds, in percentage points."""
+    lines = [
+        f"- {title}{', ' if title else ''}{', '.join(f'{k} {v}' for k, v in zip(keys, key, strict=True))}, n = {n} "
+        f"minus n = 1: {mean.text()} points, {mean.count} seeds\n"
+        for key, by_n in paired(results, value, *keys).items()
+        for n, mean in by_n.items()
+    ]
+    return "\n" + "".join(lines) if lines else ""
+
+
+def total(results: Sequence[Result]) -> str:
+    """Return a sentence about the cost of all models."""
+    return f"\nIn all {cost(results)} for {len(results)} models ({state_of(results)}).\n"
+
+
+def settings_of(options: argparse.Namespace, x: str, y: str, title: str, scale: str) -> dict[str, Any]:
+    """Return the options for the JSON file, without paths, and the texts of the plot."""
+    hidden = {"state", "out", "model", "run", "minutes", "source", "tune"}
+    given = {name: value for name, value in vars(options).items() if name not in hidden}
+    return {**given, "x": x, "y": y, "title": title, "scale": scale}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = made.add_subparsers(dest="command", required=True)
+    runs = {
+        "induction": induction, "arithmetic": arithmetic, "variants": variants, "epochs": epochs,
+        "finetune": finetune, "batches": batches, "choice_points": choices,
+    }  # fmt: skip
+    for name, run in runs.items():
+        sub = commands.add_parser(name, help=run.__doc__)
+        sub.set_defaults(run=run)
+        sub.add_argument("--state", type=Path, required=True, help="folder of the trained models; continued")
+        sub.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of tables and plots")
+        sub.add_argument("--minutes", type=float, default=60.0)
+        is_task = name in {"induction", "arithmetic"}
+        sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
+        sub.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+        sub.add_argument("--steps", type=int, default=1800 if name == "arithmetic" else 1000)
+        (add_task_options if is_task else add_text_options)(sub, name)
+    return made
+
+
+def add_task_options(sub: argparse.ArgumentParser, name: str) -> None:
+    """Add the options of induction and arithmetic."""
+    sub.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "3M", "10M"])
+    sub.add_argument("--heads", type=int, nargs="+", default=[1, 2], help="numbers of tokens predicted at once")
+    sub.add_argument("--texts", type=int, default=16 if name == "induction" else 64, help="texts per step")
+    sub.add_argument("--test", type=int, default=200, help="test texts, for each number of operations")
+    sub.add_argument("--evaluations", type=int, default=20)
+    if name == "induction":
+        sub.add_argument("--new-names", type=float, nargs="+", default=[0.1, 0.9])
+    else:
+        sub.add_argument("--pauses", type=int, nargs="+", default=[0, 5])
+        sub.add_argument("--terms", type=int, default=2)
+        sub.add_argument("--in-domain", type=int, default=5)
+
+
+def add_text_options(sub: argparse.ArgumentParser, name: str) -> None:
+    """Add the options of the experiments on text."""
+    sub.add_argument("--source", nargs="+", default=["python=1"], help="as in pronk train")
+    sub.add_argument("--size", choices=SIZES, default="1M")
+    sub.add_argument("--vocab", type=int, default=1024)
+    sub.add_argument("--batch", type=int, default=2048, help="tokens per step")
+    sub.add_argument("--text-tokens", type=int, default=250_000 if name == "epochs" else 2_100_000)
+    if name == "epochs":
+        sub.add_argument("--epochs", type=int, default=8)
+        sub.add_argument("--heads", type=int, nargs="+", default=[1, 4])
+    if name == "finetune":
+        sub.add_argument("--tune", nargs="+", default=["docs=1"], help="text of the fine-tuning")
+        sub.add_argument("--tune-steps", type=int, default=200)
+    if name == "batches":
+        sub.add_argument("--model", type=Path, help="model with heads; default: one is trained")
+        sub.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+        sub.add_argument("--tokens", type=int, default=64)
+        sub.add_argument("--rounds", type=int, default=4)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a command."""
+    options = parser().parse_args(words)
+    if getattr(options, "epochs", None) and isinstance(options.epochs, int):
+        options.steps = options.epochs * max(1, options.text_tokens // options.batch)
+    print(options.run(options, Deadline(options.minutes)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Small models of the multi-token paper, trained on synthetic tasks in runs that can be stopped and continued.
+
+A *cell* is one model: size, number of tokens predicted at once, seed, task. Its folder in the state folder has the
+checkpoint of :mod:`pronk.train.loop` and ``result.json`` with the accuracy at each evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+import torch
+from multi_token_tasks import IGNORED, Task
+from torch import Tensor
+
+from pronk.errors import OptionError
+from pronk.files.atomic import write_json
+from pronk.train.future import FutureTokens, future_shape, without_head_layers
+from pronk.train.heads import head_by_head, shifted_rows
+from pronk.train.lm import LanguageModel, TextModel, model_config
+from pronk.train.loop import PassResult, Trainer
+from pronk.train.losses import text_loss
+from pronk.train.options import ModelShape, TrainOptions
+
+__all__ = ["SIZES", "Cell", "Deadline", "Heads", "TaskModel", "Trainable", "model_shape", "train_cell"]
+
+# Hidden size, layers and attention heads of table S14, by millions of weights besides the embedding. The MLP is gated,
+# and its width is 8/3 of the hidden size.
+SIZES = {"tiny": (32, 4, 2), "1M": (128, 5, 4), "3M": (256, 4, 8), "10M": (384, 6, 8)}
+
+
+def model_shape(size: str, vocab: int) -> ModelShape:
+    """Return the shape of a model without further heads."""
+    hidden, layers, heads = SIZES[size]
+    return ModelShape(hidden, layers, heads, heads, -(-8 * hidden // 24) * 8, vocab, 1024)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Number of tokens that a model predicts at once, and the architecture of the heads (appendix B)."""
+
+    tokens: int = 1
+    kind: str = "transformer"
+    order: str = "parallel"
+    unembeddings: str = "shared"
+    equal: bool = True  # whether the heads replace layers, where they have layers of their own
+
+    @property
+    def name(self) -> str:
+        """Number of tokens and architecture in words."""
+        if self.tokens == 1:
+            return "n=1"
+        copies = ("replicated",) if self.unembeddings == "replicated" else ()
+        layers = ("equal" if self.equal else "added",) if self.adds_layers else ()
+        return " ".join((f"n={self.tokens}", self.kind, self.order, *copies, *layers))
+
+    @property
+    def adds_layers(self) -> bool:
+        """Whether each further head adds a layer."""
+        return self.kind == "transformer" and self.order != "anticausal"
+
+    def plan(self, shape: ModelShape) -> tuple[ModelShape, Any]:
+        """Return the shapes of the decoder and of the further heads.
+
+        Raises:
+            OptionError: the model has too few layers.
+        """
+        if self.tokens > 1 and self.equal and self.adds_layers:
+            shape = without_head_layers(shape, self.tokens, self.kind, self.order)
+        return shape, future_shape(shape, self.tokens, self.kind, self.order, self.unembeddings)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model to train: ``steps`` optimizer steps of ``texts`` texts."""
+
+    size: str
+    heads: Heads
+    task: Task
+    steps: int
+    texts: int = 32
+    rate: float = 3e-3
+    evaluations: int = 20
+    count: int = 200  # test texts per group
+    labels: Mapping[str, Any] = field(default_factory=dict)  # further columns of the result
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        labels = (f"{key}={value}" for key, value in self.labels.items())
+        return " ".join((self.size, self.heads.name, *labels, f"seed={self.task.seed}", f"steps={self.steps}"))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Columns of the result."""
+        heads = self.heads
+        return {"size": self.size, "n": heads.tokens, "heads": vars(heads), "seed": self.task.seed, **self.labels}
+
+    def objective(self, folder: Path, options: TrainOptions) -> TextModel[Any]:
+        """Return the objective of a model without or with further heads."""
+        return (_NextToken if options.heads is None else _SeveralTokens)(folder, options, self.task, self.count)
+
+    def options(self) -> TrainOptions:
+        """Return the options of the training.
+
+        Raises:
+            OptionError: the heads do not fit the model.
+        """
+        shape, further = self.heads.plan(model_shape(self.size, len(self.task.words)))
+        return TrainOptions(
+            shape=shape,
+            heads=further,
+            steps=self.steps,
+            batch=self.texts * self.task.length,
+            micro=self.texts * self.task.length,
+            length=self.task.length,
+            final_share=0.0,
+            rate=self.rate,
+            floor=0.03,
+            warmup=min(50, self.steps // 10),
+            seed=self.task.seed,
+            threads=1,
+            evaluate_every=max(1, self.steps // self.evaluations),
+            save_every=max(1, self.steps // 40),
+            log_every=max(1, self.steps // self.evaluations),
+        )
+
+
+class TaskModel(TextModel[Any]):
+    """Training of a model on a task instead of text files; ``count`` test texts per group measure it."""
+
+    def __init__(self, folder: Path, options: TrainOptions, task: Task, count: int) -> None:
+        self.folder, self.options, self.initial = folder, options, None
+        self.task, self.count = task, count
+        self.config, self.device = model_config(options.shape, None, (0,)), torch.device("cpu")
+        self.module = self.build()
+        self.phases = (task, task)  # type: ignore[assignment] - a task has all that the loop reads of a series
+        self.identity = {"kind": "multi_token"} | task.identity
+
+    def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:  # noqa: ARG002
+        """Return the accuracy in each group of the task."""
+        return {str(group): value for group, value in self.task.measure(self.decoder, self.count).items()}
+
+    def judge(self, figures: Mapping[str, float]) -> float:
+        """Return the negative mean accuracy."""
+        return -fmean(figures.values()) if figures else math.nan
+
+
+class _NextToken(TaskModel, LanguageModel):
+    """A model that predicts the next token."""
+
+
+class _SeveralTokens(TaskModel, FutureTokens):
+    """A model that predicts several tokens; targets without a loss are left out."""
+
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
+        """Return the mean loss of the heads; add ``scale`` times the gradient of the sum of their losses."""
+        with self._autocast():
+            trunk = self._trunk(inputs)
+            stages = self.module.stages(inputs)
+        z, losses, labels = trunk.detach().requires_grad_(), list[float](), targets.reshape(-1)
+        outputs = head_by_head(stages, z, chained=self.module.heads.shape.is_chained)
+        for number, out in outputs:
+            rows, own_rows = shifted_rows(*inputs.shape, number, inputs.device)
+            kept = labels[own_rows] != IGNORED
+            with self._autocast():
+                hidden, weight = self.module.norm_and_unembedding(number, out[rows[kept]])
+            loss, _ = text_loss(hidden, weight, labels[own_rows[kept]])
+            (loss * scale).backward()
+            losses.append(float(loss.detach()))
+        trunk.backward(z.grad)
+        return PassResult(fmean(losses))
+
+
+class Deadline:
+    """End of a command's time, from its creation on."""
+
+    def __init__(self, minutes: float) -> None:
+        self._end = time.monotonic() + 60 * minutes
+
+    def __call__(self) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() >= self._end
+
+
+class Trainable(Protocol):
+    """A model of an experiment, and how it is trained."""
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Columns of the result that identify the model: ``n``, ``seed``, …."""
+
+    def options(self) -> TrainOptions:
+        """Return the options of the training."""
+
+    def objective(self, folder: Path, options: TrainOptions) -> TextModel[Any]:
+        """Return the module with its text and evaluation."""
+
+
+def train_cell(
+    state: Path, cell: Trainable, stop: Callable[[], bool], say: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Train a cell to its end or until ``stop``; return its result, or ``None`` if nothing has been trained.
+
+    A finished cell is not computed again. The result counts the processor's seconds of all commands that trained it.
+    """
+    folder = state / cell.name
+    file = folder / "result.json"
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    if stop() or (before is not None and before["finished"]):
+        return before
+    try:
+        options = cell.options()
+    except OptionError as error:
+        say(f"{cell.name}: skipped, {error}")
+        return None
+    started = time.process_time()
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(folder, options, cell.objective(folder, options))
+    say(f"{cell.name}: from step {trainer.step} of {options.steps}")
+    trainer.train(lambda _: None, lambda _: None, stop)
+    seconds = time.process_time() - started + (before["cpu_seconds"] if before else 0.0)
+    if not trainer.step:
+        return None
+    result = {
+        **cell.facts,
+        "parameters": sum(each.numel() for each in trainer.objective.module.parameters()),
+        "step": trainer.step,
+        "steps": options.steps,
+        "tokens": trainer.tokens,
+        "finished": trainer.is_finished,
+        "curve": [[entry["step"], entry["valid"]] for entry in trainer.history if entry["valid"]],
+        "cpu_seconds": seconds,
+    }
+    write_json(file, result)
+    say(f"{cell.name}: step {trainer.step} of {options.steps}, {seconds:.0f} CPU-seconds")
+    return result

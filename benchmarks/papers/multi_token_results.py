@@ -1,0 +1,151 @@
+"""Means, intervals, tables and plots of the multi-token experiments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from pronk.bench.machine import describe_hardware
+from pronk.files.atomic import write_json
+
+__all__ = ["Interval", "Line", "by_group", "cost", "draw", "interval", "markdown", "paired", "state_of", "write_report"]
+
+# 97.5 % quantiles of Student's t by degrees of freedom: half-widths of 95 % intervals of the mean.
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean of several seeds, and half the width of its 95 % interval; infinite for one seed."""
+
+    mean: float
+    half: float
+    count: int
+
+    def text(self, scale: float = 100, digits: int = 1) -> str:
+        """Return ``mean ± half`` in units of ``1 / scale``."""
+        half = "?" if math.isinf(self.half) else f"{scale * self.half:.{digits}f}"
+        return f"{scale * self.mean:.{digits}f} ± {half}"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean and its interval by Student's t."""
+    count = len(values)
+    if count < 2:
+        return Interval(fmean(values), math.inf, count)
+    quantile = _QUANTILES[min(count - 2, len(_QUANTILES) - 1)]
+    return Interval(fmean(values), quantile * stdev(values) / math.sqrt(count), count)
+
+
+def by_group(results: Iterable[Result], *keys: str) -> dict[tuple[Any, ...], list[Result]]:
+    """Return the results by their values of ``keys``."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        groups.setdefault(tuple(result[key] for key in keys), []).append(result)
+    return groups
+
+
+def paired(
+    results: Sequence[Result], value: Callable[[Result], float], *keys: str
+) -> dict[tuple[Any, ...], dict[int, Interval]]:
+    """Return, by ``keys`` and n, the interval of the difference to n = 1 of the same seed; finished models only."""
+    differences: dict[tuple[Any, ...], dict[int, Interval]] = {}
+    finished = [result for result in results if result["finished"]]
+    for key, group in by_group(finished, *keys).items():
+        plain = {result["seed"]: value(result) for result in group if result["n"] == 1}
+        for (n,), several in by_group(group, "n").items():
+            found = [value(result) - plain[result["seed"]] for result in several if result["seed"] in plain]
+            if n > 1 and found:
+                differences.setdefault(key, {})[n] = interval(found)
+    return differences
+
+
+def state_of(group: Sequence[Result]) -> str:
+    """Return how many models are finished, and for the others how far each is."""
+    finished = sum(result["finished"] for result in group)
+    rest = [f"{result['step'] / result['steps']:.0%}" for result in group if not result["finished"]]
+    return f"{finished} finished" + (f", unfinished at {', '.join(rest)}" if rest else "")
+
+
+def cost(results: Iterable[Result]) -> str:
+    """Return the processor's time of all models."""
+    return f"{sum(result['cpu_seconds'] for result in results) / 3600:.2f} CPU-hours"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in lines)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a plot; ``points`` has x and interval, and an unfinished curve is dashed."""
+
+    panel: str
+    label: str
+    points: Sequence[tuple[float, Interval]]
+    finished: bool = True
+
+
+def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: str = "linear") -> None:
+    """Draw curves with error bars, one panel per ``Line.panel``, as an SVG file.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    import matplotlib as mpl  # noqa: PLC0415 - the only use
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "pronk"
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    panels = list(dict.fromkeys(line.panel for line in lines))
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False, sharey=True)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for line in lines:
+            if line.panel != panel:
+                continue
+            places = [place for place, _ in line.points]
+            means = [each.mean for _, each in line.points]
+            halves = [0.0 if math.isinf(each.half) else each.half for _, each in line.points]
+            label = line.label if line.finished else f"{line.label} (unfinished)"
+            axis.errorbar(places, means, halves, label=label, capsize=3, linestyle="-" if line.finished else "--")
+        axis.set_xscale(scale)
+        axis.set_title(panel, fontsize=9)
+        axis.set_xlabel(x)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7, frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel(y)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def write_report(
+    out: Path, name: str, text: str, results: Sequence[Any], settings: Mapping[str, Any], lines: Sequence[Line] = ()
+) -> str:
+    """Write ``name.json``, ``name.md`` and, with ``lines``, ``name.svg`` to ``out``; return the text.
+
+    ``settings`` has ``x``, ``y``, ``title`` and ``scale`` of the plot, beside what the JSON file reports.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    machine = describe_hardware("cpu")
+    document = {"experiment": name, "date": datetime.now(UTC).date().isoformat(), "hardware": machine}
+    write_json(out / f"{name}.json", {**document, "settings": dict(settings), "results": list(results)}, indent=1)
+    if lines:
+        plot = {key: settings[key] for key in ("x", "y", "title", "scale")}
+        draw(out / f"{name}.svg", lines, **plot)
+        text += f"\n![{settings['title']}]({name}.svg)\n"
+    head = f"# Multi-token prediction: {settings['title']}\n\n{machine['processor']}, {document['date']}.\n\n"
+    (out / f"{name}.md").write_text(head + text, encoding="utf-8")
+    return text

@@ -1,0 +1,270 @@
+"""Synthetic tasks of *Better & Faster LLMs via Multi-token Prediction* (Gloeckle et al. 2024, sections 4.1 and 4.2).
+
+A task generates its text by code, without end, and measures a model on a fixed test set.
+
+``Stories`` differs from the paper's data: the stories come from a grammar of about 150 words instead of a language
+model, and a name always has two tokens. In training, a fraction ``new_names`` of the stories has names that are random
+pairs of tokens; in the other stories the first token of a name determines the second one, so that a bigram suffices.
+All stories of the test set have random pairs. The paper's test names have tokens that the training text lacks.
+
+``Polynomials`` is arithmetic in F7[X]/(X^terms) with negation, addition, multiplication and composition. The paper has
+five terms and 26 billion tokens of training text; fewer terms let a small model learn from a few million tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pronk.train.attention import dense_logits
+from pronk.train.modules.decoder import DecoderModule
+from pronk.train.precision import autocast
+
+__all__ = ["IGNORED", "Polynomials", "Stories", "Task", "Text"]
+
+IGNORED = -100  # target without a loss, as in torch
+TEST_SEED = "test"  # training batches have seeds that end in a number
+
+
+@dataclass(frozen=True)
+class Text:
+    """Token ids of one text; ``marks`` has the positions of the tokens to measure, ``group`` the row of the table."""
+
+    ids: list[int]
+    marks: list[int]
+    group: int = 0
+
+
+class Task(ABC):
+    """Endless training texts of up to ``length`` tokens, and a test set; satisfies ``pronk.train.batches.Batches``.
+
+    ``whole``: whether a text of the test set counts as correct only if all its marked tokens are. ``marked_only``:
+    whether only marked tokens have a loss.
+    """
+
+    length: int
+    seed: int
+    whole: bool
+    marked_only: bool
+
+    @property
+    @abstractmethod
+    def words(self) -> list[str]:
+        """The vocabulary; a token id is an index."""
+
+    @abstractmethod
+    def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:
+        """Return a text; ``group`` selects its row of the table."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> range:
+        """Rows of the table."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Values that determine the training text."""
+
+    def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return texts ``start`` to ``start + count - 1``, one per row: inputs and targets ``[count, length]``.
+
+        Targets without a loss are ``IGNORED``: those after the text, and with ``marked_only`` all that are not marked.
+        """
+        rows = torch.zeros(count, self.length + 1, dtype=torch.int64)
+        targets = torch.full((count, self.length), IGNORED)
+        for row, number in enumerate(range(start, start + count)):
+            text = self.make(random.Random(f"{self.seed}/{number}"), test=False)
+            ids = torch.tensor(text.ids[: self.length + 1])
+            rows[row, : len(ids)] = ids
+            places = torch.tensor(text.marks) if self.marked_only else torch.arange(1, len(ids))
+            targets[row, places - 1] = ids[places]
+        return rows[:, :-1], targets
+
+    def test_texts(self, count: int) -> Iterator[Text]:
+        """Yield ``count`` texts of each group, the same ones for every model."""
+        for group in self.groups:
+            generator = random.Random(f"{TEST_SEED}/{group}")
+            for _ in range(count):
+                yield self.make(generator, test=True, group=group)
+
+    @torch.no_grad()
+    def measure(self, decoder: DecoderModule, count: int, rows: int = 64) -> dict[int, float]:
+        """Return the accuracy in each group, from ``count`` test texts per group.
+
+        A text's own tokens are the input. Whether the most likely token is right at every mark is therefore the same as
+        whether greedy decoding writes all marked tokens.
+        """
+        right: dict[int, list[float]] = {group: [] for group in self.groups}
+        texts = list(self.test_texts(count))
+        for first in range(0, len(texts), rows):
+            part = texts[first : first + rows]
+            width = max(len(text.ids) for text in part)
+            ids = torch.tensor([text.ids + [0] * (width - len(text.ids)) for text in part])
+            with autocast(ids.device):
+                likeliest = dense_logits(decoder, ids[:, :-1]).argmax(-1).view(len(part), -1)
+            hits = likeliest == ids[:, 1:]
+            for text, row in zip(part, hits, strict=True):
+                found = [bool(row[mark - 1]) for mark in text.marks]
+                right[text.group] += [float(all(found))] if self.whole else [float(each) for each in found]
+        return {group: sum(found) / len(found) for group, found in right.items() if found}
+
+
+_FIRST = [f"{a}{b}" for a in "BDKLMNPRSTVZ" for b in ("a", "e", "i", "o")]
+_SECOND = [f"{a}{b}" for a in "bdklmnprstvz" for b in ("by", "co", "lu", "na")]
+_NOUNS = "ball cat dog bird boat kite cake tree flower book hat box star shell stone drum fish frog bear bell".split()
+_PLACES = "park garden house forest beach school kitchen river hill market farm barn".split()
+_ADJECTIVES = "big small red blue green old new shiny soft funny lost little happy warm".split()
+_FEELINGS = "happy sad tired glad proud scared excited sorry".split()
+_TEMPLATES = """
+once upon a time there was a child named P .|P had a friend named Q .|P lived near the L with Q .
+P saw a A N in the L .|Q wanted to play with the A N .|P said to Q " let us go to the L . "
+Q gave the N to P .|P was very F .|Q was F because the N was A .|one day P and Q went to the L .
+then Q found a A N .|P and Q played with the N all day .|" thank you , P , " said Q .|Q asked P for the N .
+the N fell down and P was F .|Q helped P to find the N .|P looked for Q in the L .|Q ran to P with a A N .
+P shared the A N with Q .|the friends of Q liked the N too .|at night P and Q went home .
+""".replace("\n", "|")
+_SENTENCES = [line.split() for line in _TEMPLATES.split("|") if line]
+
+
+@dataclass(frozen=True)
+class Stories(Task):
+    """Children's stories with two characters, each with a name of two tokens (module docstring)."""
+
+    length: int = 144
+    seed: int = 0
+    new_names: float = 0.1
+    sentences: int = 12
+
+    whole = marked_only = False
+
+    @cached_property
+    def words(self) -> list[str]:
+        """End of text, the first tokens of names, the second tokens, all other words."""
+        slots = {"P", "Q", "N", "L", "A", "F"}
+        rest = {word for line in _SENTENCES for word in line if word not in slots}
+        return ["<end>", *_FIRST, *_SECOND, *sorted(rest | {*_NOUNS, *_PLACES, *_ADJECTIVES, *_FEELINGS})]
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    @property
+    def groups(self) -> range:
+        """One row."""
+        return range(1)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Values that determine the training text."""
+        return {"task": "stories", "data": [self.length, self.seed, self.new_names, self.sentences]}
+
+    def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:  # noqa: ARG002
+        """Return a story; marked is the second token of a name in all mentions but its first."""
+        first = generator.sample(range(len(_FIRST)), 2)
+        second = first
+        if test or generator.random() < self.new_names:
+            second = [generator.randrange(len(_SECOND)) for _ in first]
+        names = {slot: (_FIRST[a], _SECOND[b]) for slot, a, b in zip("PQ", first, second, strict=True)}
+        fills = {"N": generator.sample(_NOUNS, 2), "L": generator.sample(_PLACES, 2), "A": _ADJECTIVES, "F": _FEELINGS}
+        lines = [*_SENTENCES[:2], *generator.choices(_SENTENCES[2:], k=self.sentences - 2)]
+        ids, marks, seen = list[int](), list[int](), set[str]()
+        for line in lines:
+            roles = generator.choice(("PQ", "QP")) if len(seen) == 2 else "PQ"  # either character may act
+            for word in line:
+                if word in names:
+                    slot = roles["PQ".index(word)]
+                    ids += [self._ids[part] for part in names[slot]]
+                    marks += [len(ids) - 1] if slot in seen else []
+                    seen.add(slot)
+                else:
+                    ids.append(self._ids[generator.choice(fills[word]) if word in fills else word])
+        return Text([*ids, 0], marks)
+
+
+Polynomial = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Polynomials(Task):
+    """Expressions over polynomials modulo 7 and X^terms; the answer is the coefficients of the result.
+
+    A line is ``( 1 2 * ( - 3 4 ) ) = 4 2``. Coefficients start with that of X^0. In training an expression has 1 to
+    ``in_domain`` operations, in the test up to ``out_of_domain``. ``pauses`` tokens stand before the equals sign
+    (figure S15).
+    """
+
+    length: int = 32
+    seed: int = 0
+    terms: int = 2
+    in_domain: int = 5
+    out_of_domain: int = 10
+    pauses: int = 0
+
+    whole = marked_only = True
+    modulus = 7
+
+    @property
+    def words(self) -> list[str]:
+        """End of a line, digits, parentheses, operators (``o``: composition), equals sign, pause."""
+        return ["<end>", *map(str, range(self.modulus)), "(", ")", "-", "+", "*", "o", "=", "<pause>"]
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    @property
+    def groups(self) -> range:
+        """Numbers of operations."""
+        return range(1, self.out_of_domain + 1)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Values that determine the training text."""
+        data = [self.length, self.seed, self.terms, self.in_domain, self.pauses]
+        return {"task": "polynomials", "data": data}
+
+    def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:  # noqa: ARG002
+        """Return a line with ``group`` operations, by default a random number of them; the answer is marked."""
+        count = generator.randint(1, self.in_domain) if group is None else group
+        words, value = self.expression(generator, count)
+        question = [*words, *["<pause>"] * self.pauses, "="]
+        line = [*question, *map(str, value), "<end>"]
+        marks = range(len(question), len(question) + self.terms)
+        return Text([self._ids[word] for word in line], list(marks), count)
+
+    def expression(self, generator: random.Random, operations: int) -> tuple[list[str], Polynomial]:
+        """Return the words and the value of a random expression."""
+        if not operations:
+            operand = tuple(generator.randrange(self.modulus) for _ in range(self.terms))
+            return [str(value) for value in operand], operand
+        operator = generator.choice("-+*o")
+        if operator == "-":
+            words, value = self.expression(generator, operations - 1)
+            return ["(", "-", *words, ")"], tuple(-each % self.modulus for each in value)
+        left = generator.randrange(operations)
+        (first, f), (second, g) = (self.expression(generator, each) for each in (left, operations - 1 - left))
+        return ["(", *first, operator, *second, ")"], self.apply(operator, f, g)
+
+    def apply(self, operator: str, f: Polynomial, g: Polynomial) -> Polynomial:
+        """Return ``f + g``, ``f * g`` or ``f(g)`` (``o``), modulo X^terms."""
+        if operator == "+":
+            return tuple((a + b) % self.modulus for a, b in zip(f, g, strict=True))
+        if operator == "*":
+            product = [0] * self.terms
+            for i, a in enumerate(f):
+                for j, b in enumerate(g[: self.terms - i]):
+                    product[i + j] += a * b
+            return tuple(value % self.modulus for value in product)
+        value: Polynomial = (0,) * self.terms
+        for coefficient in reversed(f):  # Horner's rule
+            value = self.apply("*", value, g)
+            value = ((value[0] + coefficient) % self.modulus, *value[1:])
+        return value
