@@ -184,8 +184,8 @@ class RequestPolicy:
         """Return the price of a source's chains, as it was when the step first asked for it."""
         key = id(proposer)
         if key not in self._chain_prices:
-            price = proposer.chain_price(context)
-            start = self.policy.source(proposer.source).start
+            price, source = proposer.chain_price(context), self.policy.sources.get(proposer.source)
+            start = 0.0 if source is None else source.start  # a wrapper's inner drafter is no source of the policy
             self._chain_prices[key] = None if price is None else price._replace(start=start)
         return self._chain_prices[key]
 
@@ -273,8 +273,8 @@ class RequestPolicy:
             source.prices.append(price)
         chain = self._chain_prices.get(id(proposer))
         if chain is not None and reason == "pays" and not chain.reading:
-            tokens = max(1, tree.num_draft_tokens) * chain.token / self.num_requests
-            source.starts.append(max(0.0, seconds - tokens))
+            passes = max(1, *tree.depths)  # siblings of a chain's tokens need no pass
+            source.starts.append(max(0.0, seconds - passes * chain.token / self.num_requests))
         self._add(proposer.name, tree)
         self.acceptance.propose(proposer.source, lead, tree)
         if before is not None and self.curve is not None:

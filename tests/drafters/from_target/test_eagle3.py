@@ -269,6 +269,14 @@ def test_chains_end_where_a_token_does_not_pay() -> None:
     assert length(CostCurve(0.1, 1.0, 0.0)) == 0
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS[2:3], PROMPTS[2:]], ids=["alone", "batch"])
+def test_reading_a_text_is_measured(prompts: list[list[int]]) -> None:
+    engine, drafter = bound(copying("eagle3"), bigram_decoder())
+    (found,) = within(drafter, Eagle3Proposer)
+    decode(engine, drafter, prompts, max_tokens=4)
+    assert found.runner._costs.prompt_row is not None
+
+
 def test_the_features_take_memory_while_the_head_exists() -> None:
     decoder, budget = bigram_decoder(), KVBudget("4MB", 4)
     cache_ = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache)

@@ -176,6 +176,8 @@ class EagleRunner(SideLanes):
         packed.select_logits_rows(range(len(tokens) - 1, len(tokens)))
 
         def append(token: DraftToken) -> bool:
+            if not chain.draft_tokens and len(tokens) > _MAX_ROWS:
+                self._costs.learn_prompt(len(tokens), clock() - start_time)
             chain.append(token)
             return not (is_interrupt_pending() or chain.is_full or is_complete(chain))
 
