@@ -42,7 +42,8 @@ def draft_chain(
         ids: the target's token of each logit; ``None``: 0, 1, ….
 
     Returns:
-        The number of forward passes. The last one gives no draft token if it allows none or has non-finite logits.
+        The number of forward passes. The last one gives no draft token if all tokens are banned or a logit is
+        not finite.
     """
     scores, logits = np.empty((max_tokens, vocab_size), FLOAT32), np.empty((1, vocab_size), FLOAT32)
     next_scores, errors = iter(scores), list[BaseException]()

@@ -149,12 +149,12 @@ class Program(ABC):
 
         Args:
             linear: layer with the outputs of all query heads, then of the key heads, then of the value heads.
-            norm: norm of the stream; ``None``: ``source`` is read as it is.
+            norm: norm of ``source``, which is then the stream; ``None``: ``source`` is read as it is.
             config: sizes of the heads, and whether they are rotated.
             index: layer (from 0) of ``config``, and of the cache that stores keys and values.
             head_norms: norms of queries and of keys, or ``None``.
             cross: whether there are only queries, for cross-attention to layer ``index`` of another model.
-            source: ``"stream"``, or ``"A"`` without a norm.
+            source: ``"stream"`` or ``"A"``.
         """
 
     @abstractmethod

@@ -226,8 +226,9 @@ class CostModel:
         return usual([speed for _, speed in self._speeds])
 
     def _learn_level(self, rows: int, cost: float) -> None:
-        if not self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes):
-            return  # the line would differ only in the weights of its points
+        changed = self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes)
+        if not changed and not self._experts:
+            return  # the line would differ only in the weights of its points; with experts, the overlap moves them
         if len(self._levels) > _MAX_LEVELS:
             del self._levels[min(self._levels, key=lambda each: self._levels[each].latest)]
         line, now, curve = _Regression(), self._num_passes, self._curve(1.0, 0)

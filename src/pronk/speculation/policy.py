@@ -6,9 +6,9 @@ raises the value; the draft tokens that raise it most are verified. Where nothin
 now and then all the same, to learn how good they are on the present text: each for at most 1 % of the time divided by
 the number of sources.
 
-A drafter with a model must read the text before it can draft. It reads it when the steps since its last proposal would
-have saved, with its draft tokens, as much as reading costs (the ski-rental rule: at most twice the loss of the best
-moment in hindsight). So a long prompt is not read for a drafter that another one makes useless.
+A drafter with a model must read the text before it can draft. It reads it when its draft tokens would have saved as
+many seconds, in the steps since its last proposal, as reading takes. By this ski-rental rule, the seconds missed and
+those of reading are at most twice those of the best choice in hindsight.
 
 **Bound of the loss.** Before anything is spent, its expected price is compared with what may still be lost, so that
 over all steps of an engine ::
@@ -92,7 +92,7 @@ class RequestPolicy:
         # By the address of the proposer; the list has the seconds of its proposal, ``None`` for its first one of all.
         self._asked: dict[int, tuple[Proposer[Any], Reason, list[float] | None]] = {}
         self._chain_prices: dict[int, ChainPrice | None] = {}  # by the address of the proposer
-        # Seconds that a source, by name, would have saved in the steps since it was asked, without reading the text.
+        # Seconds that the draft tokens of a source, by name, would have saved since it was last asked.
         self._missed: dict[str, float] = {}
         self._charged = 0.0  # seconds charged to sources since :meth:`charge_rest`
         self._unacceptable: list[TokenTree] = []  # offers with nodes that are computed but never accepted
@@ -151,7 +151,7 @@ class RequestPolicy:
             saved = best.tokens * offer.seconds / offer.tokens - best.seconds
             missed = self._missed.get(proposer.source, 0.0) + max(0.0, saved)
             self._missed[proposer.source] = missed
-            most = saved / best.tokens * context.max_depth  # that this request can still save
+            most = saved / best.tokens * context.max_depth  # seconds that can be saved in all tokens that are left
             pays = saved > 0.0 and chain.reading <= min(missed, most)
             price = chain.reading + chain.start + chain.token / self.num_requests
             if saved > 0.0:
@@ -272,8 +272,8 @@ class RequestPolicy:
         if price is not None:
             source.prices.append(price)
         chain = self._chain_prices.get(id(proposer))
-        if chain is not None and reason == "pays" and not chain.reading:
-            passes = max(1, *tree.depths)  # siblings of a chain's tokens need no pass
+        if chain is not None and reason == "pays" and not chain.reading and tree.num_draft_tokens:
+            passes = max(tree.depths)  # siblings of a chain's tokens need no pass
             source.starts.append(max(0.0, seconds - passes * chain.token / self.num_requests))
         self._add(proposer.name, tree)
         self.acceptance.propose(proposer.source, lead, tree)

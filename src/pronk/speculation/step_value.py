@@ -41,7 +41,7 @@ class ChainPrice(NamedTuple):
     curve: CostCurve  # cost of the target's forward pass
     token: float  # seconds of a draft token for every request together
     reading: float = 0.0  # seconds to read this request's text since the last proposal
-    start: float = 0.0  # seconds of a proposal besides reading and draft tokens, this request's part
+    start: float = 0.0  # seconds of a proposal besides reading and draft tokens, for this request alone
 
     def seconds(self, requests: int, draft_tokens: int, passes: int) -> float:
         """Return one request's part of a step with ``draft_tokens`` each, drafted in ``passes`` passes."""

@@ -133,8 +133,8 @@ typedef struct {
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
   int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
   int32_t num_adapters;
-  int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: writes rows as wide as the stream; else part number
-                          // `part`, from 0, of rows of buffer A that are `parts` times as wide
+  int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: rows of the output are as wide as the stream; n > 0: they
+                          // are rows of buffer A, n times as wide as the stream, of which part `part`, from 0, is written
   int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
   const pronk_adapter* adapters;  // PRONK_LINEAR without experts, PRONK_QKV: [num_adapters], or null
 } pronk_op;
