@@ -28,13 +28,21 @@ def begun() -> tuple[Chain, RequestPolicy]:
     return Chain(World(length=1), "draft", 0.0, always(0.0)), policy
 
 
-@pytest.mark.parametrize(("parents", "depth"), [((-1,), 1), ((-1, 0, 1), 2), ((-1, 0, 1, 0, 0, 1), 2)])
+@pytest.mark.parametrize(("parents", "depth"), [((-1, 0), 1), ((-1, 0, 1), 2), ((-1, 0, 1, 0, 0, 1), 2)])
 def test_the_start_of_a_proposal_is_what_its_passes_do_not_take(parents: tuple[int, ...], depth: int) -> None:
     """A pass takes 0.1 seconds, and there is one per depth: siblings cost no pass."""
     proposer, policy = begun()
     assert policy.reason(proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy)) == "pays"
     policy.take(proposer, "pays", 0.5, TokenTree(tuple(range(1, len(parents) + 1)), parents), [1])
     assert policy.policy.source("draft").start == pytest.approx(0.5 - 0.1 * depth)
+
+
+def test_an_empty_proposal_is_no_measure_of_a_start() -> None:
+    """Its duration may be that of finding the KV cache full."""
+    proposer, policy = begun()
+    assert policy.reason(proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy)) == "pays"
+    policy.take(proposer, "pays", 0.5, TokenTree((1,), (-1,)), [1])
+    assert not policy.policy.source("draft").starts
 
 
 def test_the_inner_drafter_of_a_wrapper_takes_no_part_of_the_time_for_learning() -> None:
