@@ -27,7 +27,7 @@ from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, SideLane, SideLanes
 from pronk.execution.draft_chain import draft_chain
-from pronk.interrupts import is_interrupt_pending, uninterrupted
+from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
@@ -178,10 +178,8 @@ class EagleRunner(SideLanes):
         def append(token: DraftToken) -> bool:
             if not chain.draft_tokens and len(tokens) > _MAX_ROWS:
                 self._costs.learn_prompt(len(tokens), clock() - start_time)
-            chain.append(token)
-            return not (is_interrupt_pending() or chain.is_full or is_complete(chain))
+            return chain.append_and_go_on(token, is_complete)
 
-        # KeyboardInterrupt cannot pass through the kernels, so after Ctrl-C append() ends the chain.
         with context.sampler.after(), uninterrupted():
             num_passes = draft_chain(
                 self._program(logits=True),

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from pronk.arrays import Array
+from pronk.interrupts import is_interrupt_pending
 from pronk.sampling.sampler import DraftIds, DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
@@ -89,6 +90,14 @@ class Chain:
         kind = SourceRates.confidence_kind(draft_token.confidence)
         self.origin.append((self.source, kind))
         self.gains.append(last_gain * self._rates.rate(kind, len(self.draft_tokens)))
+
+    def append_and_go_on(self, draft_token: DraftToken, is_complete: Callable[[Chain], bool]) -> bool:
+        """Append a draft token of a chain by the kernels; return whether to draft another one.
+
+        KeyboardInterrupt cannot pass through the kernels, so after Ctrl-C the chain ends.
+        """
+        self.append(draft_token)
+        return not (is_interrupt_pending() or self.is_full or is_complete(self))
 
     def tree(self) -> TokenTree:
         """Return the chain as a tree below the request's last token."""

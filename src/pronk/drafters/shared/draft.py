@@ -29,7 +29,7 @@ from pronk.errors import CacheFullError, OptionError
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.execution.segment import Segment
 from pronk.hub.resolve import resolve_model
-from pronk.interrupts import is_interrupt_pending, uninterrupted
+from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
@@ -209,10 +209,8 @@ class DraftRunner:
         job = self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
 
         def append(token: DraftToken) -> bool:
-            chain.append(token)
-            return not (is_interrupt_pending() or chain.is_full or is_complete(chain))
+            return chain.append_and_go_on(token, is_complete)
 
-        # KeyboardInterrupt cannot pass through the kernels, so after Ctrl-C append() ends the chain.
         with chain.context.sampler.after(), uninterrupted():
             num_passes = self.runner.draft_chain(job, chain.context.sampler, max_steps, append)
             _append(lane, [*new, *chain.tokens[: num_passes - 1]])
