@@ -24,14 +24,16 @@ from drafters.drafting import (
     watched,
 )
 from drafters.from_draft.drafts import draft_folder
-from drafters.helpers import within
+from drafters.helpers import priced, within
 from drafters.kernel_calls import burning
 from drafters.trees import TreeDrafter, off_chain
 from pronk.drafters.combined.merged import Merged
 from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.drafters.shared.draft import DraftLane, DraftRunner
+from pronk.drafters.shared.draft import MAX_UNREAD, DraftLane, DraftRunner
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.tree import TokenTree
 from softmax import softmax
 from tiny_models import VOCAB, context_of, make_engine, make_request, run, tiny_decoder
 
@@ -152,6 +154,60 @@ def test_the_cache_equals_one_that_has_just_read_the_text(noise: float) -> None:
         tokens = [*tokens, *new]
     drafter.stop(state)
     assert_no_blocks(drafter)
+
+
+WITH_LANES = {
+    "chain": spec(FAIR),
+    "cape": f"cape({spec(FAIR)}, sizes=3)",
+    "staged": f"staged({spec(FAIR)}, prompt_lookup, num_nodes=6)",
+    "beam": f"beam({spec(FAIR)}, width=2)",
+}
+SLOW_TARGET = CostCurve(1e3, 1.0, 0.0)  # costs of a target that is so slow that every draft token pays
+
+
+def lane_of(state: Any) -> DraftLane:
+    """Return the draft model's cache in the state of a drafter, which may wrap the draft model."""
+    while not hasattr(state, "lane"):
+        state = state[0] if isinstance(state, tuple) else state.inner
+    return state.lane
+
+
+@pytest.mark.parametrize("count", [40, 150])
+@pytest.mark.parametrize("kind", WITH_LANES)
+def test_a_lane_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str, count: int) -> None:
+    """Its proposals are those of a draft model for which the text begins there."""
+    drafter = bound(WITH_LANES[kind])
+
+    def propose(tokens: Sequence[int], state: Any, **more: Any) -> TokenTree:
+        asked = context(drafter, tokens, state=state, nodes=8, params=SamplingParams(temperature=0.0), **more)
+        (tree,) = drafter.propose([asked])
+        assert tree.num_draft_tokens
+        return tree
+
+    tokens = text(3, 20)
+    state = drafter.start(tokens)
+    propose(tokens, state)  # without a policy, which knows no costs of the draft model yet
+    lane = lane_of(state)
+    assert lane.start == 0
+    tokens = [*tokens, *text(4, count)]
+    skipped = len(tokens) - 1 - MAX_UNREAD if count > MAX_UNREAD else 0
+    for _ in range(3):
+        tree = propose(tokens, state, policy=priced(SLOW_TARGET))
+        assert lane.start == skipped
+        fresh = propose(tokens[skipped:], drafter.start([]))
+        assert (tree.tokens, tree.parents) == (fresh.tokens, fresh.parents)
+        tokens = [*tokens, *text(5, 2)]
+    propose(tokens, state)
+    assert lane.start == skipped  # a lane is used as it is where no policy counts costs
+    drafter.stop(state)
+    assert lane.start == 0
+
+
+def test_without_a_policy_the_whole_text_is_read() -> None:
+    drafter, tokens = bound(spec(FAIR)), text(3, 150)
+    state = drafter.start(tokens)
+    drafter.propose([context(drafter, tokens, state=state)])
+    assert (state.lane.start, state.lane.tokens[:150]) == (0, tokens)
 
 
 def test_accepted_draft_tokens_of_another_drafter_are_read() -> None:

@@ -48,6 +48,8 @@ class _GlideRunner(DraftRunner):
     the bonus token, so that a proposal depends only on the text.
     """
 
+    max_unread = None  # the positions are the target's, and a small model reads fast
+
     @classmethod
     def load(cls, drafter: str, model: str | None, default_folder: str, target: Target) -> DraftRunner:
         """Load a trained model; arguments and errors are those of :func:`read_trained_drafter`."""

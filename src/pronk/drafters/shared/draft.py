@@ -3,6 +3,9 @@
 A *lane* is the draft model's KV cache of one request: the request's text, followed by the draft tokens of the last
 proposal. At the next proposal the accepted draft tokens are already cached. Other new tokens (the prompt, a bonus
 token, another drafter's tokens) are run in one forward pass, whose last row gives the logits of the first draft token.
+If more than ``MAX_UNREAD`` tokens are new, the lane is emptied and begins anew with the last ones: reading a long text
+costs many forward passes of the target, and draft tokens depend mostly on the text just before them. Without a policy
+(``budget="all"``) the whole text is read.
 For example, with the tokens of a forward pass in brackets::
 
     first proposal      [a b c] [x] y       text a b c, draft tokens x y; y is not run
@@ -41,7 +44,11 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["DraftLane", "DraftRunner"]
+__all__ = ["MAX_UNREAD", "DraftLane", "DraftRunner"]
+
+# Most tokens that a draft model reads before it drafts. With 64, a 0.5 B draft for a 1.5 B target chose the target's
+# token as often as with whole prompts of code and mathematics, within 2 %; with 32, 4 to 9 % less often.
+MAX_UNREAD = 64
 
 
 @dataclass
@@ -50,6 +57,7 @@ class DraftLane:
 
     block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``, then of the nodes of ``tree``
     tokens: list[int] = field(default_factory=list)  # cached tokens, as ids of the draft model: text, then draft tokens
+    start: int = 0  # index in the text of the first one of ``tokens``; what is before it is not read
     # For drafters that propose trees: the cached nodes of the last proposal, as ids of the draft model. The root is the
     # text's token after ``tokens``. ``None`` if no tree is cached.
     tree: TokenTree | None = None
@@ -67,7 +75,10 @@ class DraftRunner:
         translation: maps between the vocabularies of target and draft.
         context_length: context length of the draft model, in tokens.
         prices: prices of the draft tokens.
+        max_unread: most tokens that are read before the first draft token; ``None`` for all of them.
     """
+
+    max_unread: int | None = MAX_UNREAD
 
     def __init__(self, runner: ModelRunner, translation: Translation, target: Target, relative_size: float) -> None:
         """``relative_size`` is the size of the draft model divided by that of the target."""
@@ -110,7 +121,8 @@ class DraftRunner:
     def chain_price(self, lane: DraftLane, context: DraftContext[Any]) -> ChainPrice | None:
         """Return the price of draft tokens; ``None`` if all are wanted."""
         length = len(context.tokens)
-        return self.prices.chain_price(context.policy, length, max(0, length - 1 - lane.num_target_committed))
+        unread = max(0, length - 1 - lane.num_target_committed)
+        return self.prices.chain_price(context.policy, length, min(unread, self.max_unread or unread))
 
     def make_lane(self) -> DraftLane:
         """Return an empty lane (a request's draft KV cache) for a new request."""
@@ -122,7 +134,7 @@ class DraftRunner:
             self._register_prefix(lane)
             self.runner.cache.release(lane.block_table)
             lane.tokens.clear()
-            lane.tree = None
+            lane.tree, lane.start = None, 0
 
     def forward_texts(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Array | None]:
         """Run the uncached tokens of each request's text; return the logits ``[vocab]`` after each text.
@@ -154,14 +166,17 @@ class DraftRunner:
                     num_unchanged = lane.reencoder.update(context.tokens, lane.num_target_committed)
                     text = lane.reencoder.tokens
                 self._match_prefix(lane, text, context.salt)
+                if context.policy.curve is not None:
+                    self._skip_text(lane, len(text))
                 self._align(lane, text, num_unchanged)
                 # ``context.tokens`` may be longer and end with draft tokens of a drafter that wraps this one.
                 lane.num_target_committed = context.block_table.length + 1
-                lane.num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
+                num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
+                lane.num_committed = max(0, num_committed - lane.start)
                 self._register_prefix(lane)
-                fits = self._reserve(lane, len(text), context)
+                fits = self._reserve(lane, len(text) - lane.start, context)
             fits = fits and (lane.reencoder is None or lane.reencoder.is_complete)
-            pending.append(list(text[len(lane.tokens) :]) if fits else None)
+            pending.append(list(text[lane.start + len(lane.tokens) :]) if fits else None)
         self._prefill(lanes, pending)
         return pending
 
@@ -277,18 +292,30 @@ class DraftRunner:
     def _register_prefix(self, lane: DraftLane) -> None:
         self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
+    def _skip_text(self, lane: DraftLane, length: int) -> None:
+        """Empty a lane (a request's KV cache) that lacks more than ``max_unread`` tokens before the last of ``length``.
+
+        Also one that begins after the text, which a wrapping drafter's draft tokens have made longer for a while.
+        """
+        num_cached = lane.start + len(lane.tokens) + len(lane.tree or ())
+        if self.max_unread is None or (length - 1 - num_cached <= self.max_unread and lane.start < length):
+            return
+        self._rollback(lane, 0)
+        lane.tree, lane.start = None, max(0, length - 1 - self.max_unread)
+
     def _align(self, lane: DraftLane, text: Sequence[int], num_unchanged: int) -> None:
         """Drop the cached tokens and nodes that differ from ``text``, and the last token of ``text``.
 
         The last token has to be run again for its logits. The first ``num_unchanged`` tokens are known to be the same.
         """
-        num_kept = common_prefix_length(lane.tokens, text, num_unchanged)
-        if lane.tree is not None and num_kept == len(lane.tokens) < len(text) - 1:
-            path = _matching_path(lane.tree, text[num_kept:-1])
+        start, num_cached = lane.start, len(lane.tokens)
+        num_kept = common_prefix_length(lane.tokens, text, num_unchanged - start, start)
+        if lane.tree is not None and num_kept == num_cached < len(text) - 1 - start:
+            path = _matching_path(lane.tree, text[start + num_kept : -1])
             self.runner.cache.commit(lane.block_table, path)
-            _append(lane, text[num_kept : num_kept + len(path)])
+            _append(lane, text[start + num_kept : start + num_kept + len(path)])
         else:
-            self._rollback(lane, min(num_kept, len(text) - 1))
+            self._rollback(lane, min(num_kept, len(text) - 1 - start))
         lane.tree = None
 
     def _rollback(self, lane: DraftLane, length: int) -> None:

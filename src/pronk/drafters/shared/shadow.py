@@ -4,7 +4,7 @@ One forward pass of the drafter's model over tokens of the text that it has not 
 them. The next token of the text tells whether the choice is right (teacher forcing). So 16 to 64 choices are counted
 for the price of reading; drafting would count one or two. The tokens must be read before the next draft token anyway.
 If more than 64 are unread, the earlier ones are read in the same call, without counting. The tokens of the prompt are
-not the target's choices and do not count.
+not the target's choices and do not count, nor do the first 16 that a model reads without the text before them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def shadow(draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], sour
 
     Also False if :func:`can_count` is.
     """
-    num_unread = context.root - len(lane.tokens) - len(lane.tree or ())
+    num_unread = context.root - lane.start - len(lane.tokens) - len(lane.tree or ())
     if lane.reencoder is not None or not can_count(context, num_unread):
         return False
     (unread,) = draft.align_lanes([lane], [context])
@@ -66,7 +66,8 @@ def shadow(draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], sour
     if len(unread) > MAX_TOKENS + 1:
         draft.forward_tokens([lane], [unread[: -MAX_TOKENS - 1]])
         unread = unread[-MAX_TOKENS - 1 :]
-    first = len(lane.tokens) + 1  # index in the text of the token after the first unread one
+    skipped = _MIN_TOKENS if lane.start and not lane.tokens else 0
+    first = lane.start + len(lane.tokens) + 1  # index in the text of the token after the first unread one
     (logits,) = draft.forward_trees([lane], [TokenTree.chain(unread[:-1])], [[]])
-    count_choices(context, logits, first, source)
+    count_choices(context, logits[skipped:], first + skipped, source)
     return True

@@ -220,7 +220,7 @@ def open_pool(
     )
 
 
-def common_prefix_length(cached: Sequence[int], text: Sequence[int], start: int) -> int:
-    """Return the length of the common prefix of two texts; the first ``start`` tokens are known to agree."""
-    stop = min(len(cached), len(text))
-    return next((i for i in range(min(start, stop), stop) if cached[i] != text[i]), stop)
+def common_prefix_length(cached: Sequence[int], text: Sequence[int], known: int, start: int = 0) -> int:
+    """Return how many tokens of ``cached`` agree with ``text`` from index ``start`` on; the first ``known`` do."""
+    stop = min(len(cached), len(text) - start)
+    return next((i for i in range(max(0, min(known, stop)), stop) if cached[i] != text[start + i]), stop)
