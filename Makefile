@@ -1,14 +1,15 @@
 # make demo   set up .venv, download SmolLM2 and ask it a question
 # make test   set up .venv and run what CI runs: lint, types, tests
 # make test-slow  run the tests that take minutes, also those on the real models of this machine
+# make coverage   run the tests of `make test` and fail below the floor of covered lines in pyproject.toml
 # make sanitize  build the kernels with the address and undefined-behaviour sanitizers and run their tests
-# make wheels build a wheel for every platform (WHEELS="linux-x86_64 any": for some) into dist/
+# make wheels build a wheel for every platform, and the source archive, into dist/ (WHEELS="linux-x86_64 sdist": some)
 #
 # Options:  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow sanitize wheels clean
+.PHONY: demo test test-slow coverage sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
@@ -17,7 +18,7 @@ PY := $(VENV)/bin/python
 
 # A stamp's name carries the checksum of all that the installation depends on, the folder included, so that a
 # changed pin or a moved checkout installs again and nothing else does.
-KEY := $(shell { pwd; cat pyproject.toml constraints.txt hatch_build.py src/pronk/kernels/build.py src/pronk/kernels/csrc/*; } | cksum | cut -d' ' -f1)
+KEY := $(shell { pwd; cat pyproject.toml constraints.txt hatch_build.py src/pronk/__init__.py src/pronk/kernels/build.py src/pronk/kernels/csrc/*; } | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(KEY)
 INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
 # ensurepip mends a .venv whose creation was interrupted.
@@ -39,6 +40,9 @@ test: $(INSTALLED_DEV)
 test-slow: $(INSTALLED_DEV)
 	$(PY) -m pytest --numprocesses=auto --dist=worksteal -m slow
 
+coverage: $(INSTALLED_DEV)
+	$(PY) -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term
+
 # Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks.
 SANITIZED := build/sanitized/libpronk.so
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
@@ -58,7 +62,7 @@ wheels: $(INSTALLED_DEV)
 	@$(PY) tools/wheels.py $(WHEELS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache
 
 $(INSTALLED): | $(PY)
 	@echo "Installing pronk into $(VENV) ..." >&2

@@ -126,7 +126,7 @@ def test_help_version_and_no_arguments(run: Run) -> None:
     assert code == 0
     assert all(word in out for word in ("generate", "chat", "train"))
     assert run()[:2] == (code, out)
-    assert run("--version")[:2] == (0, "pronk 0.1.0\n")
+    assert run("--version")[:2] == (0, f"pronk {pronk.__version__}\n")
     assert "lm" in run("train")[1]
 
 
