@@ -131,7 +131,7 @@ def build(
     sources = {name: own for name, own in target.source_flags.items() if name not in left_out}
     flags = [*_FLAGS, *(_GCC_FLAGS if _is_gcc(compiler) else []), *shared, *macros]
     # -s drops the symbol table, which a debugger (-g) needs.
-    link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]
+    link = [*compiler, "-shared", *shared, *([] if any(flag.startswith("-g") for flag in extra) else ["-s"]), *extra]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags_of = {name: [*own, *extra] for name, own in (sources | {_SUFFIX_SOURCE: []}).items()}
