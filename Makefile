@@ -52,7 +52,7 @@ coverage: $(INSTALLED_DEV)
 # Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks.
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
 $(SANITIZED): Makefile src/pronk/kernels/build.py $(wildcard src/pronk/kernels/csrc/*) | $(INSTALLED_DEV)
-	@$(PY) src/pronk/kernels/build.py $@ -Werror -O1 -g1 -DPRONK_FEW_TILES -DPRONK_EMULATE \
+	@$(PY) src/pronk/kernels/build.py $@ -Werror -O0 -g1 -DPRONK_FEW_TILES -DPRONK_EMULATE \
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 sanitize: $(SANITIZED)
