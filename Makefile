@@ -1,14 +1,16 @@
 # make demo   set up .venv, download SmolLM2 and ask it a question
 # make test   set up .venv and run what CI runs: lint, types, tests
 # make test-slow  run the tests that take minutes, also those on the real models of this machine
+# make coverage   run the tests of `make test` and fail below the floor of covered lines in pyproject.toml
+# make lint   run ruff and mypy
 # make sanitize  build the kernels with the address and undefined-behaviour sanitizers and run their tests
-# make wheels build a wheel for every platform (WHEELS="linux-x86_64 any": for some) into dist/
+# make wheels build a wheel for every platform, and the source archive, into dist/ (WHEELS="linux-x86_64 sdist": some)
 #
 # Options:  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow sanitize wheels clean
+.PHONY: demo test lint test-slow coverage sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
@@ -17,9 +19,10 @@ PY := $(VENV)/bin/python
 
 # A stamp's name carries the checksum of all that the installation depends on, the folder included, so that a
 # changed pin or a moved checkout installs again and nothing else does.
-KEY := $(shell { pwd; cat pyproject.toml constraints.txt hatch_build.py src/pronk/kernels/build.py src/pronk/kernels/csrc/*; } | cksum | cut -d' ' -f1)
+KEY := $(shell { pwd; cat pyproject.toml constraints.txt hatch_build.py src/pronk/__init__.py src/pronk/kernels/build.py src/pronk/kernels/csrc/*; } | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(KEY)
 INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
+SANITIZED := build/sanitized/libpronk.so
 # ensurepip mends a .venv whose creation was interrupted.
 INSTALL := { $(PY) -m pip --version || $(PY) -m ensurepip; } >/dev/null 2>&1; \
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
@@ -29,22 +32,30 @@ demo: $(INSTALLED)
 	@echo "> $$(cat examples/question.txt)" >&2
 	@$(VENV)/bin/pronk chat --stats --max-tokens 192 <examples/question.txt
 
+# mypy has one thread: meanwhile the compiler builds what the sanitizers test.
 test: $(INSTALLED_DEV)
+	@$(MAKE) --jobs=2 lint $(SANITIZED)
+	$(PY) -m pytest --numprocesses=auto --dist=worksteal
+	@$(MAKE) sanitize
+
+lint: $(INSTALLED_DEV)
 	$(PY) -m ruff check --quiet .
 	$(PY) -m ruff format --quiet --check .
 	$(PY) -m mypy
-	$(PY) -m pytest --numprocesses=auto --dist=worksteal
-	@$(MAKE) sanitize
 
 test-slow: $(INSTALLED_DEV)
 	$(PY) -m pytest --numprocesses=auto --dist=worksteal -m slow
 
+coverage: $(INSTALLED_DEV)
+	$(PY) -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term
+
 # Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks.
-SANITIZED := build/sanitized/libpronk.so
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
-sanitize: $(INSTALLED_DEV)
-	@$(PY) src/pronk/kernels/build.py $(SANITIZED) -Werror -O0 -g -DPRONK_FEW_TILES -DPRONK_EMULATE \
+$(SANITIZED): Makefile src/pronk/kernels/build.py $(wildcard src/pronk/kernels/csrc/*) | $(INSTALLED_DEV)
+	@$(PY) src/pronk/kernels/build.py $@ -Werror -O0 -g1 -DPRONK_FEW_TILES -DPRONK_EMULATE \
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
+
+sanitize: $(SANITIZED)
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=auto --dist=worksteal \
 		tests/kernels/test_weights.py tests/kernels/test_blocks.py tests/kernels/test_adapters.py tests/kernels/test_coded.py::test_outputs_equal_the_loop \
 		tests/kernels/test_coded.py::test_the_largest_sums_do_not_overflow tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
@@ -58,7 +69,7 @@ wheels: $(INSTALLED_DEV)
 	@$(PY) tools/wheels.py $(WHEELS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache
 
 $(INSTALLED): | $(PY)
 	@echo "Installing pronk into $(VENV) ..." >&2

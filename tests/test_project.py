@@ -334,7 +334,11 @@ def test_class_names_are_unique() -> None:
 
 def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == pronk.__version__
+    assert project["dynamic"] == ["version"]  # read from pronk/__init__.py
+    releases = re.findall(
+        r"^## \[(\d.*)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert releases[0] == pronk.__version__
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").strip().startswith(project["license"].split("-")[0])
 
 

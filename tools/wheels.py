@@ -1,4 +1,4 @@
-"""Build pronk's wheels: one per platform of the cross-compiler, and one without kernels.
+"""Build pronk's wheels, one per platform of the cross-compiler and one without kernels, and the source archive.
 
     make wheels                         all of them, into dist/
     make wheels WHEELS="linux-x86_64"   some
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import types
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,28 +38,55 @@ PLATFORMS = {
     "macos-x86_64": Platform("x86_64-macos", "x86_64", "darwin", "macosx_11_0_x86_64"),
 }
 WITHOUT = "any"
+SOURCE = "sdist"
+MAX_SIZE = 15_000_000  # bytes of a wheel, the head of SmolLM2 included
+# Files that every wheel has beside the Python sources.
+FILES = ("py.typed", "heads/smollm2-135m-instruct-eagle3/model.safetensors", "server/page/index.html")
 
 
 def main() -> None:
     """Build the named wheels, or all."""
-    wanted = sys.argv[1:] or [*PLATFORMS, WITHOUT]
-    unknown = [name for name in wanted if name not in (*PLATFORMS, WITHOUT)]
+    known = [*PLATFORMS, WITHOUT, SOURCE]
+    wanted = sys.argv[1:] or known
+    unknown = [name for name in wanted if name not in known]
     if unknown:
-        sys.exit(f"wheels: expected {', '.join((*PLATFORMS, WITHOUT))}; found {unknown[0]!r}")
+        sys.exit(f"wheels: expected {', '.join(known)}; found {unknown[0]!r}")
     build = load_build()
     for number, name in enumerate(wanted, 1):
         print(f"[{number}/{len(wanted)}] {name}", flush=True)
         environment = os.environ | {"PRONK_LIBRARY": ""}
-        if name != WITHOUT:
+        if name in PLATFORMS:
             platform = PLATFORMS[name]
             library = ROOT / "build" / name / build.library_name(platform.system)
             compiler = [sys.executable, "-m", "ziglang", "c++", "-target", platform.triple]
             build.build(library, compiler, build.BuildTarget(platform.machine, platform.system), extra=["-Werror"])
             environment |= {"PRONK_LIBRARY": str(library), "PRONK_WHEEL_TAG": f"py3-none-{platform.tag}"}
-        command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(ROOT / "dist"), str(ROOT)]
+        kind = "--sdist" if name == SOURCE else "--wheel"
+        command = [sys.executable, "-m", "build", kind, "--outdir", str(ROOT / "dist"), str(ROOT)]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
-    for wheel in sorted((ROOT / "dist").glob("*.whl")):
-        print(f"{wheel.name}  {wheel.stat().st_size / 1e6:.1f} MB")
+    for archive in sorted((ROOT / "dist").iterdir()):
+        print(f"{archive.name}  {archive.stat().st_size / 1e6:.1f} MB")
+        if archive.suffix == ".whl":
+            check(archive)
+
+
+def check(wheel: Path) -> None:
+    """Exit if a wheel is too large, lacks a file, or has other libraries than its platform loads."""
+    tag = wheel.stem.rpartition("-")[2]
+    system = next((each.system for each in PLATFORMS.values() if each.tag == tag), None)
+    names = zipfile.ZipFile(wheel).namelist()
+    libraries = {Path(name).name for name in names if name.endswith((".so", ".dylib", ".dll"))}
+    expected: set[str] = set()
+    if system is not None:
+        kernels = load_build().library_name(system)
+        expected = {kernels, load_build().suffix_library(Path(kernels)).name}
+    faults = [f"expected {name}, found no such file" for name in FILES if f"pronk/{name}" not in names]
+    if libraries != expected:
+        faults.append(f"expected the libraries {sorted(expected)}, found {sorted(libraries)}")
+    if wheel.stat().st_size > MAX_SIZE:
+        faults.append(f"expected at most {MAX_SIZE / 1e6:.0f} MB")
+    if faults:
+        sys.exit(f"{wheel.name}: {'; '.join(faults)}")
 
 
 def load_build() -> types.ModuleType:

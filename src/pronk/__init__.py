@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pronk.sampling.params import SamplingParams as SamplingParams
     from pronk.speculation.tree import TokenTree as TokenTree
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public names of each module. The first use of a name imports its module, so that `pronk --help` loads no NumPy.
 _NAMES = {

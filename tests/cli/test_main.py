@@ -126,7 +126,7 @@ def test_help_version_and_no_arguments(run: Run) -> None:
     assert code == 0
     assert all(word in out for word in ("generate", "chat", "train"))
     assert run()[:2] == (code, out)
-    assert run("--version")[:2] == (0, "pronk 0.1.0\n")
+    assert run("--version")[:2] == (0, f"pronk {pronk.__version__}\n")
     assert "lm" in run("train")[1]
 
 
@@ -207,7 +207,7 @@ def test_piped_output_is_the_text_alone(run: Run, fake: type[FakeLLM]) -> None:
 
 
 def test_stats_and_echo_can_be_asked_for(run: Run, fake: type[FakeLLM]) -> None:
-    figures = "3 tokens · 6.0 tokens/s · S 1.50 · 1 of 4 draft tokens accepted · kernels avx2"
+    figures = "3 tokens · 6.0 tokens/s · 1.50 tokens per forward pass · 1 of 4 draft tokens accepted · kernels avx2"
     assert run("generate", "x =", "--stats", "--echo") == (0, "x =one two three\n", f"{figures}\n")
     assert run("generate", "x", "--stats", "--temperature", "0.8")[2] == f"{figures} · seed {SEED}\n"
 
@@ -242,7 +242,7 @@ def test_terminal_shows_figures_colours_and_no_control_characters(run: Run, fake
     _, out, err = run("generate", "x", "--color-drafts")
     assert out == "one\x1b[32m two\x1b[0m three\n"
     assert "loading" in err
-    assert "S 1.50" in err
+    assert "1.50 tokens per forward pass" in err
     assert run("generate", "x", "--color-guesses")[1] == out  # deprecated alias
     assert "\x1b[32m" not in run("generate", "x")[1]
 
@@ -314,7 +314,8 @@ def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
     code, out, err = run("chat", given="a\nb\n/stats\n/reset\nc\n/colors\n/foo bar\n/help\n/exit\nd\n")
     assert (code, out) == (0, "one two three\n" * 3)
     assert [len(messages) for messages in fake.made.asked] == [1, 3, 1]
-    assert "6 tokens · 6.0 tokens/s · S 1.50 · 2 of 8 draft tokens accepted · kernels avx2\n" in err
+    figures = "6 tokens · 6.0 tokens/s · 1.50 tokens per forward pass · 2 of 8 draft tokens accepted · kernels avx2"
+    assert f"{figures}\n" in err
     assert "draft tokens are not coloured" in err
     assert "unknown command /foo; /help lists the commands" in err
     assert all(name in err for name in ("/help", "/reset", "/stats", "/colors", "/exit"))
@@ -324,7 +325,7 @@ def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
 def test_chat_colours_draft_tokens_unless_turned_off(run: Run, fake: type[FakeLLM]) -> None:
     _, out, err = run("chat", given="a\n/colors\nb\n")
     assert out == "one\x1b[32m two\x1b[0m three\none two three\n"
-    assert err.count("S 1.50") == 2
+    assert err.count("1.50 tokens per forward pass") == 2
     assert "\x1b[32m" not in run("chat", "--no-color-guesses", given="a\n")[1]
 
 

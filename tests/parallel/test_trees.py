@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -313,13 +314,28 @@ def test_a_worker_that_does_not_start(
     assert process.poll() is not None
 
 
-@pytest.mark.parametrize("parallel", ["tree", "tensor"])
-@pytest.mark.parametrize("what", ["version", "model", "config", "weights", "kernels", "dtype"])
+PROPERTIES = ("version", "model", "config", "weights", "kernels", "dtype")
+
+
+@pytest.mark.parametrize(
+    ("what", "parallel"),
+    [
+        pytest.param(*case, marks=() if case in {("version", "tree"), ("dtype", "tensor")} else pytest.mark.slow)
+        for case in product(PROPERTIES, ("tree", "tensor"))
+    ],
+)
 def test_a_worker_of_another_kind_is_refused(
     what: str, parallel: str, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One loop compares all properties, so most of them, each with a process that loads a model, are slow tests."""
     own = processes.model_properties
-    monkeypatch.setattr(processes, "model_properties", lambda *given: own(*given) | {what: "another"})
+
+    def changed(*given: Any) -> dict[str, str]:
+        found = own(*given)
+        assert {*PROPERTIES} <= {*found}
+        return found | {what: "another"}
+
+    monkeypatch.setattr(processes, "model_properties", changed)
     message = f"workers: expected the same {what} in all, another; found .* in worker 1"
     with pytest.raises(OptionError, match=message) as caught:
         LLM(workers=2, threads=1, parallel=parallel)

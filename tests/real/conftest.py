@@ -1,4 +1,4 @@
-"""Real models: SmolLM2 is downloaded if it is missing; tests of larger models are then skipped."""
+"""Real models: SmolLM2, downloaded if it is missing; larger ones on this machine are slow tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def smollm2() -> Path:
     return resolve_model("smollm2")
 
 
-@pytest.fixture(scope="session", params=["smollm2", *LARGER])
+@pytest.fixture(scope="session", params=["smollm2", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)])
 def name(request: pytest.FixtureRequest) -> str:
     """Return the name of a model that is on this machine."""
     model: str = request.param

@@ -156,6 +156,7 @@ def test_sigterm_ends_all_processes(served: Served) -> None:
     assert not served.processes()
 
 
+@pytest.mark.slow  # test_cluster.py kills a server whose cluster remains
 def test_killing_the_server_ends_the_replicas_and_the_cluster() -> None:
     """Two agents of Ray remain for a minute, in which they try to report the end of the cluster to the cluster."""
     with serving() as made:

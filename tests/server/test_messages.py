@@ -92,10 +92,16 @@ def test_text_streamed_and_whole(tooled: Running, api: anthropic.Anthropic) -> N
     assert count.input_tokens == len(ids)
 
 
-@pytest.mark.parametrize(
-    "choice", [{"type": "any"}, {"type": "tool", "name": "time_in"}, {"type": "auto"}, {"type": "none"}], ids=str
-)
-def test_every_tool_choice(tooled: Running, api: anthropic.Anthropic, choice: Any) -> None:
+CHOICES: Any = [{"type": "any"}, {"type": "auto"}, {"type": "tool", "name": "time_in"}, {"type": "none"}]
+
+
+def test_every_tool_choice(tooled: Running, api: anthropic.Anthropic) -> None:
+    """A name and the lack of tools mean the same in every format of calls, so one model has all choices."""
+    for choice in CHOICES if family(tooled) == "qwen3" else CHOICES[:2]:
+        check_tool_choice(tooled, api, choice)
+
+
+def check_tool_choice(tooled: Running, api: anthropic.Anthropic, choice: Any) -> None:
     options = {**OPTIONS, "messages": ASK, "tools": TOOLS, "tool_choice": {**choice, "disable_parallel_tool_use": True}}
     if family(tooled) == "deepseek":  # its prompt begins thoughts, which pronk-tiny does not end by itself
         options["thinking"] = BUDGET

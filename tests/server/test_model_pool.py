@@ -131,8 +131,9 @@ def states(client: httpx.Client) -> dict[str, str]:
     return {each["id"]: each["state"] for each in client.get("/v1/models").json()["data"]}
 
 
-def test_two_hundred_requests_for_three_models_with_room_for_two(
-    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_many_requests_for_three_models_with_room_for_two(
+    count: int, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No request is lost, each text is that of the model alone, and the memory stays within its limit."""
     pool = make_pool(paths, "tiny llama qwen broken", room=2)
@@ -145,7 +146,7 @@ def test_two_hundred_requests_for_three_models_with_room_for_two(
 
     monkeypatch.setattr(pool, "_set_loaded", observe)
     dice = Random(5)
-    names = ["tiny", "llama", "qwen"] * 60 + ["broken"] * 20
+    names = ["tiny", "llama", "qwen"] * (3 * count // 10) + ["broken"] * (count // 10)
     dice.shuffle(names)
     with serving(pool) as client, ThreadPoolExecutor(16) as threads:
         answers = [*threads.map(lambda pair: ask(client, pair[1], pair[0]), enumerate(names))]

@@ -33,12 +33,12 @@ ROUTES = [
     "/detokenize",
     "/v1/models/{name}",
 ]
-# Any name is valid in /v1/models/{name}, so the route has no invalid requests.
+# A few invalid requests go to one route of each form of body; the slow test sends many to all routes. Any name is
+# valid in /v1/models/{name}, so the route has none.
+INVALID = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/detokenize")
 QUICK = [
-    (route, mode)
-    for route in ROUTES
-    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-    if (route, mode) != (ROUTES[-1], GenerationMode.NEGATIVE)
+    *((route, GenerationMode.POSITIVE) for route in ROUTES),
+    *((route, GenerationMode.NEGATIVE) for route in INVALID),
 ]
 # Fields with a restriction that the schema lacks: names, token ids, options of streams, forms of the answer, tools.
 RESTRICTED = {

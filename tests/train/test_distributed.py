@@ -17,7 +17,7 @@ from train.tiny import draft_command, run_command, same_weights
 
 # Each process checks this before it trains: parameter 0 has a gradient everywhere, 1 in one process, 2 in none.
 _WORKER = """
-import json, sys
+import json, sys, threading
 from contextlib import contextmanager
 from pathlib import Path
 import torch
@@ -42,6 +42,7 @@ def check(device):
             "gathered": processes.gather([[10 * i + rank, rank] for i in range(2)]),
             "any": [processes.is_any_true(rank == 1), processes.is_any_true(False)],
             "agree": processes.agree(f"from {rank}"),
+            "watched": "pronk-parent" in [thread.name for thread in threading.enumerate()],
         }
         Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
         yield processes
@@ -77,6 +78,7 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
         "gathered": [[0, 0], [1, 1], [10, 0], [11, 1]],
         "any": [True, False],
         "agree": "from 0",
+        "watched": True,  # each process ends with torchrun; parallel/test_lost_driver.py kills it
     }
 
 
@@ -107,6 +109,7 @@ def test_a_single_process_is_not_distributed() -> None:
     assert local_device("cuda") == "cuda"
 
 
+@pytest.mark.slow
 def test_all_processes_end_when_torchrun_is_killed(corpus: Path, teacher: Teacher, tmp_path: Path) -> None:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronk"]
     command = draft_command(teacher, corpus, tmp_path / "run", "--steps 100000 --evaluate-every 10 --num-tokens 0")

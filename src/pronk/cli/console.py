@@ -84,8 +84,8 @@ class TerminalOutput:
             self._write("\n", _PLAIN)
 
     def say(self, text: str) -> None:
-        """Print a message of the program, dimmed, on standard error."""
-        self._err.print(Text(text, style=_DIM))
+        """Print a message of the program, dimmed, on standard error; a terminal's lines end between two words."""
+        self._err.print(Text(text, style=_DIM), soft_wrap=not self._err.is_terminal)
 
     def note(self, text: str) -> None:
         """Print a notice, in yellow, on standard error."""
@@ -154,7 +154,7 @@ def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:
     parts = [
         f"{stats.generated_tokens} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
-        f"S {stats.step_compression:.2f}",
+        f"{stats.step_compression:.2f} tokens per forward pass",
         f"{stats.accepted} of {stats.drafted} draft tokens accepted",
     ]
     if len(stats.sources) > 1:

@@ -129,16 +129,20 @@ def build(
     shared = ["-fPIC", "-pthread"] if target.system != "win32" else []
     macros, left_out = _left_out(target) if native else ([], set())
     sources = {name: own for name, own in target.source_flags.items() if name not in left_out}
-    flags = [*_FLAGS, *(_GCC_FLAGS if _is_gcc(compiler) else []), *shared, *macros]
+    is_gcc = _is_gcc(compiler)
+    flags = [*_FLAGS, *(_GCC_FLAGS if is_gcc else []), *shared, *macros]
+    if any(Path(part).name.startswith("zig") for part in compiler):  # does not know -march=armv8.2-a, which GCC needs
+        renamed = ("-march=armv8.2-a", "-mcpu=generic+v8_2a")
+        sources = {name: [flag.replace(*renamed) for flag in own] for name, own in sources.items()}
     # -s drops the symbol table, which a debugger (-g) needs.
-    link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]
+    link = [*compiler, "-shared", *shared, *([] if any(flag.startswith("-g") for flag in extra) else ["-s"]), *extra]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags_of = {name: [*own, *extra] for name, own in (sources | {_SUFFIX_SOURCE: []}).items()}
         _compile([*compiler, *flags], flags_of, folder)
         for library, names in ((suffix_library(out), [_SUFFIX_SOURCE]), (out, sorted(sources))):
             objects = [str(folder / f"{name}.o") for name in names]
-            _run([*link, *objects, "-o", str(folder / library.name), *_libraries(target, compiler)])
+            _run([*link, *objects, "-o", str(folder / library.name), *_libraries(target, is_gcc=is_gcc)])
         out.parent.mkdir(parents=True, exist_ok=True)
         for library in (suffix_library(out), out):
             partial = library.with_name(library.name + ".partial")
@@ -157,10 +161,10 @@ def _compile(command: Sequence[str], source_flags: dict[str, list[str]], folder:
         list(pool.map(compile_source, names))  # list() raises the first error of a compilation
 
 
-def _libraries(target: BuildTarget, compiler: Sequence[str]) -> list[str]:
+def _libraries(target: BuildTarget, *, is_gcc: bool) -> list[str]:
     if target.system == "win32":
         return []
-    return ["-lm", "-static-libgcc"] if target.system == "linux" and _is_gcc(compiler) else ["-lm"]
+    return ["-lm", "-static-libgcc"] if target.system == "linux" and is_gcc else ["-lm"]
 
 
 def _is_gcc(compiler: Sequence[str]) -> bool:
