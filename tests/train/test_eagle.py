@@ -314,7 +314,7 @@ def test_the_command_trains_exports_and_goes_on(teacher: Teacher, answers: Path,
         "--depth 2 --draft-vocab 150 --mlp 24 --layers 1,2 --threads 1 --num-tokens 2 --warmup 2"
     )
     output = run_command(f"{command} --epochs 0.5")
-    assert "reads layers 1, 2 of the target, 150 draft tokens" in output
+    assert "reads layers 1, 2 of the target, draft vocabulary of 150" in output
     assert "plan: " in output
     assert (tmp_path / "run" / "export" / "config.json").exists()
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
@@ -330,16 +330,20 @@ def test_the_command_trains_exports_and_goes_on(teacher: Teacher, answers: Path,
 def test_the_command_trains_mtp_heads(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
     command = (
         f"eagle3 --kind mtp --model {teacher.folder} --data {answers} --out {tmp_path / 'run'} --batch 64 --micro 64 "
-        "--length 64 --depth 2 --threads 1 --num-tokens 2 --warmup 2 --epochs 0.5"
+        "--length 64 --depth 2 --draft-vocab 150 --threads 1 --num-tokens 2 --warmup 2 --epochs 0.5"
     )
-    assert "finished: " in run_command(command)
-    assert "An MTP head for" in (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
+    output = run_command(command)
+    assert "draft vocabulary of 150" in output
+    assert "finished: " in output
+    card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
+    assert "An MTP head for" in card
+    assert "proposes all tokens; its loss compared 150 tokens" in card
     params = SamplingParams(max_tokens=40)
     completion = teacher.llm.generate("The cat", params, drafter=f"mtp(model={str(tmp_path / 'run' / 'export')!r})")
     assert completion.token_ids == teacher.llm.generate("The cat", params).token_ids
     assert completion.stats.accepted
-    message = refusal(f"{command} --draft-vocab 99")
-    assert message == "draft-vocab: expected none for mtp, found 99; leave it out"
+    message = refusal(f"{command} --layers 1,2")
+    assert message == "layers: expected none for mtp, found '1,2'; leave it out"
 
 
 def test_a_file_of_another_model_is_refused(teacher: Teacher, answers: Path, tmp_path: Path) -> None:

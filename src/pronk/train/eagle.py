@@ -7,7 +7,8 @@ token, as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.cha
 are within an answer are trained; the other rows serve as keys and values only.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft vocabulary, where the
-target's likeliest token is in it. The deployed target computes features and distributions
+target's likeliest token is in it. An MTP head proposes all tokens by the target's own LM head, which is not trained, so
+the restriction only makes its training cheaper. The deployed target computes features and distributions
 (:mod:`pronk.train.target_states`); the distributions are those of its last output and of its dequantized LM head.
 """
 
@@ -109,7 +110,7 @@ class EagleTraining:
         config = teacher.llm.config
         self.config = head_config(config, options, teacher.name, teacher.fingerprint)
         self.sources = self.config.sources_of(config.num_layers)
-        draft_ids, self.coverage = draft_vocabulary(training, self.config.draft_vocab_size, config.vocab_size)
+        draft_ids, self.coverage = draft_vocabulary(training, options.draft_vocab, config.vocab_size)
         self.module = EagleModule(self.config, len(self.sources), draft_ids, options.depth)
         target = load_module(teacher.folder, config, torch.bfloat16, torch.device("cpu"))
         self._embedding = target.embedding.detach().to(self.device)

@@ -262,10 +262,11 @@ class EagleOptions(LoopOptions):
     """Settings of a head of the ``kind`` eagle3 or mtp, for a target with this ``context``.
 
     ``depth`` is the number of draft tokens that are trained. ``weighting`` is ``decay`` (the loss of draft token s,
-    from 0, has the weight ``decay ** s``) or ``dpace`` (by the acceptance reached so far). An EAGLE-3 head proposes the
-    ``draft_vocab`` most frequent tokens and reads the layers ``sources``, an MTP head all tokens and the last layer.
-    ``mlp`` is the width of its MLP. The drafter is measured in the engine with ``num_tokens`` draft tokens per step; 0
-    skips the measurement. ``states`` is a folder for the target's outputs, so that they are computed once.
+    from 0, has the weight ``decay ** s``) or ``dpace`` (by the acceptance reached so far). The loss compares the
+    ``draft_vocab`` most frequent tokens of the answers, which are those that an EAGLE-3 head proposes. An EAGLE-3 head
+    reads the layers ``sources``, an MTP head the last layer. ``mlp`` is the width of its MLP. The drafter is measured
+    in the engine with ``num_tokens`` draft tokens per step; 0 skips the measurement. ``states`` is a folder for the
+    target's outputs, so that they are computed once.
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens", "states"}

@@ -87,7 +87,7 @@ def _plan(trainer: Trainer[EagleTraining]) -> list[str]:
     layers = ", ".join(map(str, head.sources))
     limit = f", ended after {o.minutes:g} minutes" if o.minutes is not None else ""
     what = f"head: {size:.2f} M parameters ({size:.1f} MB in 8 bits), reads layers {layers} of the target"
-    vocabulary = f"{len(head.module.draft_ids)} draft tokens, {head.coverage:.1%} of the answers"
+    vocabulary = f"draft vocabulary of {len(head.module.draft_ids)}, {head.coverage:.1%} of the answers"
     text = f"text: {head.text.num_tokens} tokens, {head.num_answered} of them answers"
     duration = f"about {seconds:.1f} s each: {steps * seconds / 3600:.1f} hours{limit}"
     folder = head.options.states

@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 
 from pronk.checks import require_extra
-from pronk.cli.options import given_options, shares
+from pronk.cli.options import shares
 from pronk.cli.progress import INTERRUPTED
 from pronk.cli.train.options import LoopSettings, command_line, loop_option, model_option, refuse, text_option
 from pronk.errors import OptionError
-from pronk.train.options import EagleOptions, option_name
+from pronk.train.options import EagleOptions
 
 __all__ = ["eagle3"]
 
@@ -73,7 +73,7 @@ def eagle3(
         float, loop_option("With decay: weight of a draft token relative to the one before it.")
     ] = EagleOptions.decay,
     draft_vocab: Annotated[
-        int, model_option("Tokens that the head can propose, the most frequent ones of the answers.")
+        int, model_option("Tokens in the loss, the most frequent ones of the answers; eagle3 proposes only these.")
     ] = EagleOptions.draft_vocab,
     mlp: Annotated[int | None, model_option("Width of the gated MLP.", show_default="the target's")] = None,
     layers: Annotated[
@@ -109,8 +109,7 @@ def eagle3(
     """
     require_extra("train", "train", "torch")
     if kind == "mtp":
-        given = {*given_options(context)} & {"draft_vocab", "layers"}
-        refuse({option_name(name): context.params[name] for name in given}, "for mtp")
+        refuse({"layers": layers}, "for mtp")
 
     from pronk.train.clock import Clock
 

@@ -69,7 +69,7 @@ class EagleModule(nn.Module):
     """The head; weights of a new object are uninitialized.
 
     Attributes:
-        draft_ids: the target's ids of the draft vocabulary, int64 ``[draft_vocab]``, ascending.
+        draft_ids: the target's ids of the tokens in the loss, int64 ``[draft_vocab]``, ascending.
     """
 
     d2t: Tensor
