@@ -1,6 +1,7 @@
 """The documentation: links, generated blocks, plots, one page per drafter, and the navigation of the site."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_broken_links_are_found(links: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A page, twice?\n\n[a](page.md#a-page-twice) [b](#nothing) [c](gone.md)\n\n```\n[d](x.md)\n```\n")
     assert [*faults(links, page)] == ["#nothing: no such heading", "gone.md: no such file"]
+
+
+def test_means_of_the_plots_are_those_of_the_tables(tools: list[str]) -> None:
+    plots = importlib.import_module("plots")
+    results = ROOT / "benchmarks" / "results"
+    for path in results.glob("*-policy-wall-*.json"):
+        table = path.with_suffix(".md").read_text(encoding="utf-8")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            assert f"| geometric mean | | | {plots.mean(cell):.3f} |" in table
 
 
 @pytest.mark.parametrize(
@@ -129,8 +139,7 @@ def test_drawing_of_a_tree(tools: list[str]) -> None:
     assert drawn.read_text(encoding="utf-8") == trees.example(), "run python tools/docs/trees.py"
 
 
-def test_site_is_built_without_warnings(tools: list[str], tmp_path: Path) -> None:
-    """Pages, links and anchors of the staged site; the generator itself runs in ``make docs``."""
+def test_pages_and_links_of_the_site_exist(tools: list[str], tmp_path: Path) -> None:
     build = importlib.import_module("build")
     links = importlib.import_module("links")
     build.stage(tmp_path)
@@ -157,6 +166,8 @@ def test_llms_txt_lists_all_pages(tools: list[str], tmp_path: Path) -> None:
 def test_make_docs(tmp_path: Path) -> None:
     """The generator finds no fault; needs ``pronk[docs]``."""
     pytest.importorskip("zensical", reason="pip install 'pronk[docs]'")
-    done = subprocess.run([sys.executable, "tools/docs/build.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "tools/docs/build.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (ROOT / "build" / "site" / "methods" / "suffix" / "index.html").exists()

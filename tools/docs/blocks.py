@@ -78,8 +78,12 @@ def _every_method(name: str) -> Iterator[str]:
     )
     head = ["T", *(each.replace("_", " ") for each in suites), "mean", "× plain"]
     rows = [
-        [temperature, *(f"{row['tokens per pass'][each]:.2f}" for each in suites), f"{row['mean']:.2f}"]
-        + [f"**{row['over plain']:.2f}**"]
+        [
+            temperature,
+            *(f"{row['tokens per pass'][each]:.2f}" for each in suites),
+            f"{row['mean']:.2f}",
+            f"**{row['over plain']:.2f}**",
+        ]
         for temperature, row in found
     ]
     yield table(head, rows)
@@ -94,8 +98,8 @@ def _real_models(name: str) -> Iterator[str]:
     if not found:
         return
     yield (
-        "Speed relative to plain decoding, the time of the prompt included, by kind of answer: free text, code, and answers "
-        f"that repeat their prompt; AVX2, two threads, `python benchmarks/real.py MODEL` "
+        "Speed relative to plain decoding, the time of the prompt included, by kind of answer: free text, code, and "
+        f"answers that repeat their prompt; AVX2, two threads, `python benchmarks/real.py MODEL` "
         f"([all columns](../../benchmarks/results/{REAL}.md))."
     )
     groups = ("chat", "code", "copy", "all")

@@ -2,10 +2,10 @@
 
     python tools/docs/build.py    # into build/site
 
-The pages are the files that GitHub shows, with their links changed to the places of the site. Files outside ``docs/`` that
-a page links to are added: README, results, the page of the kernels, source files. ``llms.txt`` lists the pages,
-``llms-full.txt`` has their text, and the Markdown of each page is a file of the site, too. A warning of the generator is an error, and
-nothing is fetched.
+The pages are the files that GitHub shows, with their links changed to the places of the site. Files outside ``docs/``
+that a page links to are added: README, results, the page of the kernels, source files. ``llms.txt`` lists the pages,
+``llms-full.txt`` has their text, and the Markdown of each page is a file of the site, too. A warning of the generator
+is an error, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
 
-from links import map_links, relative_links
+from links import map_links, relative_links, title
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "zensical.toml"
@@ -31,12 +31,13 @@ PAGES = {  # places in the site; other files of docs/ keep theirs
     "SECURITY.md": "security.md",
     "src/pronk/kernels/README.md": "kernels.md",
 }
-PREFIXES = (("docs/", ""), ("benchmarks/results/", "results/"), ("", "files/"))
+PREFIXES = (("docs/", ""), ("benchmarks/results", "results"), ("", "files/"))
 
 
 def site_path(source: str) -> str:
     """Return the place in the site of a file or folder of the repository; a folder is a page of its own."""
-    source = f"{source}/README.md" if (ROOT / source).is_dir() else source
+    if (ROOT / source).is_dir():
+        source += "/README.md" if (ROOT / source / "README.md").exists() else ".md"
     prefix, folder = next(each for each in PREFIXES if source.startswith(each[0]))
     return PAGES.get(source, folder + source.removeprefix(prefix))
 
@@ -48,11 +49,8 @@ def read(source: str) -> str:
         return path.read_text(encoding="utf-8")
     if (path / "README.md").exists():
         return (path / "README.md").read_text(encoding="utf-8")
-    lines = [f"# Files of {source}", ""]
-    for file in sorted(each for each in path.iterdir() if each.suffix in {".md", ".py", ".json", ".svg"}):
-        title = file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") if file.suffix == ".md" else ""
-        lines.append(f"- [{file.name}]({source.rpartition('/')[2]}/{file.name}){': ' * bool(title)}{title}")
-    return "\n".join(lines) + "\n"
+    names = sorted(each.name for each in path.iterdir() if each.suffix in {".md", ".py", ".json", ".svg"})
+    return "\n".join([f"# Files of {source}", "", *(f"- [{name}]({path.name}/{name})" for name in names), ""])
 
 
 def resolve(source: str, target: str) -> str:
@@ -61,12 +59,17 @@ def resolve(source: str, target: str) -> str:
 
 
 def move_links(text: str, source: str) -> str:
-    """Return a page's text with its links to files of the repository changed to places of the site."""
+    """Return a page's text with the places of the site as targets; a label that is a file's name becomes its title."""
     folder = str(PurePosixPath(site_path(source)).parent)
 
-    def change(target: str) -> str:
+    def change(label: str, target: str) -> tuple[str, str]:
         path, mark, anchor = target.partition("#")
-        return relpath(site_path(resolve(source, path)), folder) + mark + anchor if path else target
+        if not path:
+            return label, target
+        linked = resolve(source, path)
+        if re.fullmatch(r"[\w./-]+\.md", label):
+            label = title(read(linked)) or label
+        return label, relpath(site_path(linked), folder) + mark + anchor
 
     return map_links(text, change)
 
@@ -119,7 +122,7 @@ def write_llms(nav: list[Any], staged: Path, site: Path) -> None:
             section = each
         text = (staged / page).read_text(encoding="utf-8")
         (site / page).write_text(text, encoding="utf-8")
-        index.append(f"- [{text.partition(chr(10))[0].lstrip('# ')}]({page}): {summary(text)}")
+        index.append(f"- [{title(text)}]({page}): {summary(text)}")
         full.append(text.strip())
     (site / "llms.txt").write_text("\n".join(index) + "\n", encoding="utf-8")
     (site / "llms-full.txt").write_text("\n\n---\n\n".join(full) + "\n", encoding="utf-8")

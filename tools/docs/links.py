@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-__all__ = ["anchors", "map_links", "relative_links", "slugify"]
+__all__ = ["anchors", "map_links", "relative_links", "slugify", "title"]
 
-_LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
+_LINK = re.compile(r"(!?\[)([^\]]*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^(```.*?^```\s*?$)", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 
@@ -30,11 +30,14 @@ def anchors(markdown: str) -> set[str]:
     return found
 
 
-def map_links(markdown: str, change: Callable[[str], str]) -> str:
-    """Return the text with every link's target changed, except in blocks of code and of other sites."""
+def map_links(markdown: str, change: Callable[[str, str], tuple[str, str]]) -> str:
+    """Return the text with label and target of every link changed, except in blocks of code and to other sites."""
+
     def replace(match: re.Match[str]) -> str:
-        label, target = match.groups()
-        return match[0] if re.match(r"[a-z]+:", target) else f"{label}({change(target)})"
+        if re.match(r"[a-z]+:", match[3]):
+            return match[0]
+        label, target = change(match[2], match[3])
+        return f"{match[1]}{label}]({target})"
 
     parts = _FENCE.split(markdown)
     return "".join(part if part.startswith("```") else _LINK.sub(replace, part) for part in parts)
@@ -43,7 +46,18 @@ def map_links(markdown: str, change: Callable[[str], str]) -> str:
 def relative_links(markdown: str) -> Iterator[tuple[str, str]]:
     """Yield path and anchor of every relative link; the path of a link within the file is empty."""
     targets: list[str] = []
-    map_links(markdown, lambda target: targets.append(target) or target)  # type: ignore[func-returns-value]
+
+    def collect(label: str, target: str) -> tuple[str, str]:
+        targets.append(target)
+        return label, target
+
+    map_links(markdown, collect)
     for target in targets:
         path, _, anchor = target.partition("#")
         yield path, anchor
+
+
+def title(markdown: str) -> str:
+    """Return the first heading of a page."""
+    found = _HEADING.search(markdown)
+    return found[1] if found else ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
 __all__ = ["PLOTS"]
 
@@ -90,4 +92,22 @@ def policy(results: Path) -> str:
     return bars("Speed relative to plain decoding, by suite", series, groups, note)
 
 
-PLOTS: dict[str, Callable[[Path], str]] = {"methods.svg": methods, "policy.svg": policy}
+def models(results: Path) -> str:
+    """`auto` relative to plain decoding, by model: geometric means over the suites."""
+    files = {name: results / f"2026-11-policy-wall-{name}-avx512.json" for name in ("smollm2", "qwen05", "qwen15")}
+    found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    groups = [
+        Group(re.sub(r"-instruct.*", "", result["model"]), [mean(cell) for cell in result["cells"]])
+        for result in found.values()
+    ]
+    series = [f"T = {cell['temperature']}" for cell in found["smollm2"]["cells"]]
+    note = f"{found['smollm2']['machine']}; Spec-Bench, HumanEval, GSM8K; benchmarks/policy.py --wall"
+    return bars("Speed of auto relative to plain decoding, by model", series, groups, note)
+
+
+def mean(cell: dict[str, Any]) -> float:
+    """Return the geometric mean over the suites of the speed of `auto` relative to plain decoding."""
+    return geometric_mean(row["auto over plain"][0] for row in cell["rows"])
+
+
+PLOTS: dict[str, Callable[[Path], str]] = {"methods.svg": methods, "policy.svg": policy, "models.svg": models}

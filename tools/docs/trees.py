@@ -1,7 +1,7 @@
 """Draw token trees of real runs for the pages in ``docs/methods``.
 
-    python tools/docs/trees.py --smollm2 smollm2-135m-instruct-q4_1.gguf     # or without: the model that `pronk pull` has put here
-    python tools/docs/trees.py suffix recycling                              # these drawings only
+    python tools/docs/trees.py                    # all, with the SmolLM2 that `pronk pull smollm2` has put here
+    python tools/docs/trees.py suffix recycling --smollm2 smollm2-135m-instruct-q4_1.gguf    # two of them
 
 Each drawing is one step of a text: the root, the draft tokens, the accepted path, and the bonus token.
 """
@@ -95,7 +95,8 @@ def draw(tree: TokenTree, path: tuple[int, ...], bonus: str, decode: Callable[[i
             bend, y1 = x - GAP / 2, y + HEIGHT / 2
             lines.append(f'<path class="{kinds[node]}" d="M{x0:.0f} {y0:.0f}H{bend:.0f}V{y1:.0f}H{x:.0f}"/>')
         boxes.append(
-            f'<g class="{kinds[node]}"><rect x="{x:.0f}" y="{y:.0f}" width="{widths[node]:.0f}" height="{HEIGHT}" rx="6"/>'
+            f'<g class="{kinds[node]}">'
+            f'<rect x="{x:.0f}" y="{y:.0f}" width="{widths[node]:.0f}" height="{HEIGHT}" rx="6"/>'
             f'<text x="{x + widths[node] / 2:.0f}" y="{y + 16:.0f}">{escape(texts[node])}</text></g>'
         )
     right = max(lefts[d] + w for w, d in zip(widths, depths, strict=True)) + MARGIN
@@ -114,7 +115,8 @@ rect { fill: #fff; stroke: #9aa4b0; stroke-width: 1.2 }
 text { font: 12px ui-monospace, Menlo, Consolas, monospace; text-anchor: middle; fill: #57606a }
 path { fill: none; stroke: #b6bec8; stroke-width: 1.4 }
 .root rect { fill: #24292f; stroke: #24292f } .root text { fill: #fff }
-.accepted rect { fill: #d2f4db; stroke: #1a7f37 } .accepted text { fill: #0b4f20 } path.accepted { stroke: #1a7f37; stroke-width: 2 }
+.accepted rect { fill: #d2f4db; stroke: #1a7f37 } .accepted text { fill: #0b4f20 }
+path.accepted { stroke: #1a7f37; stroke-width: 2 }
 .bonus rect { fill: #fff; stroke: #1a7f37; stroke-dasharray: 4 3 } .bonus text { fill: #0b4f20 }
 path.bonus { stroke: #1a7f37; stroke-dasharray: 4 3 }
 .window rect, path.window { stroke-dasharray: 2 3 }
@@ -128,7 +130,7 @@ def example() -> str:
 
 
 def best_step(steps: tuple[Decision, ...]) -> Decision:
-    """Return the step with most accepted draft tokens; of equal ones the one with most draft tokens, then the earliest."""
+    """Return the step with most accepted draft tokens; of equal ones that with most draft tokens, then the earliest."""
     return max(steps, key=lambda step: (len(step.path), len(step.kept)))
 
 
@@ -147,7 +149,8 @@ def main() -> None:
             loaded[drawing.model] = LLM(model, budget="all", calibration="off")
         llm = loaded[drawing.model]
         step = best_step(explain(llm, drawing.prompt, SamplingParams(max_tokens=40), drawing.drafter).steps[1:])
-        svg = draw(step.kept, step.path, llm.tokenizer.decode([step.tokens[-1]]), lambda t: llm.tokenizer.decode([t]))
+        texts = {token: llm.tokenizer.decode([token]) for token in (*step.kept.tokens, step.tokens[-1])}
+        svg = draw(step.kept, step.path, texts[step.tokens[-1]], texts.__getitem__)
         (OUT / f"{name}.svg").write_text(svg, encoding="utf-8")
         print(f"{name}: {len(step.path)} of {step.kept.num_draft_tokens} draft tokens accepted")
 
