@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from pronk.drafters import REGISTRY
+from pronk.drafters import REGISTRY, make_drafter
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "benchmarks", "src", "models", "data", "tests")
@@ -95,6 +95,15 @@ def test_every_drafter_has_a_page_with_its_options() -> None:
             assert any(f"<!-- begin: options {name} -->" in page for page in pages), f"{name}: expected a page"
 
 
+def test_drafters_in_commands_can_be_made() -> None:
+    """Every specification after ``--drafter`` names drafters and options that exist."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    specs = {spec or name for spec, name in re.findall(r'--drafter (?:"([^"]+)"|(\w+))', text)} - {"echo(times=2)"}
+    assert len(specs) > 25
+    for spec in specs - {"NAME"}:
+        make_drafter(spec)
+
+
 def test_generated_blocks_are_up_to_date(tools: list[str]) -> None:
     blocks = importlib.import_module("blocks")
     advice = "run python tools/docs/blocks.py"
@@ -147,6 +156,7 @@ def test_pages_and_links_of_the_site_exist(tools: list[str], tmp_path: Path) -> 
     pages = [page for _, page in build.pages(nav)]
     assert len(set(pages)) == len(pages) > 40
     assert [page for page in pages if not (tmp_path / page).exists()] == []
+    assert {place for source, place in build.PAGES.items() if (ROOT / source).exists()} - set(pages) == set()
     docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert docs - set(pages) == set(), "a page of docs/ is missing in the navigation of zensical.toml"
     found = {page.name: [*faults(links, page)] for page in tmp_path.rglob("*.md")}

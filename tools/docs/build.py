@@ -49,8 +49,9 @@ def read(source: str) -> str:
         return path.read_text(encoding="utf-8")
     if (path / "README.md").exists():
         return (path / "README.md").read_text(encoding="utf-8")
-    names = sorted(each.name for each in path.iterdir() if each.suffix in {".md", ".py", ".json", ".svg"})
-    return "\n".join([f"# Files of {source}", "", *(f"- [{name}]({path.name}/{name})" for name in names), ""])
+    files = sorted(each for each in path.iterdir() if each.suffix in {".md", ".py", ".json", ".svg"})
+    lines = [f"- [{file.name}]({path.name}/{file.name})" + f": {file.stem}" * (file.suffix == ".md") for file in files]
+    return "\n".join([f"# Files of {source}", "", *lines, ""])
 
 
 def resolve(source: str, target: str) -> str:
