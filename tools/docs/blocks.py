@@ -74,7 +74,7 @@ def _every_method(name: str) -> Iterator[str]:
     yield (
         f"Tokens per forward pass by task of Spec-Bench, and speed relative to plain decoding: {result['model']}, "
         f"{result['machine']}, `python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS` "
-        f"([every method](../../benchmarks/results/{EVERY_METHOD}.md))."
+        f"([every method](../../benchmarks/results/{EVERY_METHOD}.md)).{_describe_training(found[0][1])}"
     )
     head = ["T", *(each.replace("_", " ") for each in suites), "mean", "× plain"]
     rows = [
@@ -87,6 +87,12 @@ def _every_method(name: str) -> Iterator[str]:
         for temperature, row in found
     ]
     yield table(head, rows)
+
+
+def _describe_training(row: dict[str, Any]) -> str:
+    tokens, _, duration = row["training"].partition(", ")
+    size = f"{row['parameters']:.1f} M"
+    return f" The drafter has {size} parameters and was trained on {tokens} tokens ({duration})." if tokens else ""
 
 
 def _real_models(name: str) -> Iterator[str]:
