@@ -1,15 +1,15 @@
 # make demo   set up .venv, download SmolLM2 and ask it a question
+# make docs   build the documentation's site into build/site
 # make test   set up .venv and run what CI runs: lint, types, tests
 # make test-slow  run the tests that take minutes, also those on the real models of this machine
 # make sanitize  build the kernels with the address and undefined-behaviour sanitizers and run their tests
-# make docs   build the documentation's site into build/site
 # make wheels build a wheel for every platform (WHEELS="linux-x86_64 any": for some) into dist/
 #
 # Options:  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow sanitize docs wheels clean
+.PHONY: demo test test-slow sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
@@ -55,6 +55,7 @@ sanitize: $(INSTALLED_DEV)
 		--deselect tests/kernels/test_choices.py::test_samples_equal_numpys
 
 # The site is built from the text of the files alone: pronk itself need not be installed.
+.PHONY: docs
 docs: | $(PY)
 	@$(INSTALL) zensical mkdocstrings-python ruff
 	@$(PY) tools/docs/build.py
