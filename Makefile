@@ -1,4 +1,5 @@
 # make demo   set up .venv, download SmolLM2 and ask it a question
+# make docs   build the documentation's site into build/site
 # make test   set up .venv and run what CI runs: lint, types, tests
 # make test-slow  run the tests that take minutes, also those on the real models of this machine
 # make coverage   run the tests of `make test` and fail below the floor of covered lines in pyproject.toml
@@ -63,6 +64,12 @@ sanitize: $(SANITIZED)
 		tests/drafters/from_text/test_growth.py \
 		--deselect tests/kernels/test_choices.py::test_samples_follow_the_softmax_of_the_logits \
 		--deselect tests/kernels/test_choices.py::test_samples_equal_numpys
+
+# The site is built from the text of the files alone: pronk itself need not be installed.
+.PHONY: docs
+docs: | $(PY)
+	@$(INSTALL) zensical mkdocstrings-python ruff
+	@$(PY) tools/docs/build.py
 
 wheels: $(INSTALLED_DEV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS) build ziglang

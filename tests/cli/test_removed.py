@@ -14,7 +14,7 @@ Run = Callable[..., tuple[int, str, str]]
         (["advise", "--model", "x", "--prompts", "y"], "pronk explain"),
         (["advise", "--help"], "pronk bench"),
         (["inflate", "big", "--layers", 24], "benchmarks/inflate.py"),
-        (["bench", "--server", "http://localhost:8000", "--rate", 1], "GuideLLM, as in docs/serving.md"),
+        (["bench", "--server", "http://localhost:8000", "--rate", 1], "GuideLLM, as in docs/benchmarks.md"),
         (["bench", "--rate", 1, "--goodput", "ttft=2000"], "guidellm run"),
         (["bench", "--peer", "all", "--peer-source", "x"], "--model model.gguf --peer all"),
         (["--traceback", "bench", "--limit", 1, "--server=x=http://localhost:8000"], "guidellm run"),

@@ -16,7 +16,7 @@ _REPLACEMENTS = {
     "inflate": "python benchmarks/inflate.py of the source tree, or measure a real model",
     **dict.fromkeys(
         [f"bench --{option}" for option in _SERVER_OPTIONS],
-        "GuideLLM, as in docs/serving.md: guidellm run --backend kind=openai_http,target=URL",
+        "GuideLLM, as in docs/benchmarks.md: guidellm run --backend kind=openai_http,target=URL",
     ),
     **dict.fromkeys(
         ["bench --peer-source", "bench --peer-cache"],

@@ -1,0 +1,183 @@
+"""The documentation: links, generated blocks, plots, one page per drafter, and the navigation of the site."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pronk.drafters import REGISTRY, make_drafter
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "benchmarks", "src", "models", "data", "tests")
+PAGES = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[list[str]]:
+    sys.path.insert(0, str(ROOT / "tools" / "docs"))
+    yield sys.path
+    sys.path.remove(str(ROOT / "tools" / "docs"))
+
+
+@pytest.fixture
+def links(tools: list[str]) -> ModuleType:
+    return importlib.import_module("links")
+
+
+def faults(links: ModuleType, page: Path) -> Iterator[str]:
+    """Yield the relative links of a page whose file or heading does not exist."""
+    for target, anchor in links.relative_links(page.read_text(encoding="utf-8")):
+        path = page.parent / target if target else page
+        if not path.exists():
+            yield f"{target}: no such file"
+        elif anchor and path.suffix == ".md" and anchor not in links.anchors(path.read_text(encoding="utf-8")):
+            yield f"{target}#{anchor}: no such heading"
+
+
+def test_links_of_all_pages_resolve(links: ModuleType) -> None:
+    found = {str(page.relative_to(ROOT)): [*faults(links, page)] for page in PAGES}
+    assert len(found) > 50
+    assert {page: lines for page, lines in found.items() if lines} == {}
+
+
+def test_broken_links_are_found(links: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page, twice?\n\n[a](page.md#a-page-twice) [b](#nothing) [c](gone.md)\n\n```\n[d](x.md)\n```\n")
+    assert [*faults(links, page)] == ["#nothing: no such heading", "gone.md: no such file"]
+
+
+def test_means_of_the_plots_are_those_of_the_tables(tools: list[str]) -> None:
+    plots = importlib.import_module("plots")
+    results = ROOT / "benchmarks" / "results"
+    for path in results.glob("*-policy-wall-*.json"):
+        table = path.with_suffix(".md").read_text(encoding="utf-8")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            assert f"| geometric mean | | | {plots.mean(cell):.3f} |" in table
+
+
+@pytest.mark.parametrize(
+    ("heading", "anchor"),
+    [
+        ("Where do I find …?", "where-do-i-find-"),
+        ("`auto`: the drafters", "auto-the-drafters"),
+        ("What is `pronk bench`'s S?", "what-is-pronk-benchs-s"),
+        ("4 bits, 8_bits", "4-bits-8_bits"),
+    ],
+)
+def test_anchors_are_those_of_github(links: ModuleType, heading: str, anchor: str) -> None:
+    assert links.slugify(heading) == anchor
+
+
+def test_paths_in_the_source_exist() -> None:
+    """Messages and docstrings that name a file of ``docs`` name one that exists."""
+    named = {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for name in re.findall(r"(?<![\w/`])docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_drafter_has_a_page_with_its_options() -> None:
+    overview = (ROOT / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "methods").glob("*.md")]
+    for name in REGISTRY:
+        assert f"`{name}`" in overview, f"{name}: expected a row in docs/methods/README.md"
+        if name not in {"autoregressive", "vanilla"}:  # no options; those of glide
+            assert any(f"<!-- begin: options {name} -->" in page for page in pages), f"{name}: expected a page"
+
+
+def test_drafters_in_commands_can_be_made() -> None:
+    """Every specification after ``--drafter`` names drafters and options that exist."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    specs = {spec or name for spec, name in re.findall(r'--drafter (?:"([^"]+)"|(\w+))', text)} - {"echo(times=2)"}
+    assert len(specs) > 25
+    for spec in specs - {"NAME"}:
+        make_drafter(spec)
+
+
+def test_generated_blocks_are_up_to_date(tools: list[str]) -> None:
+    blocks = importlib.import_module("blocks")
+    advice = "run python tools/docs/blocks.py"
+    for path in (ROOT / "docs").rglob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        assert blocks.update(text) == text, f"{path.relative_to(ROOT)}: {advice}"
+    for name, draw in blocks.PLOTS.items():
+        assert (ROOT / "docs" / "plots" / name).read_text(encoding="utf-8") == draw(blocks.RESULTS), f"{name}: {advice}"
+
+
+def test_options_are_read_from_docstrings_of_base_classes(tools: list[str]) -> None:
+    blocks = importlib.import_module("blocks")
+    assert "| `min_confidence` | `0.0` | a chain ends after" in blocks.options("glide")
+    assert "| in parentheses | `draft_model` |" in blocks.options("cape")
+    assert blocks.options("autoregressive") == "It has no options."
+
+
+def test_every_object_of_the_api_page_exists() -> None:
+    names = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(names) > 10
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        if not hasattr(importlib.import_module(module), attribute):
+            importlib.import_module(name)  # a module
+
+
+def test_drawing_of_a_tree(tools: list[str]) -> None:
+    trees = importlib.import_module("trees")
+    from pronk import TokenTree
+
+    tree = TokenTree(tokens=(0, 1, 2, 3, 4, 3), parents=(-1, 0, 1, 1, 0, 4))
+    words = ["the", " cat", " sat", " ran", " dog"]
+    assert trees.order_leaves(tree.parents) == [0, 0, 0, 1, 2, 2]
+    svg = trees.draw(tree, (4, 5), " off", words.__getitem__)
+    kinds = re.findall(r'<g class="(\w+)">.*?<text[^>]*>([^<]*)<', svg)
+    assert [kind for kind, _ in kinds] == ["root", *["rejected"] * 3, *["accepted"] * 2, "bonus"]
+    assert kinds[-1] == ("bonus", "␣off")
+    places = re.findall(r'<rect x="(\d+)" y="(\d+)"', svg)
+    assert len(set(places)) == 7  # no box covers another
+    assert svg.count("<path") == 6
+    drawn = ROOT / "docs" / "methods" / "trees" / "example.svg"
+    assert drawn.read_text(encoding="utf-8") == trees.example(), "run python tools/docs/trees.py"
+
+
+def test_pages_and_links_of_the_site_exist(tools: list[str], tmp_path: Path) -> None:
+    build = importlib.import_module("build")
+    links = importlib.import_module("links")
+    build.stage(tmp_path)
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
+    pages = [page for _, page in build.pages(nav)]
+    assert len(set(pages)) == len(pages) > 40
+    assert [page for page in pages if not (tmp_path / page).exists()] == []
+    assert {place for source, place in build.PAGES.items() if (ROOT / source).exists()} - set(pages) == set()
+    docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert docs - set(pages) == set(), "a page of docs/ is missing in the navigation of zensical.toml"
+    found = {page.name: [*faults(links, page)] for page in tmp_path.rglob("*.md")}
+    assert {page: lines for page, lines in found.items() if lines} == {}
+
+
+def test_llms_txt_lists_all_pages(tools: list[str], tmp_path: Path) -> None:
+    build = importlib.import_module("build")
+    (tmp_path / "a.md").write_text("# A\n\n```sh\nrun\n```\n\nFirst [words](b.md)\nof a page.\n\nMore.\n")
+    (tmp_path / "site").mkdir()
+    build.write_llms([{"Part": ["a.md"]}], tmp_path, tmp_path / "site")
+    listed = (tmp_path / "site" / "llms.txt").read_text(encoding="utf-8")
+    assert listed.endswith("\n## Part\n\n- [A](a.md): First words of a page.\n")
+    assert (tmp_path / "site" / "a.md").read_text() == (tmp_path / "a.md").read_text()
+
+
+def test_make_docs(tmp_path: Path) -> None:
+    """The generator finds no fault; needs ``pronk[docs]``."""
+    pytest.importorskip("zensical", reason="pip install 'pronk[docs]'")
+    done = subprocess.run(
+        [sys.executable, "tools/docs/build.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (ROOT / "build" / "site" / "methods" / "suffix" / "index.html").exists()

@@ -1,0 +1,139 @@
+"""Write the generated parts of the documentation: tables of options, figures of results, and plots.
+
+    python tools/docs/blocks.py    # after a change of an option or of a result
+
+A block in ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and ``<!-- end -->``. The kinds are ``options``
+(of a drafter, from its class) and ``figures`` (of a drafter, from ``benchmarks/results``). The tests fail if a block or
+a plot is not up to date.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from plots import PLOTS
+
+from pronk.drafters import REGISTRY
+
+__all__ = ["ROOT", "update"]
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
+REAL = "2026-11-real-avx2"
+_BLOCK = re.compile(r"(<!-- begin: (options|figures) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
+
+
+def describe_options(name: str) -> dict[str, str]:
+    """Return the documented options of a drafter, those of base classes included."""
+    found: dict[str, str] = {}
+    for each in reversed(REGISTRY[name].__mro__):
+        text = inspect.cleandoc(each.__doc__ or "") if dataclasses.is_dataclass(each) else ""
+        _, _, attributes = text.partition("\nAttributes:\n")
+        for option, meaning in _ATTRIBUTE.findall(attributes.partition("\n\n")[0] + "\n"):
+            plain = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", " ".join(meaning.split()))
+            found[option] = plain.replace("``", "`").replace("|", "\\|").rstrip(".")
+    return found
+
+
+def options(name: str) -> str:
+    """Return a table of a drafter's options: name, default, meaning with range."""
+    drafter, meanings = REGISTRY[name](), describe_options(name)
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for field in dataclasses.fields(drafter):  # type: ignore[arg-type]
+        value: Any = getattr(drafter, field.name)
+        if field.name == "parts":
+            default = ", ".join(f"`{part.name}`" for part in value) or "none"
+            lines.append(f"| in parentheses | {default} | {meanings.get('parts', 'the drafters')} |")
+        else:
+            lines.append(f"| `{field.name}` | `{value!r}` | {meanings[field.name]} |")
+    return "\n".join(lines) if len(lines) > 2 else "It has no options."
+
+
+def figures(name: str) -> str:
+    """Return the measured figures of a drafter, each table with its command and machine."""
+    return "\n\n".join([*_every_method(name), *_real_models(name)])
+
+
+def _every_method(name: str) -> Iterator[str]:
+    result = json.loads((RESULTS / f"{EVERY_METHOD}.json").read_text(encoding="utf-8"))
+    found = [(cell["temperature"], row) for cell in result["cells"] for row in cell["rows"] if row["method"] == name]
+    if not found:
+        return
+    suites = list(found[0][1]["tokens per pass"])
+    yield (
+        f"Tokens per forward pass by task of Spec-Bench, and speed relative to plain decoding: {result['model']}, "
+        f"{result['machine']}, `python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS` "
+        f"([every method](../../benchmarks/results/{EVERY_METHOD}.md)).{_describe_training(found[0][1])}"
+    )
+    head = ["T", *(each.replace("_", " ") for each in suites), "mean", "× plain"]
+    rows = [
+        [
+            temperature,
+            *(f"{row['tokens per pass'][each]:.2f}" for each in suites),
+            f"{row['mean']:.2f}",
+            f"**{row['over plain']:.2f}**",
+        ]
+        for temperature, row in found
+    ]
+    yield table(head, rows)
+
+
+def _describe_training(row: dict[str, Any]) -> str:
+    tokens, _, duration = row["training"].partition(", ")
+    size = f"{row['parameters']:.1f} M"
+    return f" The drafter has {size} parameters and was trained on {tokens} tokens ({duration})." if tokens else ""
+
+
+def _real_models(name: str) -> Iterator[str]:
+    rows = json.loads((RESULTS / f"{REAL}.json").read_text(encoding="utf-8"))
+    found: dict[tuple[str, float], dict[str, float]] = {}
+    for row in rows:
+        if re.match(r"\w*", row["method"])[0] == name and "speedup" in row:  # type: ignore[index]
+            found.setdefault((row["model"], row["temperature"]), {})[row["group"]] = row["speedup"]
+    if not found:
+        return
+    yield (
+        "Speed relative to plain decoding, the time of the prompt included, by kind of answer: free text, code, and "
+        f"answers that repeat their prompt; AVX2, two threads, `python benchmarks/real.py MODEL` "
+        f"([all columns](../../benchmarks/results/{REAL}.md))."
+    )
+    groups = ("chat", "code", "copy", "all")
+    values = [[*key, *(f"{cell[g]:.2f}" if g in cell else "" for g in groups)] for key, cell in found.items()]
+    yield table(["model", "T", "free text", "code", "copy", "all"], values)
+
+
+def table(head: list[str], rows: list[list[Any]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def update(text: str) -> str:
+    """Return the text of a page with all blocks up to date."""
+    kinds = {"options": options, "figures": figures}
+    return _BLOCK.sub(lambda match: f"{match[1]}{kinds[match[2]](match[3])}\n{match[4]}", text)
+
+
+def main() -> None:
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        old = path.read_text(encoding="utf-8")
+        if (new := update(old)) != old:
+            path.write_text(new, encoding="utf-8")
+            print(path.relative_to(ROOT))
+    for name, draw in PLOTS.items():
+        (ROOT / "docs" / "plots" / name).write_text(draw(RESULTS), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

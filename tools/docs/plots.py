@@ -1,0 +1,113 @@
+"""Plots of ``benchmarks/results`` as small SVG files, drawn by :mod:`blocks`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+__all__ = ["PLOTS"]
+
+WIDTH, LABEL, RIGHT, BAR, PAD = 720, 190, 60, 13, 10  # pixels; LABEL is the room for names on the left
+COLOURS = ("#2f6feb", "#8bb4f8", "#b6bec8")
+STYLE = """\
+.paper { fill: #fff }
+text { font: 13px system-ui, sans-serif; fill: #24292f }
+.value, .tick, .note { font-size: 11px; fill: #57606a }
+.value { paint-order: stroke; stroke: #fff; stroke-width: 4px }
+.title { font-weight: 600 }
+.grid { stroke: #d8dee4 } .one { stroke: #57606a; stroke-dasharray: 4 3 }
+"""
+
+
+class Group(NamedTuple):
+    """A row of the plot: a name with one bar per series; a missing value has no bar."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) -> str:
+    """Return horizontal bars; a dashed line marks 1, the speed of plain decoding."""
+    top, step = 62, BAR * len(series) + PAD
+    bottom = top + step * len(groups)
+    largest = max(value for group in groups for value in group.values if value is not None)
+    scale = (WIDTH - LABEL - RIGHT) / largest
+    ticks = [tick / 4 for tick in range(int(largest * 4) + 1)]
+    parts = [f'<text class="title" x="12" y="22">{escape(title)}</text>']
+    for number, name in enumerate(series):
+        x = LABEL + 150 * number
+        parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{COLOURS[number]}"/>')
+        parts.append(f'<text class="tick" x="{x + 16}" y="44">{escape(name)}</text>')
+    for tick in ticks:
+        x, kind = LABEL + scale * tick, "one" if tick == 1 else "grid"
+        parts.append(f'<line class="{kind}" x1="{x:.1f}" y1="{top - 8}" x2="{x:.1f}" y2="{bottom}"/>')
+        if tick * 2 == int(tick * 2):
+            parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>')
+    for row, group in enumerate(groups):
+        y = top + step * row
+        middle = y + BAR * len(series) / 2 + 4
+        parts.append(f'<text x="{LABEL - 10}" y="{middle:.1f}" text-anchor="end">{escape(group.name)}</text>')
+        for number, value in enumerate(group.values):
+            if value is not None:
+                width, place = scale * value, y + BAR * number
+                fill = COLOURS[number]
+                parts.append(f'<rect x="{LABEL}" y="{place}" width="{width:.1f}" height="{BAR - 2}" fill="{fill}"/>')
+                x = LABEL + width + 5
+                parts.append(f'<text class="value" x="{x:.1f}" y="{place + BAR - 3}">{value:.2f}</text>')
+    parts.append(f'<text class="note" x="12" y="{bottom + 38}">{escape(note)}</text>')
+    height = bottom + 50
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img">\n<style>\n{STYLE}</style>\n<rect class="paper" width="100%" height="100%" rx="8"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def methods(results: Path) -> str:
+    """Speed of every method relative to plain decoding, fastest first."""
+    result = json.loads((results / "2026-11-drafters-smollm2-avx512.json").read_text(encoding="utf-8"))
+    speeds = [{row["method"]: row["over plain"] for row in cell["rows"]} for cell in result["cells"]]
+    names = sorted(speeds[0], key=lambda name: -speeds[0][name])
+    groups = [Group(name, [each.get(name) for each in speeds]) for name in names]
+    series = [f"T = {cell['temperature']}" for cell in result["cells"]]
+    note = f"{result['model']}, {result['machine']}; Spec-Bench; benchmarks/drafter_table.py"
+    return bars("Speed relative to plain decoding, by method", series, groups, note)
+
+
+def policy(results: Path) -> str:
+    """`auto` and the best single drafter relative to plain decoding, by suite of prompts."""
+    result = json.loads((results / "2026-11-policy-wall-smollm2-avx512.json").read_text(encoding="utf-8"))
+    groups = [
+        Group(row["suite"].replace("_", " "), (row["auto over plain"][0], row["best over plain"][0]))
+        for row in result["cells"][0]["rows"]
+    ]
+    note = f"{result['model']}, {result['machine']}; T = 0, wall clock; benchmarks/policy.py --wall"
+    series = ("auto", "best single drafter")
+    return bars("Speed relative to plain decoding, by suite", series, groups, note)
+
+
+def models(results: Path) -> str:
+    """`auto` relative to plain decoding, by model: geometric means over the suites."""
+    files = {name: results / f"2026-11-policy-wall-{name}-avx512.json" for name in ("smollm2", "qwen05", "qwen15")}
+    found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    groups = [
+        Group(re.sub(r"-instruct.*", "", result["model"]), [mean(cell) for cell in result["cells"]])
+        for result in found.values()
+    ]
+    series = [f"T = {cell['temperature']}" for cell in found["smollm2"]["cells"]]
+    note = f"{found['smollm2']['machine']}; Spec-Bench, HumanEval, GSM8K; benchmarks/policy.py --wall"
+    return bars("Speed of auto relative to plain decoding, by model", series, groups, note)
+
+
+def mean(cell: dict[str, Any]) -> float:
+    """Return the geometric mean over the suites of the speed of `auto` relative to plain decoding."""
+    return geometric_mean(row["auto over plain"][0] for row in cell["rows"])
+
+
+PLOTS: dict[str, Callable[[Path], str]] = {"methods.svg": methods, "policy.svg": policy, "models.svg": models}

@@ -1,0 +1,159 @@
+"""Draw token trees of real runs for the pages in ``docs/methods``.
+
+    python tools/docs/trees.py                    # all, with the SmolLM2 that `pronk pull smollm2` has put here
+    python tools/docs/trees.py suffix recycling --smollm2 smollm2-135m-instruct-q4_1.gguf    # two of them
+
+Each drawing is one step of a text: the root, the draft tokens, the accepted path, and the bonus token.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from pronk import LLM, SamplingParams
+from pronk.engine.decision_trace import Decision
+from pronk.explain import explain
+from pronk.speculation.tree import TokenTree
+
+OUT = Path(__file__).parents[2] / "docs" / "methods" / "trees"
+ROW, GAP, HEIGHT, GLYPH, MARGIN = 34, 22, 24, 7.3, 10  # pixels; a glyph of 12 px in a monospaced font is 7.3 wide
+
+
+class Drawing(NamedTuple):
+    """One drawing: the step of a text in which most draft tokens are accepted."""
+
+    model: str  # "smollm2" or "pronk-tiny"
+    drafter: str
+    prompt: str
+
+
+LOOP = "for name in names:\n    print(name)\nfor value in values:\n"
+DRAWINGS = {
+    "suffix": Drawing("smollm2", "suffix(num_nodes=10)", LOOP),
+    "prompt_lookup": Drawing("smollm2", "prompt_lookup(num_tokens=8)", LOOP),
+    "recycling": Drawing("smollm2", "recycling(num_nodes=10)", "The capital of France is Paris. The capital of"),
+    "lookahead": Drawing("smollm2", "lookahead(window=4, ngram=4, guesses=3)", LOOP),
+    "jacobi": Drawing("smollm2", "jacobi(num_tokens=5)", LOOP),
+    "merged": Drawing("smollm2", "merged(suffix, recycling, num_nodes=10)", LOOP),
+    "eagle3": Drawing("smollm2", "eagle3(num_nodes=10)", "Question: What is 12 + 7?\nAnswer:"),
+    "retrieval": Drawing("pronk-tiny", "retrieval(num_nodes=10)", "def fibonacci(n):"),
+    "draft_model": Drawing("pronk-tiny", "draft_model(num_tokens=5)", "def fibonacci(n):"),
+    "cape": Drawing("pronk-tiny", "cape(draft_model(num_tokens=4), max_nodes=10)", "def fibonacci(n):"),
+    "staged": Drawing("pronk-tiny", "staged(draft_model, num_nodes=10)", "def fibonacci(n):"),
+    "beam": Drawing("pronk-tiny", "beam(draft_model, width=3, num_tokens=4)", "def fibonacci(n):"),
+    "kangaroo": Drawing("pronk-tiny", "kangaroo", "def fibonacci(n):"),
+    "glide": Drawing("pronk-tiny", "cape(glide(num_tokens=4), max_nodes=10)", "def fibonacci(n):"),
+    "medusa": Drawing("pronk-tiny", "medusa(tree=9)", "def fibonacci(n):"),
+    "multi_token": Drawing("pronk-tiny", "multi_token(tree=9)", "def fibonacci(n):"),
+}
+
+
+def order_leaves(parents: Sequence[int]) -> list[int]:
+    """Return the row of every node: leaves get rows 0, 1, 2, …, and a parent has the row of its first child."""
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], 1):
+        children[parent].append(node)
+    rows, next_row, order, stack = [0] * len(parents), 0, list[int](), [0]
+    while stack:
+        order.append(stack.pop())
+        stack += reversed(children[order[-1]])
+    for node in order:
+        if not children[node]:
+            rows[node], next_row = next_row, next_row + 1
+    for node in reversed(order):
+        if children[node]:
+            rows[node] = rows[children[node][0]]
+    return rows
+
+
+def label(text: str) -> str:
+    """Return a token's text with white space made visible."""
+    return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥") or "∅"
+
+
+def draw(tree: TokenTree, path: tuple[int, ...], bonus: str, decode: Callable[[int], str]) -> str:
+    """Return the SVG of a tree; ``path`` has the accepted nodes, ``bonus`` is the target's token after them."""
+    last = path[-1] if path else 0
+    parents = [*tree.parents, last]  # the bonus token is drawn as the last child of the last accepted node
+    texts = [*(label(decode(token)) for token in tree.tokens), label(bonus)]
+    rows, depths = order_leaves(parents), [*tree.depths, tree.depths[last] + 1]
+    widths = [GLYPH * len(text) + 14 for text in texts]
+    lefts = [float(MARGIN)]
+    for depth in range(max(depths)):
+        lefts.append(lefts[-1] + GAP + max(w for w, d in zip(widths, depths, strict=True) if d == depth))
+    kinds = ["root", *("accepted" if i in path else "rejected" for i in range(1, len(tree))), "bonus"]
+    kinds = [k if i >= len(tree) or tree.acceptable[i] else "window" for i, k in enumerate(kinds)]
+    lines, boxes = [], []
+    for node, parent in enumerate(parents):
+        x, y = lefts[depths[node]], MARGIN + ROW * rows[node]
+        if parent >= 0:
+            x0, y0 = lefts[depths[parent]] + widths[parent], MARGIN + ROW * rows[parent] + HEIGHT / 2
+            bend, y1 = x - GAP / 2, y + HEIGHT / 2
+            lines.append(f'<path class="{kinds[node]}" d="M{x0:.0f} {y0:.0f}H{bend:.0f}V{y1:.0f}H{x:.0f}"/>')
+        boxes.append(
+            f'<g class="{kinds[node]}">'
+            f'<rect x="{x:.0f}" y="{y:.0f}" width="{widths[node]:.0f}" height="{HEIGHT}" rx="6"/>'
+            f'<text x="{x + widths[node] / 2:.0f}" y="{y + 16:.0f}">{escape(texts[node])}</text></g>'
+        )
+    right = max(lefts[d] + w for w, d in zip(widths, depths, strict=True)) + MARGIN
+    bottom = 2 * MARGIN + ROW * max(rows) + HEIGHT
+    lines.sort(key=lambda line: "accepted" in line or "bonus" in line)  # the path is drawn above other lines
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{right:.0f}" height="{bottom:.0f}" '
+        f'viewBox="0 0 {right:.0f} {bottom:.0f}" role="img">\n<style>\n{STYLE}</style>\n'
+        f'<rect class="paper" width="100%" height="100%" rx="8"/>\n' + "\n".join(lines + boxes) + "\n</svg>\n"
+    )
+
+
+STYLE = """\
+.paper { fill: #fff }
+rect { fill: #fff; stroke: #9aa4b0; stroke-width: 1.2 }
+text { font: 12px ui-monospace, Menlo, Consolas, monospace; text-anchor: middle; fill: #57606a }
+path { fill: none; stroke: #b6bec8; stroke-width: 1.4 }
+.root rect { fill: #24292f; stroke: #24292f } .root text { fill: #fff }
+.accepted rect { fill: #d2f4db; stroke: #1a7f37 } .accepted text { fill: #0b4f20 }
+path.accepted { stroke: #1a7f37; stroke-width: 2 }
+.bonus rect { fill: #fff; stroke: #1a7f37; stroke-dasharray: 4 3 } .bonus text { fill: #0b4f20 }
+path.bonus { stroke: #1a7f37; stroke-dasharray: 4 3 }
+.window rect, path.window { stroke-dasharray: 2 3 }
+"""
+
+
+def example() -> str:
+    """Return the drawing of the tree that ``docs/concepts.md`` explains."""
+    words = ("the", "cat", "sat", "ran", "dog", "ran")
+    return draw(TokenTree(tuple(range(6)), (-1, 0, 1, 1, 0, 4)), (4, 5), "off", words.__getitem__)
+
+
+def best_step(steps: tuple[Decision, ...]) -> Decision:
+    """Return the step with most accepted draft tokens; of equal ones that with most draft tokens, then the earliest."""
+    return max(steps, key=lambda step: (len(step.path), len(step.kept)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DRAWINGS)}; default: all")
+    parser.add_argument("--smollm2", default="smollm2", metavar="MODEL", help="file or name of SmolLM2-135M-Instruct")
+    options = parser.parse_args()
+    OUT.mkdir(exist_ok=True)
+    (OUT / "example.svg").write_text(example(), encoding="utf-8")
+    loaded: dict[str, LLM] = {}
+    for name in options.names or DRAWINGS:
+        drawing = DRAWINGS[name]
+        if drawing.model not in loaded:
+            model = options.smollm2 if drawing.model == "smollm2" else drawing.model
+            loaded[drawing.model] = LLM(model, budget="all", calibration="off")
+        llm = loaded[drawing.model]
+        step = best_step(explain(llm, drawing.prompt, SamplingParams(max_tokens=40), drawing.drafter).steps[1:])
+        texts = {token: llm.tokenizer.decode([token]) for token in (*step.kept.tokens, step.tokens[-1])}
+        svg = draw(step.kept, step.path, texts[step.tokens[-1]], texts.__getitem__)
+        (OUT / f"{name}.svg").write_text(svg, encoding="utf-8")
+        print(f"{name}: {len(step.path)} of {step.kept.num_draft_tokens} draft tokens accepted")
+
+
+if __name__ == "__main__":
+    main()
