@@ -213,7 +213,7 @@ def write_report(
 ) -> None:
     """Write ``out``.md with the tables and ``out``.json with the figures, each with model, processor and date.
 
-    Models in specifications of drafters are named without their folders.
+    Models in specifications of drafters are named without their folders, exports of ``pronk train`` with one.
     """
     if out is None:
         return
@@ -222,7 +222,8 @@ def write_report(
     head = f"# {title}\n\n{llm.path.name}, {llm.kernels}; {machine}{more}\n\n"
     figures = json.dumps({"model": llm.path.name, "machine": machine, "cells": cells})
     for ending, text in (("md", head + "\n\n".join(tables) + "\n"), ("json", figures)):
-        Path(f"{out}.{ending}").write_text(re.sub(r"((?:model|datastore)=')[^']*/", r"\1", text))
+        short = re.sub(r"((?:model|datastore)=')[^']*?/((?:[^/']+/export|[^/']+)')", r"\1\2", text)
+        Path(f"{out}.{ending}").write_text(short)
 
 
 def main() -> None:

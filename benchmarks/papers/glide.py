@@ -7,6 +7,7 @@
               beams of 4 and 8, Medusa
     table3    milliseconds of drafting per step, of GLIDE, beams of 4 and 8, and CAPE
     table4    tokens per second at batch sizes of 1 to 16: the same prompt several times, as in the paper
+    variants  figures 7 to 9 and table 2: S and speed of further drafters, one --variant NAME=FOLDER for each
 
 ``measuring.py`` describes the measurement of figure 6. Tables 3 and 4 are by the wall clock.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
-from measuring import PLAIN, Part, Results, add_parts, markdown, run_parts
+from measuring import PLAIN, Part, Results, add_folders, add_parts, markdown, run_parts
 from policy import make_parser, read_prompts
 
 from pronk import LLM, SamplingParams
@@ -30,9 +31,14 @@ PAPER_BATCHES = {1: (106.8, 54.6), 2: (216.4, 111.2), 4: (466.0, 223.6), 8: (868
 DRAFT_LENGTH = 5  # γ of the paper
 
 
+def glide_of(folder: str) -> str:
+    """Return the drafter with the paper's length."""
+    return f"glide(model={folder!r}, num_tokens={DRAFT_LENGTH})"
+
+
 def specs(options: argparse.Namespace) -> dict[str, str]:
     """Return the drafters of figure 6 by name; without a folder, a drafter that needs it is left out."""
-    glide = f"glide(model={options.glide!r}, num_tokens={DRAFT_LENGTH})"
+    glide = glide_of(options.glide)
     named = {"GLIDE": glide, "CAPE": f"cape({glide})", "CAPE, 4 siblings each": f"cape({glide}, sizes=4)"}
     named |= {f"beam of {width}": f"beam({glide}, width={width}, num_tokens={DRAFT_LENGTH})" for width in (4, 8)}
     if options.vanilla:
@@ -49,6 +55,17 @@ def speed_table(results: Results, options: argparse.Namespace) -> str:
     ratio = found["CAPE, 4 siblings each"].over_plain[0] / found["CAPE"].over_plain[0]
     text = f"\n\nFixed size over confidence: {ratio:.3f}. The paper: {PAPER_FIXED:.3f}."
     return markdown(["drafter", "S", "× plain [90 %]"], rows) + text
+
+
+def variant_specs(options: argparse.Namespace) -> dict[str, str]:
+    """Return GLIDE and its variants by name."""
+    return {"GLIDE": glide_of(options.glide)} | {name: glide_of(folder) for name, folder in options.variant}
+
+
+def variant_table(results: Results, options: argparse.Namespace) -> str:
+    """Return S and speed of the variants."""
+    found = {name: results.of(spec) for name, spec in variant_specs(options).items()}
+    return markdown(["drafter", "S", "× plain [90 %]"], [[n, f"{r.per_pass:.2f}", r.speed] for n, r in found.items()])
 
 
 def drafting_table(_: Results, options: argparse.Namespace) -> str:
@@ -96,6 +113,9 @@ PARTS = {
     "figure6": Part("Figure 6, and the ablation of CAPE", lambda options: [*specs(options).values()], speed_table),
     "table3": Part("Table 3: the time of drafting", lambda _: [], drafting_table),
     "table4": Part("Table 4: batches", lambda _: [], batch_table),
+    "variants": Part(
+        "Figures 7 to 9, table 2: variants", lambda options: [*variant_specs(options).values()], variant_table
+    ),
 }
 
 
@@ -106,6 +126,7 @@ def main() -> None:
     parser.add_argument("--glide", required=True, help="folder of a trained GLIDE drafter")
     parser.add_argument("--vanilla", help="folder of its twin without cross-attention (pronk train glide --vanilla)")
     parser.add_argument("--medusa", help="folder of trained Medusa heads")
+    add_folders(parser, "--variant", "folder of a further GLIDE drafter")
     run_parts(parser, PARTS, parser.parse_intermixed_args(), "GLIDE with a CAPE: the paper's tables")
 
 

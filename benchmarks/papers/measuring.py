@@ -22,7 +22,7 @@ from policy import PLAIN, Prompt, Run, interval, measure_all, read_prompts, writ
 from pronk import LLM
 from pronk.bench.machine import describe_hardware
 
-__all__ = ["PLAIN", "Part", "Result", "Results", "add_parts", "draw", "markdown", "ranks", "run_parts"]
+__all__ = ["PLAIN", "Part", "Result", "Results", "add_folders", "add_parts", "draw", "markdown", "ranks", "run_parts"]
 
 
 class Result(NamedTuple):
@@ -74,6 +74,18 @@ def add_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> Non
     """Add the names of the parts to measure as positional arguments, and the choice of kernels."""
     parser.add_argument("--kernels", default="auto", help="an instruction set, to compare processors on one machine")
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; by default all")
+
+
+def add_folders(parser: argparse.ArgumentParser, option: str, text: str, *, required: bool = False) -> None:
+    """Add an option for trained drafters, which may be repeated; its value is a list of pairs (name, folder)."""
+
+    def pair(words: str) -> tuple[str, str]:
+        name, _, folder = words.partition("=")
+        return name, folder
+
+    parser.add_argument(
+        option, action="append", type=pair, default=[], required=required, metavar="NAME=FOLDER", help=text
+    )
 
 
 def run_parts(
