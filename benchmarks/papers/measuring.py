@@ -108,7 +108,7 @@ def run_parts(
 def _measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, list[Results]]:
     """Decode all prompts with plain decoding and all drafters, at each temperature."""
     prompts = read_prompts(options.prompts, options.per_suite)
-    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
+    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels, threads=options.threads)
     drafters = list(dict.fromkeys([PLAIN, *specs]))
     return llm, [Results(prompts, runs, each) for each, runs in measure_all(llm, prompts, drafters, options)]
 
