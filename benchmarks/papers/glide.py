@@ -15,6 +15,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from measuring import PLAIN, Part, Results, add_folders, add_parts, markdown, run_parts
@@ -68,16 +70,25 @@ def variant_table(results: Results, options: argparse.Namespace) -> str:
     return markdown(["drafter", "S", "× plain [90 %]"], [[n, f"{r.per_pass:.2f}", r.speed] for n, r in found.items()])
 
 
+def check_equal(texts: Iterable[Sequence[int]]) -> None:
+    """Stop if the texts differ."""
+    if len({tuple(text) for text in texts}) > 1:
+        sys.exit("glide: expected equal tokens of all drafters and batches, found others")
+
+
 def drafting_table(_: Results, options: argparse.Namespace) -> str:
     """Return table 3: the median over the prompts of the milliseconds of drafting per step."""
     llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
     prompts = read_prompts(options.prompts, options.per_suite)
     params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
+    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    plain = [llm.chat(chat, params).token_ids for chat in chats]
     for name, paper in PAPER_DRAFTING.items():
         took = []
-        for prompt in prompts:
-            messages = [{"role": "user", "content": prompt.text}]
-            steps = llm.chat(messages, params, drafter=specs(options)[name]).stats.steps
+        for chat, text in zip(chats, plain, strict=True):
+            done = llm.chat(chat, params, drafter=specs(options)[name])
+            check_equal([done.token_ids, text])
+            steps = done.stats.steps
             took.append(1e3 * (steps[-1].draft_clock - steps[0].draft_clock) / max(1, len(steps) - 1))
         own = median(took)
         base = own if not rows else float(rows[0][1])
@@ -91,9 +102,12 @@ def batch_table(_: Results, options: argparse.Namespace) -> str:
     prompt = read_prompts(options.prompts, 1)[0]
     ids = llm.chat_ids([{"role": "user", "content": prompt.text}])
     params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
+    plain_text = llm.generate(ids, params).token_ids
 
     def speed(drafter: str, batch: int) -> float:
-        steps = [done.stats.steps for done in llm.generate([ids] * batch, params, drafter=drafter)]
+        found = llm.generate([ids] * batch, params, drafter=drafter)
+        check_equal([plain_text, *(done.token_ids for done in found)])
+        steps = [done.stats.steps for done in found]
         seconds = max(each[-1].clock for each in steps) - max(each[0].clock for each in steps)
         return sum(step.tokens for each in steps for step in each[1:]) / seconds
 

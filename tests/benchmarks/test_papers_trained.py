@@ -85,3 +85,10 @@ def test_glide(run: Run) -> None:
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| 1 |", "| 2 |"))]
     assert [float(row[-1].rstrip(" |")) for row in rows] == [1.96, 1.95]
     assert all(float(cell) > 0 for row in rows for cell in row[1:4])
+
+
+def test_glide_stops_at_other_tokens(run: Run) -> None:
+    check = importlib.import_module("glide").check_equal
+    check([[1, 2], (1, 2), [1, 2]])
+    with pytest.raises(SystemExit, match="expected equal tokens"):
+        check([[1, 2], [1, 3]])
