@@ -30,6 +30,7 @@ from priced import PricedClock
 
 from pronk import LLM, SamplingParams
 from pronk.bench.machine import describe_hardware
+from pronk.kernels.threads import num_threads
 from pronk.speculation.regret import Regret
 
 PLAIN, AUTO = "autoregressive", "auto"
@@ -187,6 +188,7 @@ def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
     parser.add_argument("--per-suite", type=int, default=per_suite)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument("--threads", type=int, help="with 1, passes are priced by processor time")
     parser.add_argument("--wall", action="store_true", help="use the wall clock")
     parser.add_argument("--prices", type=Path, help="file that keeps the table of costs for later runs")
     parser.add_argument("--out", help="file name without ending, for .md and .json")
@@ -213,16 +215,18 @@ def write_report(
 ) -> None:
     """Write ``out``.md with the tables and ``out``.json with the figures, each with model, processor and date.
 
-    Models in specifications of drafters are named without their folders.
+    Models in specifications of drafters are named without their folders, exports of ``pronk train`` with one.
     """
     if out is None:
         return
-    hardware = describe_hardware("cpu")
-    machine = f"{hardware['processor']}, {hardware['threads']} threads, {strftime('%B %Y')}"
+    count = num_threads()
+    threads = "one thread" if count == 1 else f"{count} threads"
+    machine = f"{describe_hardware('cpu')['processor']}, {threads}, {strftime('%B %Y')}"
     head = f"# {title}\n\n{llm.path.name}, {llm.kernels}; {machine}{more}\n\n"
     figures = json.dumps({"model": llm.path.name, "machine": machine, "cells": cells})
     for ending, text in (("md", head + "\n\n".join(tables) + "\n"), ("json", figures)):
-        Path(f"{out}.{ending}").write_text(re.sub(r"((?:model|datastore)=')[^']*/", r"\1", text))
+        short = re.sub(r"((?:model|datastore)=')[^']*?/((?:[^/']+/export|[^/']+)')", r"\1\2", text)
+        Path(f"{out}.{ending}").write_text(short)
 
 
 def main() -> None:
@@ -240,7 +244,7 @@ def main() -> None:
         AUTO = f"auto(draft_model(model='{options.draft}'))"
         drafters += [f"draft_model(model='{options.draft}')", "auto"]
     drafters.append(AUTO)
-    llm = LLM(options.model, drafter=PLAIN)
+    llm = LLM(options.model, drafter=PLAIN, threads=options.threads)
     tables, cells = [], []
     for temperature, runs in measure_all(llm, prompts, drafters, options):
         rows = compare(prompts, runs)

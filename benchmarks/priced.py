@@ -4,6 +4,7 @@ Models compute for real, so tokens, proposals and acceptance are those of a norm
 advances the clock by the median duration of passes with its numbers of rows and of cached tokens, measured once in the
 same process. The remaining time (Python, and the drafters' own work) is processor time of the calling thread, which
 other processes disturb little. Ratios of two configurations then differ by the configurations, hardly by the machine.
+With one thread the durations of the table are processor time, too: they can be measured on an occupied machine.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pronk.execution.forward_job import LayerRange
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.execution.segment import Segment
+from pronk.kernels.threads import num_threads
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.weights import forward_weights
 from pronk.speculation.tree import TokenTree
@@ -57,12 +59,13 @@ def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
     tables = {context: _cached(runner, context) for context in CONTEXTS}
     works = [(CONTEXTS[0], rows) for rows in ROWS] + [(CONTEXTS[1], 1)]
     took: dict[tuple[int, int], list[float]] = {work: [] for work in works}
+    timer = thread_time if num_threads() == 1 else perf_counter
     for _ in range(rounds):
         for context, rows in works:
             job = ForwardJob(Segment(tables[context], TokenTree.chain([7] * rows)), range(rows), context)
-            began = perf_counter()
+            began = timer()
             runner.forward([job])
-            took[context, rows].append(perf_counter() - began)
+            took[context, rows].append(timer() - began)
     for table in tables.values():
         runner.cache.release(table)
     seconds = {work: statistics.median(each) for work, each in took.items()}
@@ -159,6 +162,8 @@ class PricedClock:
         """Return the prices in the table, or measure them and add them to the table."""
         decoder, kept = executor.decoder, dict[str, Any]()
         name = f"{decoder.config}, {forward_weights(decoder).nbytes} bytes, {decoder.backend.name}"
+        if num_threads() == 1:
+            name += ", one thread"
         if self._table is not None and self._table.exists():
             kept = json.loads(self._table.read_text())
         if name not in kept:

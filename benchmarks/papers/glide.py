@@ -7,6 +7,7 @@
               beams of 4 and 8, Medusa
     table3    milliseconds of drafting per step, of GLIDE, beams of 4 and 8, and CAPE
     table4    tokens per second at batch sizes of 1 to 16: the same prompt several times, as in the paper
+    variants  figures 7 to 9 and table 2: S and speed of further drafters, one --variant NAME=FOLDER for each
 
 ``measuring.py`` describes the measurement of figure 6. Tables 3 and 4 are by the wall clock.
 """
@@ -14,9 +15,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable, Sequence
 from statistics import median
 
-from measuring import PLAIN, Part, Results, add_parts, markdown, run_parts
+from measuring import PLAIN, Part, Results, add_folders, add_parts, markdown, run_parts
 from policy import make_parser, read_prompts
 
 from pronk import LLM, SamplingParams
@@ -30,9 +33,14 @@ PAPER_BATCHES = {1: (106.8, 54.6), 2: (216.4, 111.2), 4: (466.0, 223.6), 8: (868
 DRAFT_LENGTH = 5  # γ of the paper
 
 
+def glide_of(folder: str) -> str:
+    """Return the drafter with the paper's length."""
+    return f"glide(model={folder!r}, num_tokens={DRAFT_LENGTH})"
+
+
 def specs(options: argparse.Namespace) -> dict[str, str]:
     """Return the drafters of figure 6 by name; without a folder, a drafter that needs it is left out."""
-    glide = f"glide(model={options.glide!r}, num_tokens={DRAFT_LENGTH})"
+    glide = glide_of(options.glide)
     named = {"GLIDE": glide, "CAPE": f"cape({glide})", "CAPE, 4 siblings each": f"cape({glide}, sizes=4)"}
     named |= {f"beam of {width}": f"beam({glide}, width={width}, num_tokens={DRAFT_LENGTH})" for width in (4, 8)}
     if options.vanilla:
@@ -51,16 +59,36 @@ def speed_table(results: Results, options: argparse.Namespace) -> str:
     return markdown(["drafter", "S", "× plain [90 %]"], rows) + text
 
 
+def variant_specs(options: argparse.Namespace) -> dict[str, str]:
+    """Return GLIDE and its variants by name."""
+    return {"GLIDE": glide_of(options.glide)} | {name: glide_of(folder) for name, folder in options.variant}
+
+
+def variant_table(results: Results, options: argparse.Namespace) -> str:
+    """Return S and speed of the variants."""
+    found = {name: results.of(spec) for name, spec in variant_specs(options).items()}
+    return markdown(["drafter", "S", "× plain [90 %]"], [[n, f"{r.per_pass:.2f}", r.speed] for n, r in found.items()])
+
+
+def check_equal(texts: Iterable[Sequence[int]]) -> None:
+    """Stop if the texts differ."""
+    if len({tuple(text) for text in texts}) > 1:
+        sys.exit("glide: expected equal tokens of all drafters and batches, found others")
+
+
 def drafting_table(_: Results, options: argparse.Namespace) -> str:
     """Return table 3: the median over the prompts of the milliseconds of drafting per step."""
     llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
     prompts = read_prompts(options.prompts, options.per_suite)
     params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
+    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    plain = [llm.chat(chat, params).token_ids for chat in chats]
     for name, paper in PAPER_DRAFTING.items():
         took = []
-        for prompt in prompts:
-            messages = [{"role": "user", "content": prompt.text}]
-            steps = llm.chat(messages, params, drafter=specs(options)[name]).stats.steps
+        for chat, text in zip(chats, plain, strict=True):
+            done = llm.chat(chat, params, drafter=specs(options)[name])
+            check_equal([done.token_ids, text])
+            steps = done.stats.steps
             took.append(1e3 * (steps[-1].draft_clock - steps[0].draft_clock) / max(1, len(steps) - 1))
         own = median(took)
         base = own if not rows else float(rows[0][1])
@@ -74,9 +102,12 @@ def batch_table(_: Results, options: argparse.Namespace) -> str:
     prompt = read_prompts(options.prompts, 1)[0]
     ids = llm.chat_ids([{"role": "user", "content": prompt.text}])
     params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
+    plain_text = llm.generate(ids, params).token_ids
 
     def speed(drafter: str, batch: int) -> float:
-        steps = [done.stats.steps for done in llm.generate([ids] * batch, params, drafter=drafter)]
+        found = llm.generate([ids] * batch, params, drafter=drafter)
+        check_equal([plain_text, *(done.token_ids for done in found)])
+        steps = [done.stats.steps for done in found]
         seconds = max(each[-1].clock for each in steps) - max(each[0].clock for each in steps)
         return sum(step.tokens for each in steps for step in each[1:]) / seconds
 
@@ -96,6 +127,9 @@ PARTS = {
     "figure6": Part("Figure 6, and the ablation of CAPE", lambda options: [*specs(options).values()], speed_table),
     "table3": Part("Table 3: the time of drafting", lambda _: [], drafting_table),
     "table4": Part("Table 4: batches", lambda _: [], batch_table),
+    "variants": Part(
+        "Figures 7 to 9, table 2: variants", lambda options: [*variant_specs(options).values()], variant_table
+    ),
 }
 
 
@@ -106,6 +140,7 @@ def main() -> None:
     parser.add_argument("--glide", required=True, help="folder of a trained GLIDE drafter")
     parser.add_argument("--vanilla", help="folder of its twin without cross-attention (pronk train glide --vanilla)")
     parser.add_argument("--medusa", help="folder of trained Medusa heads")
+    add_folders(parser, "--variant", "folder of a further GLIDE drafter")
     run_parts(parser, PARTS, parser.parse_intermixed_args(), "GLIDE with a CAPE: the paper's tables")
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 
-from measuring import Part, Results, add_parts, markdown, run_parts
+from measuring import Part, Results, add_folders, add_parts, markdown, run_parts
 from policy import make_parser
 
 # Table 1, Vicuna-7B: CR and speed of Kangaroo by task, and the mean speed of the others. Medusa's is that of table 2.
@@ -44,7 +44,7 @@ def task_specs(options: argparse.Namespace) -> dict[str, str]:
         named["Medusa"] = f"medusa(model={options.medusa!r})"
     if options.datastore:
         named["retrieval"] = f"retrieval(datastore={options.datastore!r})"
-    folder = options.folders[0][1]
+    folder = options.kangaroo[0][1]
     return named | {"Kangaroo": kangaroo(folder), "Kangaroo, η = 0": kangaroo(folder, 0.0)}
 
 
@@ -65,7 +65,7 @@ def task_table(results: Results, options: argparse.Namespace) -> str:
 def exit_table(results: Results, options: argparse.Namespace) -> str:
     """Return figure 3a: CR and speed by exit layer."""
     rows = []
-    for name, folder in options.folders:
+    for name, folder in options.kangaroo:
         dynamic, fixed = results.of(kangaroo(folder)), results.of(kangaroo(folder, 0.0))
         rows.append([name, f"{dynamic.per_pass:.2f}", dynamic.speed, f"{fixed.per_pass:.2f}", fixed.speed])
     columns = ["exit", "CR, η = 0.6", "× plain [90 %]", "CR, η = 0", "× plain [90 %]"]
@@ -74,7 +74,7 @@ def exit_table(results: Results, options: argparse.Namespace) -> str:
 
 def threshold_table(results: Results, options: argparse.Namespace) -> str:
     """Return figure 3b: CR and speed by η and γ."""
-    folder = options.folders[0][1]
+    folder = options.kangaroo[0][1]
     rows = []
     for eta in ETAS:
         found = [results.of(kangaroo(folder, eta, gamma)) for gamma in GAMMAS]
@@ -92,12 +92,12 @@ PARTS = {
     "table1": Part("Table 1: Spec-Bench", lambda options: [*task_specs(options).values()], task_table),
     "figure3a": Part(
         "Figure 3a: the exit layer",
-        lambda options: [kangaroo(folder, eta) for _, folder in options.folders for eta in (0.6, 0.0)],
+        lambda options: [kangaroo(folder, eta) for _, folder in options.kangaroo for eta in (0.6, 0.0)],
         exit_table,
     ),
     "figure3b": Part(
         "Figure 3b: the threshold",
-        lambda options: [kangaroo(options.folders[0][1], eta, gamma) for eta in ETAS for gamma in GAMMAS],
+        lambda options: [kangaroo(options.kangaroo[0][1], eta, gamma) for eta in ETAS for gamma in GAMMAS],
         threshold_table,
     ),
 }
@@ -107,12 +107,10 @@ def main() -> None:
     """Measure, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=4)
     add_parts(parser, PARTS)
-    parser.add_argument("--kangaroo", action="append", required=True, metavar="NAME=FOLDER", help="trained adapter")
+    add_folders(parser, "--kangaroo", "trained adapter", required=True)
     parser.add_argument("--medusa", help="folder with trained Medusa heads")
     parser.add_argument("--datastore", help="folder of pronk datastore build")
-    options = parser.parse_intermixed_args()
-    options.folders = [(name, folder) for name, _, folder in (each.partition("=") for each in options.kangaroo)]
-    run_parts(parser, PARTS, options, "Kangaroo: the paper's tables")
+    run_parts(parser, PARTS, parser.parse_intermixed_args(), "Kangaroo: the paper's tables")
 
 
 if __name__ == "__main__":

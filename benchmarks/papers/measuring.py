@@ -22,7 +22,7 @@ from policy import PLAIN, Prompt, Run, interval, measure_all, read_prompts, writ
 from pronk import LLM
 from pronk.bench.machine import describe_hardware
 
-__all__ = ["PLAIN", "Part", "Result", "Results", "add_parts", "draw", "markdown", "ranks", "run_parts"]
+__all__ = ["PLAIN", "Part", "Result", "Results", "add_folders", "add_parts", "draw", "markdown", "ranks", "run_parts"]
 
 
 class Result(NamedTuple):
@@ -76,6 +76,18 @@ def add_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> Non
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; by default all")
 
 
+def add_folders(parser: argparse.ArgumentParser, option: str, text: str, *, required: bool = False) -> None:
+    """Add an option for trained drafters, which may be repeated; its value is a list of pairs (name, folder)."""
+
+    def pair(words: str) -> tuple[str, str]:
+        name, _, folder = words.partition("=")
+        return name, folder
+
+    parser.add_argument(
+        option, action="append", type=pair, default=[], required=required, metavar="NAME=FOLDER", help=text
+    )
+
+
 def run_parts(
     parser: argparse.ArgumentParser, parts: Mapping[str, Part], options: argparse.Namespace, title: str
 ) -> list[Results]:
@@ -96,7 +108,7 @@ def run_parts(
 def _measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, list[Results]]:
     """Decode all prompts with plain decoding and all drafters, at each temperature."""
     prompts = read_prompts(options.prompts, options.per_suite)
-    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
+    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels, threads=options.threads)
     drafters = list(dict.fromkeys([PLAIN, *specs]))
     return llm, [Results(prompts, runs, each) for each, runs in measure_all(llm, prompts, drafters, options)]
 

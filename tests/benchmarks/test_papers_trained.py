@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,9 +44,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
-def test_kangaroo(run: Run) -> None:
-    store = str(tiny_model() / "datastore")
+def test_kangaroo(run: Run, tmp_path: Path) -> None:
+    store, export = str(tiny_model() / "datastore"), tmp_path / "run" / "export"
+    shutil.copytree(folder("kangaroo"), export)
     arguments = [f"--kangaroo=exit 2={folder('kangaroo')}", "--medusa", folder("medusa"), "--datastore", store]
+    arguments.append(f"--kangaroo=a run={export}")
     text, found = run("kangaroo", ETAS=(0.0, 0.6), GAMMAS=(4, 6), arguments=arguments)
     for title in ("Table 1: Spec-Bench", "Figure 3a: the exit layer", "Figure 3b: the threshold"):
         assert f"## {title}, T = 0.0" in text
@@ -56,16 +59,25 @@ def test_kangaroo(run: Run) -> None:
         found[f"kangaroo(model='pronk-tiny-kangaroo', eta={eta}, num_tokens=6)"]["per_pass"] for eta in (0.0, 0.6)
     )
     assert fixed >= dynamic > 1.0
+    assert found["kangaroo(model='run/export', eta=0.0, num_tokens=6)"]["per_pass"] == fixed
     assert found["medusa(model='pronk-tiny-medusa')"]["per_pass"] > 1.0
     assert "retrieval(datastore='datastore')" in found
 
 
 def test_glide(run: Run) -> None:
     arguments = ["--glide", folder("glide"), "--vanilla", folder("vanilla"), "--medusa", folder("medusa")]
+    arguments += ["--variant", f"the same={folder('glide')}"]
     text, found = run("glide", BATCHES=(1, 2), ROUNDS=1, arguments=arguments)
-    for title in ("Figure 6, and the ablation of CAPE", "Table 3: the time of drafting", "Table 4: batches"):
+    for title in (
+        "Figure 6, and the ablation of CAPE",
+        "Table 3: the time of drafting",
+        "Table 4: batches",
+        "Figures 7 to 9, table 2: variants",
+    ):
         assert f"## {title}, T = 0.0" in text
     assert "| beam of 8 | " in text
+    variants = text[text.index("## Figures 7 to 9") :]
+    assert variants.split("| GLIDE | ")[1].splitlines()[0] == variants.split("| the same | ")[1].splitlines()[0]
     glide = "glide(model='pronk-tiny-glide', num_tokens=5)"
     assert 1.0 < found[glide]["per_pass"] <= found[f"cape({glide})"]["per_pass"]
     assert f"cape({glide}, sizes=4)" in found
@@ -73,3 +85,10 @@ def test_glide(run: Run) -> None:
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| 1 |", "| 2 |"))]
     assert [float(row[-1].rstrip(" |")) for row in rows] == [1.96, 1.95]
     assert all(float(cell) > 0 for row in rows for cell in row[1:4])
+
+
+def test_glide_stops_at_other_tokens(run: Run) -> None:
+    check = importlib.import_module("glide").check_equal
+    check([[1, 2], (1, 2), [1, 2]])
+    with pytest.raises(SystemExit, match="expected equal tokens"):
+        check([[1, 2], [1, 3]])
