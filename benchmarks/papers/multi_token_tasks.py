@@ -85,6 +85,7 @@ class Task(ABC):
             ids = torch.tensor(text.ids[: self.length + 1])
             rows[row, : len(ids)] = ids
             places = torch.tensor(text.marks) if self.marked_only else torch.arange(1, len(ids))
+            places = places[places < len(ids)]
             targets[row, places - 1] = ids[places]
         return rows[:, :-1], targets
 
@@ -142,6 +143,7 @@ class Stories(Task):
     seed: int = 0
     new_names: float = 0.1
     sentences: int = 12
+    characters: int = 2
 
     whole = marked_only = False
 
@@ -168,22 +170,26 @@ class Stories(Task):
 
     def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:  # noqa: ARG002
         """Return a story; marked is the second token of a name in all mentions but its first."""
-        first = generator.sample(range(len(_FIRST)), 2)
+        first = generator.sample(range(len(_FIRST)), self.characters)
         second = first
         if test or generator.random() < self.new_names:
             second = [generator.randrange(len(_SECOND)) for _ in first]
-        names = {slot: (_FIRST[a], _SECOND[b]) for slot, a, b in zip("PQ", first, second, strict=True)}
+        names = [(_FIRST[a], _SECOND[b]) for a, b in zip(first, second, strict=True)]
         fills = {"N": generator.sample(_NOUNS, 2), "L": generator.sample(_PLACES, 2), "A": _ADJECTIVES, "F": _FEELINGS}
-        lines = [*_SENTENCES[:2], *generator.choices(_SENTENCES[2:], k=self.sentences - 2)]
-        ids, marks, seen = list[int](), list[int](), set[str]()
-        for line in lines:
-            roles = generator.choice(("PQ", "QP")) if len(seen) == 2 else "PQ"  # either character may act
+        opening, friend, *others = _SENTENCES
+        lines = [opening, *[friend] * (self.characters - 1)]
+        lines += generator.choices(others, k=self.sentences - len(lines))
+        ids, marks, seen = list[int](), list[int](), set[tuple[str, str]]()
+        for number, line in enumerate(lines):
+            # The first sentences introduce the characters; in the others, any two may act.
+            acting = generator.sample(names, 2) if number >= self.characters else (names[0], names[number])
+            roles = dict(zip("PQ", acting, strict=True))
             for word in line:
-                if word in names:
-                    slot = roles["PQ".index(word)]
-                    ids += [self._ids[part] for part in names[slot]]
-                    marks += [len(ids) - 1] if slot in seen else []
-                    seen.add(slot)
+                if word in roles:
+                    name = roles[word]
+                    ids += [self._ids[part] for part in name]
+                    marks += [len(ids) - 1] if name in seen else []
+                    seen.add(name)
                 else:
                     ids.append(self._ids[generator.choice(fills[word]) if word in fills else word])
         return Text([*ids, 0], marks)
@@ -201,15 +207,19 @@ class Polynomials(Task):
     (figure S15).
     """
 
-    length: int = 32
     seed: int = 0
     terms: int = 2
-    in_domain: int = 5
-    out_of_domain: int = 10
+    in_domain: int = 2
+    out_of_domain: int = 6
     pauses: int = 0
 
     whole = marked_only = True
     modulus = 7
+
+    @property
+    def length(self) -> int:  # type: ignore[override] - a value of the task, as in the base class
+        """Number of input tokens of the longest training text: each operation adds an operand and three words."""
+        return self.terms + self.in_domain * (self.terms + 3) + self.pauses + 1 + self.terms
 
     @property
     def words(self) -> list[str]:
