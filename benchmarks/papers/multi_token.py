@@ -360,8 +360,8 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--minutes", type=float, default=60.0)
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
-        sub.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-        sub.add_argument("--steps", type=int, default=1800 if name == "arithmetic" else 1000)
+        sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help="peak learning rate")
+        sub.add_argument("--steps", type=int, default=800 if name == "arithmetic" else 1000)
         (add_task_options if is_task else add_text_options)(sub, name)
     return made
 
@@ -372,7 +372,7 @@ def add_task_options(sub: argparse.ArgumentParser, name: str) -> None:
     sub.add_argument("--heads", type=int, nargs="+", default=[1, 2], help="numbers of tokens predicted at once")
     sub.add_argument("--texts", type=int, default=16 if name == "induction" else 64, help="texts per step")
     sub.add_argument("--test", type=int, default=200, help="test texts, for each number of operations")
-    sub.add_argument("--evaluations", type=int, default=20)
+    sub.add_argument("--evaluations", type=int, default=8)
     if name == "induction":
         sub.add_argument("--new-names", type=float, nargs="+", default=[0.1, 0.9])
     else:

@@ -82,21 +82,25 @@ def test_training_expressions_are_in_domain_and_fit(load: Load) -> None:
 @pytest.mark.parametrize("characters", [2, 4])
 def test_marked_tokens_of_stories_follow_from_the_first_mention(characters: int, load: Load) -> None:
     task = load("multi_token_tasks").Stories(new_names=0.0, characters=characters)
-    unusual = 0
+    names = 16  # tokens 1 to 16 begin a name, 17 to 32 end one
+    unusual, animals = 0, dict[int, set[str]]()
     for number in range(100):
         text = task.make(random.Random(number), test=True)
         first: dict[int, int] = {}
-        mentions = [place for place in range(1, len(text.ids)) if 49 <= text.ids[place] < 97]
-        for place in mentions:
+        for place in (place for place, token in enumerate(text.ids) if names < token <= 2 * names):
             name = text.ids[place - 1]
-            assert 1 <= name < 49
+            assert 1 <= name <= names
             assert (place in text.marks) == (name in first)
             assert first.setdefault(name, text.ids[place]) == text.ids[place]
-        assert len(first) == characters
-        unusual += sum(second != name + 48 for name, second in first.items())
-    assert unusual > 75 * characters  # test names are random pairs
+            following = task.words[text.ids[place + 1]]
+            if following in "cat dog bear fox hare mouse frog duck goat wolf lamb pig hen owl crow mole".split():
+                animals.setdefault(name, set()).add(following)
+        assert len(first) <= characters
+        unusual += sum(second != name + names for name, second in first.items())
+    assert unusual > 65 * characters  # test names are random pairs
+    assert [len(found) for found in animals.values()] == [1] * names, "the first token determines the animal"
     usual = task.make(random.Random(0), test=False)
-    assert all(usual.ids[mark] == usual.ids[mark - 1] + 48 for mark in usual.marks)
+    assert all(usual.ids[mark] == usual.ids[mark - 1] + names for mark in usual.marks)
 
 
 def test_intervals_are_those_of_student(load: Load) -> None:
