@@ -152,7 +152,9 @@ def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
             done = all(result["finished"] for result in group)
             lines.append(Line(f"{size}, {pauses} pause tokens", f"n = {n}", points, done))
     header = ("pauses", "size", "n", "1 operation, %", "in domain, %", "out of domain, %", "seeds", "CPU")
-    text = markdown(header, rows)
+    text = (
+        markdown(header, rows) + "\nAccuracies are those of the best evaluation of a model, in the plot of the last.\n"
+    )
     for label, names in (("in domain", inside), ("out of domain", outside)):
         text += differences(results, lambda result, names=names: best(result, names), "pauses", "size", title=label)
     settings = settings_of(options, "operations", "accuracy", "polynomial arithmetic modulo 7", "linear")
@@ -361,7 +363,7 @@ def parser() -> argparse.ArgumentParser:
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
         sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help="peak learning rate")
-        sub.add_argument("--steps", type=int, default=800 if name == "arithmetic" else 1000)
+        sub.add_argument("--steps", type=int, default={"arithmetic": 800, "induction": 3000}.get(name, 1000))
         (add_task_options if is_task else add_text_options)(sub, name)
     return made
 

@@ -3,10 +3,10 @@
 A task generates its text by code, without end, and measures a model on a fixed test set.
 
 ``Stories`` differs from the paper's data: the stories come from a grammar of twelve short sentences instead of a
-language model, and a name always has two tokens. A token in six is the second token of a known name, so that a model of
-a million weights sees enough of them in minutes. In training, a fraction ``new_names`` of the stories has names that
-are random pairs of tokens; in the other stories the first token of a name determines the second one, so that a bigram
-suffices. All stories of the test set have random pairs. The paper's test names have tokens that the training lacks.
+language model, and a name always has two tokens. A token in seven is the second token of a known name. In training, a
+fraction ``new_names`` of the stories has names that are random pairs of tokens; in the other stories the first token of
+a name determines the second one, so that a bigram suffices. All stories of the test set have random pairs. The paper's
+test names have tokens that the training lacks.
 
 ``Polynomials`` is arithmetic in F7[X]/(X^terms) with negation, addition, multiplication and composition. The paper has
 five terms and 26 billion tokens of training text; with two terms, and one or two operations per expression, a small
@@ -138,7 +138,7 @@ _SENTENCES = [line.split() for line in _TEMPLATES.split("|") if line]
 class Stories(Task):
     """Children's stories; each of the characters has a name of two tokens (module docstring)."""
 
-    length: int = 48
+    length: int = 56
     seed: int = 0
     new_names: float = 0.1
     sentences: int = 6
