@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import Any
 
 from multi_token_models import SIZES, Cell, Deadline, Heads, Trainable, train_cell
-from multi_token_results import Line, by_group, cost, interval, markdown, paired, state_of, write_report
+from multi_token_results import Line, by_group, cost, interval, markdown, paired, seeds_of, write_report
 from multi_token_tasks import Polynomials, Stories
 from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
 
@@ -108,7 +108,7 @@ def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         accuracy = interval([best(result, ["0"]) for result in group])
         final = interval([last(result, "0") or 0.0 for result in group])
         until = ", ".join(tokens_until(result, 0.75) for result in group)
-        rows.append((share, size, n, accuracy.text(), final.text(), until, state_of(group), cost(group)))
+        rows.append((share, size, n, accuracy.text(), final.text(), until, seeds_of(group), cost(group)))
     for (share, n), group in sorted(by_group(results, "new_names", "n").items()):
         points = [
             (MILLIONS[size], interval([best(result, ["0"]) for result in several]))
@@ -116,7 +116,7 @@ def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         ]
         done = all(result["finished"] for result in group)
         lines.append(Line(f"random names in {share:.0%} of the stories", f"n = {n}", points, done))
-    header = ("random names", "size", "n", "best, %", "final, %", "M tokens until 75 %", "models", "CPU")
+    header = ("random names", "size", "n", "best, %", "final, %", "M tokens until 75 %", "seeds", "CPU")
     text = markdown(header, rows) + differences(results, lambda result: best(result, ["0"]), "new_names", "size")
     settings = settings_of(options, "Parameters (M)", "accuracy", "induction: second tokens of names", "log")
     return write_report(options.out, "multi-token-induction", text + total(results), results, settings, lines)
@@ -129,7 +129,7 @@ def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         Cell(
             size,
             Heads(n),
-            Polynomials(length=33 + pauses, seed=seed, terms=options.terms, in_domain=options.in_domain, pauses=pauses),
+            Polynomials(seed, options.terms, options.in_domain, options.out_of_domain, pauses),
             options.steps,
             options.texts,
             options.rate,
@@ -140,19 +140,21 @@ def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         for seed, pauses, size, n in order
     ]
     results = on_task(options, cells, stop)
-    groups = [str(number) for number in range(1, 11)]
+    groups = [str(number) for number in range(1, options.out_of_domain + 1)]
     inside, outside = groups[: options.in_domain], groups[options.in_domain :]
     rows, lines = [], []
     for (pauses, size, n), group in sorted(by_group(results, "pauses", "size", "n").items(), key=_by_size):
         means = [interval([best(result, names) for result in group]).text() for names in (["1"], inside, outside)]
-        rows.append((pauses, size, n, *means, state_of(group), cost(group)))
+        rows.append((pauses, size, n, *means, seeds_of(group), cost(group)))
         reached = [curve_of(result)[-1][1] for result in group if result["curve"]]
         if reached:
             points = [(int(name), interval([figures[name] for figures in reached])) for name in groups]
             done = all(result["finished"] for result in group)
             lines.append(Line(f"{size}, {pauses} pause tokens", f"n = {n}", points, done))
-    header = ("pauses", "size", "n", "1 operation, %", "in domain, %", "out of domain, %", "models", "CPU")
-    text = markdown(header, rows)
+    header = ("pauses", "size", "n", "1 operation, %", "in domain, %", "out of domain, %", "seeds", "CPU")
+    text = (
+        markdown(header, rows) + "\nAccuracies are those of the best evaluation of a model, in the plot of the last.\n"
+    )
     for label, names in (("in domain", inside), ("out of domain", outside)):
         text += differences(results, lambda result, names=names: best(result, names), "pauses", "size", title=label)
     settings = settings_of(options, "operations", "accuracy", "polynomial arithmetic modulo 7", "linear")
@@ -166,8 +168,8 @@ def variants(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     for (heads,), group in _by_heads(results).items():
         parameters = f"{group[0]['parameters'] / 1e6:.2f}"
         figures = [mean_of(group, name, 1) for name in (text_name(group), "greedy S", "T=0.8 S")]
-        rows.append((heads, parameters, *figures, state_of(group), cost(group)))
-    header = ("heads", "M weights", "loss of the next token, nats", "S, greedy", "S, T = 0.8", "models", "CPU")
+        rows.append((heads, parameters, *figures, seeds_of(group), cost(group)))
+    header = ("heads", "M weights", "loss of the next token, nats", "S, greedy", "S, T = 0.8", "seeds", "CPU")
     settings = settings_of(options, "", "", "variants of the heads (table S4)", "linear")
     text = markdown(header, rows) + total(results)
     return write_report(options.out, "multi-token-variants", text, results, settings)
@@ -189,7 +191,7 @@ def epochs(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         rows += [(n, epoch, mean.text(1, 3), mean.count) for epoch, mean in points]
         lines.append(Line("held-out text", f"n = {n}", points, all(result["finished"] for result in group)))
     settings = settings_of(options, "epochs", "loss of the next token, nats", "several epochs (section 3.5)", "linear")
-    text = markdown(("n", "epoch", "loss of the next token, nats", "models"), rows) + total(results)
+    text = markdown(("n", "epoch", "loss of the next token, nats", "seeds"), rows) + total(results)
     return write_report(options.out, "multi-token-epochs", text, results, settings, lines)
 
 
@@ -228,9 +230,9 @@ def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     for (before, after), group in sorted(by_group(tuned_results, "before", "terms").items()):
         name = next((name for name in group[0]["curve"][-1][1] if " " not in name), "") if group[0]["curve"] else ""
         rows.append(
-            (before, after, mean_of(group, name, 1), mean_of(group, "greedy S", 1), state_of(group), cost(group))
+            (before, after, mean_of(group, name, 1), mean_of(group, "greedy S", 1), seeds_of(group), cost(group))
         )
-    header = ("n", "n'", "loss of the next token, nats", "S, greedy", "models", "CPU")
+    header = ("n", "n'", "loss of the next token, nats", "S, greedy", "seeds", "CPU")
     settings = settings_of(options, "", "", "fine-tuning n to n' (section 3.6, table S6)", "linear")
     text = markdown(header, rows) + total(results)
     return write_report(options.out, "multi-token-finetune", text, results, settings)
@@ -273,7 +275,7 @@ def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     found = choice_points(*models)
     rows = [(name, f"{value:.3f}" if isinstance(value, float) else value) for name, value in found.items()]
     settings = settings_of(options, "", "", "choice points (appendix L.3)", "linear")
-    text = markdown(("figure", "value"), rows) + f"\nModels: {state_of(results)}.{total(results)}"
+    text = markdown(("figure", "value"), rows) + total(results)
     return write_report(options.out, "multi-token-choice-points", text, [found, *results], settings)
 
 
@@ -333,7 +335,8 @@ def differences(results: Sequence[Result], value: Callable[[Result], float], *ke
 
 def total(results: Sequence[Result]) -> str:
     """Return a sentence about the cost of all models."""
-    return f"\nIn all {cost(results)} for {len(results)} models ({state_of(results)}).\n"
+    finished = sum(result["finished"] for result in results)
+    return f"\nIn all {cost(results)} for {len(results)} models, of which {finished} are finished.\n"
 
 
 def settings_of(options: argparse.Namespace, x: str, y: str, title: str, scale: str) -> dict[str, Any]:
@@ -359,8 +362,8 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--minutes", type=float, default=60.0)
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
-        sub.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-        sub.add_argument("--steps", type=int, default=1800 if name == "arithmetic" else 1000)
+        sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help="peak learning rate")
+        sub.add_argument("--steps", type=int, default={"arithmetic": 800, "induction": 3000}.get(name, 1000))
         (add_task_options if is_task else add_text_options)(sub, name)
     return made
 
@@ -371,13 +374,15 @@ def add_task_options(sub: argparse.ArgumentParser, name: str) -> None:
     sub.add_argument("--heads", type=int, nargs="+", default=[1, 2], help="numbers of tokens predicted at once")
     sub.add_argument("--texts", type=int, default=16 if name == "induction" else 64, help="texts per step")
     sub.add_argument("--test", type=int, default=200, help="test texts, for each number of operations")
-    sub.add_argument("--evaluations", type=int, default=20)
+    sub.add_argument("--evaluations", type=int, default=8)
     if name == "induction":
         sub.add_argument("--new-names", type=float, nargs="+", default=[0.1, 0.9])
     else:
         sub.add_argument("--pauses", type=int, nargs="+", default=[0, 5])
-        sub.add_argument("--terms", type=int, default=2)
-        sub.add_argument("--in-domain", type=int, default=5)
+        sub.add_argument("--terms", type=int, default=Polynomials.terms)
+        operations = {"--in-domain": Polynomials.in_domain, "--out-of-domain": Polynomials.out_of_domain}
+        for option, default in operations.items():
+            sub.add_argument(option, type=int, default=default, help="most operations of an expression")
 
 
 def add_text_options(sub: argparse.ArgumentParser, name: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from pronk.bench.machine import describe_hardware
 from pronk.files.atomic import write_json
 
-__all__ = ["Interval", "Line", "by_group", "cost", "draw", "interval", "markdown", "paired", "state_of", "write_report"]
+__all__ = ["Interval", "Line", "by_group", "cost", "draw", "interval", "markdown", "paired", "seeds_of", "write_report"]
 
 # 97.5 % quantiles of Student's t by degrees of freedom: half-widths of 95 % intervals of the mean.
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -67,11 +67,10 @@ def paired(
     return differences
 
 
-def state_of(group: Sequence[Result]) -> str:
-    """Return how many models are finished, and for the others how far each is."""
-    finished = sum(result["finished"] for result in group)
+def seeds_of(group: Sequence[Result]) -> str:
+    """Return the number of seeds of a cell of the table, and how far the models are that are not finished."""
     rest = [f"{result['step'] / result['steps']:.0%}" for result in group if not result["finished"]]
-    return f"{finished} finished" + (f", unfinished at {', '.join(rest)}" if rest else "")
+    return f"{len(group)}" + (f", of these unfinished at {', '.join(rest)}" if rest else "")
 
 
 def cost(results: Iterable[Result]) -> str:

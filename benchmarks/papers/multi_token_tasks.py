@@ -2,13 +2,15 @@
 
 A task generates its text by code, without end, and measures a model on a fixed test set.
 
-``Stories`` differs from the paper's data: the stories come from a grammar of about 150 words instead of a language
-model, and a name always has two tokens. In training, a fraction ``new_names`` of the stories has names that are random
-pairs of tokens; in the other stories the first token of a name determines the second one, so that a bigram suffices.
-All stories of the test set have random pairs. The paper's test names have tokens that the training text lacks.
+``Stories`` differs from the paper's data: the stories come from a grammar of twelve short sentences instead of a
+language model, and a name always has two tokens. A token in seven is the second token of a known name. In training, a
+fraction ``new_names`` of the stories has names that are random pairs of tokens; in the other stories the first token of
+a name determines the second one, so that a bigram suffices. All stories of the test set have random pairs. The paper's
+test names have tokens that the training lacks.
 
 ``Polynomials`` is arithmetic in F7[X]/(X^terms) with negation, addition, multiplication and composition. The paper has
-five terms and 26 billion tokens of training text; fewer terms let a small model learn from a few million tokens.
+five terms and 26 billion tokens of training text; with two terms, and one or two operations per expression, a small
+model learns from less than a million tokens.
 """
 
 from __future__ import annotations
@@ -85,6 +87,7 @@ class Task(ABC):
             ids = torch.tensor(text.ids[: self.length + 1])
             rows[row, : len(ids)] = ids
             places = torch.tensor(text.marks) if self.marked_only else torch.arange(1, len(ids))
+            places = places[places < len(ids)]
             targets[row, places - 1] = ids[places]
         return rows[:, :-1], targets
 
@@ -117,40 +120,38 @@ class Task(ABC):
         return {group: sum(found) / len(found) for group, found in right.items() if found}
 
 
-_FIRST = [f"{a}{b}" for a in "BDKLMNPRSTVZ" for b in ("a", "e", "i", "o")]
-_SECOND = [f"{a}{b}" for a in "bdklmnprstvz" for b in ("by", "co", "lu", "na")]
-_NOUNS = "ball cat dog bird boat kite cake tree flower book hat box star shell stone drum fish frog bear bell".split()
+_FIRST = [f"{a}{b}" for a in "BDKLMNPR" for b in "ae"]
+_SECOND = [f"{a}{b}" for a in "bdklmnpr" for b in ("by", "co")]
+_ANIMALS = "cat dog bear fox hare mouse frog duck goat wolf lamb pig hen owl crow mole".split()  # one per first token
+_NOUNS = "ball boat kite cake tree flower book hat box star shell stone drum fish bell cup".split()
 _PLACES = "park garden house forest beach school kitchen river hill market farm barn".split()
 _ADJECTIVES = "big small red blue green old new shiny soft funny lost little happy warm".split()
 _FEELINGS = "happy sad tired glad proud scared excited sorry".split()
 _TEMPLATES = """
-once upon a time there was a child named P .|P had a friend named Q .|P lived near the L with Q .
-P saw a A N in the L .|Q wanted to play with the A N .|P said to Q " let us go to the L . "
-Q gave the N to P .|P was very F .|Q was F because the N was A .|one day P and Q went to the L .
-then Q found a A N .|P and Q played with the N all day .|" thank you , P , " said Q .|Q asked P for the N .
-the N fell down and P was F .|Q helped P to find the N .|P looked for Q in the L .|Q ran to P with a A N .
-P shared the A N with Q .|the friends of Q liked the N too .|at night P and Q went home .
+P E saw Q .|P helped Q E .|P E was F .|Q E ran to P .|P and Q E played .|then P E found a A N .|P asked Q for the N .
+P E and Q went to the L .|P gave Q the N .|" thank you , Q E , " said P .|the A N was for Q .|in the L P met Q E .
 """.replace("\n", "|")
 _SENTENCES = [line.split() for line in _TEMPLATES.split("|") if line]
 
 
 @dataclass(frozen=True)
 class Stories(Task):
-    """Children's stories with two characters, each with a name of two tokens (module docstring)."""
+    """Children's stories; each of the characters has a name of two tokens (module docstring)."""
 
-    length: int = 144
+    length: int = 56
     seed: int = 0
     new_names: float = 0.1
-    sentences: int = 12
+    sentences: int = 6
+    characters: int = 3
 
     whole = marked_only = False
 
     @cached_property
     def words(self) -> list[str]:
         """End of text, the first tokens of names, the second tokens, all other words."""
-        slots = {"P", "Q", "N", "L", "A", "F"}
+        slots = {"P", "Q", "E", "N", "L", "A", "F"}
         rest = {word for line in _SENTENCES for word in line if word not in slots}
-        return ["<end>", *_FIRST, *_SECOND, *sorted(rest | {*_NOUNS, *_PLACES, *_ADJECTIVES, *_FEELINGS})]
+        return ["<end>", *_FIRST, *_SECOND, *sorted(rest.union(_ANIMALS, _NOUNS, _PLACES, _ADJECTIVES, _FEELINGS))]
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -168,22 +169,23 @@ class Stories(Task):
 
     def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:  # noqa: ARG002
         """Return a story; marked is the second token of a name in all mentions but its first."""
-        first = generator.sample(range(len(_FIRST)), 2)
+        first = generator.sample(range(len(_FIRST)), self.characters)
         second = first
         if test or generator.random() < self.new_names:
             second = [generator.randrange(len(_SECOND)) for _ in first]
-        names = {slot: (_FIRST[a], _SECOND[b]) for slot, a, b in zip("PQ", first, second, strict=True)}
+        names = [(_FIRST[a], _SECOND[b]) for a, b in zip(first, second, strict=True)]
         fills = {"N": generator.sample(_NOUNS, 2), "L": generator.sample(_PLACES, 2), "A": _ADJECTIVES, "F": _FEELINGS}
-        lines = [*_SENTENCES[:2], *generator.choices(_SENTENCES[2:], k=self.sentences - 2)]
-        ids, marks, seen = list[int](), list[int](), set[str]()
-        for line in lines:
-            roles = generator.choice(("PQ", "QP")) if len(seen) == 2 else "PQ"  # either character may act
+        ids, marks, seen = list[int](), list[int](), set[tuple[str, str]]()
+        for line in generator.choices(_SENTENCES, k=self.sentences):
+            roles = dict(zip("PQ", generator.sample(names, 2), strict=True))
             for word in line:
-                if word in names:
-                    slot = roles["PQ".index(word)]
-                    ids += [self._ids[part] for part in names[slot]]
-                    marks += [len(ids) - 1] if slot in seen else []
-                    seen.add(slot)
+                if word in roles:
+                    name = roles[word]
+                    ids += [self._ids[part] for part in name]
+                    marks += [len(ids) - 1] if name in seen else []
+                    seen.add(name)
+                elif word == "E":
+                    ids.append(self._ids[_ANIMALS[_FIRST.index(name[0])]])
                 else:
                     ids.append(self._ids[generator.choice(fills[word]) if word in fills else word])
         return Text([*ids, 0], marks)
@@ -201,15 +203,19 @@ class Polynomials(Task):
     (figure S15).
     """
 
-    length: int = 32
     seed: int = 0
     terms: int = 2
-    in_domain: int = 5
-    out_of_domain: int = 10
+    in_domain: int = 2
+    out_of_domain: int = 6
     pauses: int = 0
 
     whole = marked_only = True
     modulus = 7
+
+    @property
+    def length(self) -> int:  # type: ignore[override] - a value of the task, as in the base class
+        """Number of input tokens of the longest training text: each operation adds an operand and three words."""
+        return self.terms + self.in_domain * (self.terms + 3) + self.pauses + 1 + self.terms
 
     @property
     def words(self) -> list[str]:

@@ -1,6 +1,7 @@
 """``benchmarks/papers/multi_token.py``: its tasks, resuming, statistics, and each command on tiny models."""
 
 import importlib
+import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -64,37 +65,42 @@ def test_answers_of_polynomials(terms: int, pauses: int, load: Load) -> None:
 
 def test_training_expressions_are_in_domain_and_fit(load: Load) -> None:
     tasks = load("multi_token_tasks")
-    task = tasks.Polynomials(length=38, pauses=5)
+    task = tasks.Polynomials(terms=3, in_domain=4, pauses=5)
     texts = [task.make(random.Random(number), test=False) for number in range(500)]
-    assert {text.group for text in texts} == {1, 2, 3, 4, 5}
-    assert max(len(text.ids) for text in texts) <= task.length + 1
+    assert {text.group for text in texts} == {1, 2, 3, 4}
+    assert max(len(text.ids) for text in texts) == task.length + 1
     inputs, targets = task.batch(7, 3)
-    assert inputs.shape == targets.shape == (3, 38)
+    assert inputs.shape == targets.shape == (3, task.length)
     for row in range(3):
         text = task.make(random.Random(f"0/{7 + row}"), test=False)
         assert inputs[row, : len(text.ids) - 1].tolist() == text.ids[:-1]
-        with_loss = [place for place in range(38) if targets[row, place] != tasks.IGNORED]
+        with_loss = [place for place in range(task.length) if targets[row, place] != tasks.IGNORED]
         assert [place + 1 for place in with_loss] == text.marks
         assert [int(targets[row, place]) for place in with_loss] == [text.ids[mark] for mark in text.marks]
 
 
-def test_marked_tokens_of_stories_follow_from_the_first_mention(load: Load) -> None:
-    task = load("multi_token_tasks").Stories(new_names=0.0)
-    unusual = 0
+@pytest.mark.parametrize("characters", [2, 4])
+def test_marked_tokens_of_stories_follow_from_the_first_mention(characters: int, load: Load) -> None:
+    task = load("multi_token_tasks").Stories(new_names=0.0, characters=characters)
+    names = 16  # tokens 1 to 16 begin a name, 17 to 32 end one
+    unusual, animals = 0, dict[int, set[str]]()
     for number in range(100):
         text = task.make(random.Random(number), test=True)
         first: dict[int, int] = {}
-        mentions = [place for place in range(1, len(text.ids)) if 49 <= text.ids[place] < 97]
-        for place in mentions:
+        for place in (place for place, token in enumerate(text.ids) if names < token <= 2 * names):
             name = text.ids[place - 1]
-            assert 1 <= name < 49
+            assert 1 <= name <= names
             assert (place in text.marks) == (name in first)
             assert first.setdefault(name, text.ids[place]) == text.ids[place]
-        assert len(first) == 2
-        unusual += sum(second != name + 48 for name, second in first.items())
-    assert unusual > 150  # test names are random pairs
+            following = task.words[text.ids[place + 1]]
+            if following in "cat dog bear fox hare mouse frog duck goat wolf lamb pig hen owl crow mole".split():
+                animals.setdefault(name, set()).add(following)
+        assert len(first) <= characters
+        unusual += sum(second != name + names for name, second in first.items())
+    assert unusual > 65 * characters  # test names are random pairs
+    assert [len(found) for found in animals.values()] == [1] * names, "the first token determines the animal"
     usual = task.make(random.Random(0), test=False)
-    assert all(usual.ids[mark] == usual.ids[mark - 1] + 48 for mark in usual.marks)
+    assert all(usual.ids[mark] == usual.ids[mark - 1] + names for mark in usual.marks)
 
 
 def test_intervals_are_those_of_student(load: Load) -> None:
@@ -132,6 +138,27 @@ def test_a_stopped_model_goes_on_to_the_same_result(load: Load, tmp_path: Path) 
     assert "skipped, layers: expected at least 5" in said[0]
 
 
+def test_a_killed_model_has_a_result_and_goes_on(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, tasks = load("multi_token_models"), load("multi_token_tasks")
+    cell = models.Cell("tiny", models.Heads(2), tasks.Stories(new_names=1.0), 6, 2, evaluations=3, count=2)
+    whole = models.train_cell(tmp_path / "whole", cell, lambda: False, lambda _: None)
+
+    calls = itertools.count()
+
+    def killed_after_four_steps() -> bool:  # called once before the training, and before each step
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        models.train_cell(tmp_path / "killed", cell, killed_after_four_steps, lambda _: None)
+    part = models.train_cell(tmp_path / "killed", cell, lambda: True, lambda _: None)
+    assert (part["step"], part["finished"]) == (4, False)
+    assert part["curve"] == whole["curve"][:2]
+    rest = models.train_cell(tmp_path / "killed", cell, lambda: False, lambda _: None)
+    assert rest["curve"] == whole["curve"]
+
+
 def test_models_have_equal_numbers_of_weights(load: Load) -> None:
     models, tasks = load("multi_token_models"), load("multi_token_tasks")
     for size in ("1M", "3M", "10M"):
@@ -159,7 +186,8 @@ def test_induction(load: Load, tmp_path: Path) -> None:
     text, document = run(load, "induction", [*TINY, "--new-names", "0.5"], tmp_path)
     assert "| 0.5 | tiny | 2 |" in text
     assert "n = 2 minus n = 1" in text
-    assert "2 finished" in text
+    assert "| 2 | 0.00 CPU-hours |" in text, "the number of seeds"
+    assert "4 models, of which 4 are finished" in text
     assert len(document["results"]) == 4
     assert (tmp_path / "out" / "multi-token-induction.svg").exists()
     assert str(tmp_path) not in json.dumps(document)
