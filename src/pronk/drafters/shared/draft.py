@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,15 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.backends import open_torch
 from pronk.drafters.shared.chain import Chain
+from pronk.drafters.shared.draft_lane import DraftLane
 from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_pool
-from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
+from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import CacheFullError, OptionError
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.execution.segment import Segment
 from pronk.hub.resolve import resolve_model
 from pronk.interrupts import uninterrupted
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.models.weights import forward_weights
@@ -49,22 +48,6 @@ __all__ = ["MAX_UNREAD", "DraftLane", "DraftRunner"]
 # Most tokens that a draft model reads before it drafts. With 64, a 0.5 B draft for a 1.5 B target chose the target's
 # token as often as with whole prompts of code and mathematics, within 2 %; with 32, 4 to 9 % less often.
 MAX_UNREAD = 64
-
-
-@dataclass
-class DraftLane:
-    """The KV cache that a draft model has for one request, and the cached tokens."""
-
-    block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``, then of the nodes of ``tree``
-    tokens: list[int] = field(default_factory=list)  # cached tokens, as ids of the draft model: text, then draft tokens
-    start: int = 0  # index in the text of the first one of ``tokens``; what is before it is not read
-    # For drafters that propose trees: the cached nodes of the last proposal, as ids of the draft model. The root is the
-    # text's token after ``tokens``. ``None`` if no tree is cached.
-    tree: TokenTree | None = None
-    num_target_committed: int = 0  # number of committed tokens at the last proposal, counted in the target's tokens
-    num_committed: int = 0  # number of leading ``tokens`` that cannot change; only these may enter the prefix cache
-    salt: bytes = b""  # the request's salt for prefix caching
-    reencoder: Reencoder | None = None  # re-encodes the text for the draft model; ``None`` if the ids are equal
 
 
 class DraftRunner:
@@ -293,15 +276,11 @@ class DraftRunner:
         self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
     def _skip_text(self, lane: DraftLane, length: int) -> None:
-        """Empty a lane (a request's KV cache) that lacks more than ``max_unread`` tokens before the last of ``length``.
-
-        Also one that begins after the text, which a wrapping drafter's draft tokens have made longer for a while.
-        """
-        num_cached = lane.start + len(lane.tokens) + len(lane.tree or ())
-        if self.max_unread is None or (length - 1 - num_cached <= self.max_unread and lane.start < length):
-            return
-        self._rollback(lane, 0)
-        lane.tree, lane.start = None, max(0, length - 1 - self.max_unread)
+        """Empty a lane (a request's KV cache) that lacks too many of ``length`` tokens, or begins after them."""
+        most, num_cached = self.max_unread, lane.start + len(lane.tokens) + len(lane.tree or ())
+        if most is not None and (length - 1 - num_cached > most or lane.start >= length):
+            self._rollback(lane, 0)
+            lane.tree, lane.start = None, max(0, length - 1 - most)
 
     def _align(self, lane: DraftLane, text: Sequence[int], num_unchanged: int) -> None:
         """Drop the cached tokens and nodes that differ from ``text``, and the last token of ``text``.

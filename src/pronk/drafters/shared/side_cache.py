@@ -221,6 +221,6 @@ def open_pool(
 
 
 def common_prefix_length(cached: Sequence[int], text: Sequence[int], known: int, start: int = 0) -> int:
-    """Return how many tokens of ``cached`` agree with ``text`` from index ``start`` on; the first ``known`` do."""
+    """Return how many tokens of ``cached`` agree with ``text`` from ``start`` on; ``known`` of them do."""
     stop = min(len(cached), len(text) - start)
     return next((i for i in range(max(0, min(known, stop)), stop) if cached[i] != text[start + i]), stop)
