@@ -5,8 +5,7 @@ proposal. At the next proposal the accepted draft tokens are already cached. Oth
 token, another drafter's tokens) are run in one forward pass, whose last row gives the logits of the first draft token.
 If more than ``MAX_UNREAD`` tokens are new, the lane is emptied and begins anew with the last ones: reading a long text
 costs many forward passes of the target, and draft tokens depend mostly on the text just before them. Without a policy
-(``budget="all"``) the whole text is read.
-For example, with the tokens of a forward pass in brackets::
+(``budget="all"``) the whole text is read. For example, with the tokens of a forward pass in brackets::
 
     first proposal      [a b c] [x] y       text a b c, draft tokens x y; y is not run
     target              accepts x, rejects y; the bonus token is z
@@ -103,9 +102,8 @@ class DraftRunner:
 
     def chain_price(self, lane: DraftLane, context: DraftContext[Any]) -> ChainPrice | None:
         """Return the price of draft tokens; ``None`` if all are wanted."""
-        length = len(context.tokens)
-        unread = max(0, length - 1 - lane.num_target_committed)
-        return self.prices.chain_price(context.policy, length, min(unread, self.max_unread or unread))
+        unread = max(0, len(context.tokens) - 1 - lane.num_target_committed)
+        return self.prices.chain_price(context.policy, len(context.tokens), min(unread, self.max_unread or unread))
 
     def make_lane(self) -> DraftLane:
         """Return an empty lane (a request's draft KV cache) for a new request."""
@@ -154,8 +152,8 @@ class DraftRunner:
                 self._align(lane, text, num_unchanged)
                 # ``context.tokens`` may be longer and end with draft tokens of a drafter that wraps this one.
                 lane.num_target_committed = context.block_table.length + 1
-                num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
-                lane.num_committed = max(0, num_committed - lane.start)
+                lane.num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
+                lane.num_committed = max(0, lane.num_committed - lane.start)
                 self._register_prefix(lane)
                 fits = self._reserve(lane, len(text) - lane.start, context)
             fits = fits and (lane.reencoder is None or lane.reencoder.is_complete)
