@@ -11,8 +11,8 @@
 Each command trains models until they are done or ``--minutes`` are over, and then writes a table, a JSON file and a
 plot to ``--out``. The same command continues. Models with further heads have as many weights as the model without: each
 further head replaces a layer. ± is half the width of the 95 % interval of the mean over the seeds (Student's t). A
-model that is not finished counts with what it has reached, and the table and the plot say so. Every training and
-evaluation uses one thread, and the tables report the processor's time.
+model that is not finished counts, with what it has reached, only while no other seed of its row is finished; the
+table and the plot say so. Every training and evaluation uses one thread, and the tables report the processor's time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import Any
 
 from multi_token_models import SIZES, Cell, Deadline, Heads, Trainable, train_cell
-from multi_token_results import Line, by_group, cost, interval, markdown, paired, seeds_of, write_report
+from multi_token_results import Line, by_group, cost, interval, markdown, measured, paired, seeds_of, write_report
 from multi_token_tasks import Polynomials, Stories
 from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
 
@@ -105,16 +105,17 @@ def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     results = on_task(options, cells, stop)
     rows, lines = [], []
     for (share, size, n), group in sorted(by_group(results, "new_names", "size", "n").items(), key=_by_size):
-        accuracy = interval([best(result, ["0"]) for result in group])
-        final = interval([last(result, "0") or 0.0 for result in group])
-        until = ", ".join(tokens_until(result, 0.75) for result in group)
+        shown = measured(group)
+        accuracy = interval([best(result, ["0"]) for result in shown])
+        final = interval([last(result, "0") or 0.0 for result in shown])
+        until = ", ".join(tokens_until(result, 0.75) for result in shown)
         rows.append((share, size, n, accuracy.text(), final.text(), until, seeds_of(group), cost(group)))
     for (share, n), group in sorted(by_group(results, "new_names", "n").items()):
         points = [
-            (MILLIONS[size], interval([best(result, ["0"]) for result in several]))
+            (MILLIONS[size], interval([best(result, ["0"]) for result in measured(several)]))
             for (size,), several in sorted(by_group(group, "size").items(), key=lambda each: MILLIONS[each[0][0]])
         ]
-        done = all(result["finished"] for result in group)
+        done = all(any(result["finished"] for result in several) for several in by_group(group, "size").values())
         lines.append(Line(f"random names in {share:.0%} of the stories", f"n = {n}", points, done))
     header = ("random names", "size", "n", "best, %", "final, %", "M tokens until 75 %", "seeds", "CPU")
     text = markdown(header, rows) + differences(results, lambda result: best(result, ["0"]), "new_names", "size")
@@ -144,17 +145,16 @@ def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     inside, outside = groups[: options.in_domain], groups[options.in_domain :]
     rows, lines = [], []
     for (pauses, size, n), group in sorted(by_group(results, "pauses", "size", "n").items(), key=_by_size):
-        means = [interval([best(result, names) for result in group]).text() for names in (["1"], inside, outside)]
+        shown = measured(group)
+        means = [interval([best(result, names) for result in shown]).text() for names in (["1"], inside, outside)]
         rows.append((pauses, size, n, *means, seeds_of(group), cost(group)))
-        reached = [curve_of(result)[-1][1] for result in group if result["curve"]]
+        reached = [curve_of(result)[-1][1] for result in shown if result["curve"]]
         if reached:
             points = [(int(name), interval([figures[name] for figures in reached])) for name in groups]
-            done = all(result["finished"] for result in group)
+            done = all(result["finished"] for result in shown)
             lines.append(Line(f"{size}, {pauses} pause tokens", f"n = {n}", points, done))
     header = ("pauses", "size", "n", "1 operation, %", "in domain, %", "out of domain, %", "seeds", "CPU")
-    text = (
-        markdown(header, rows) + "\nAccuracies are those of the best evaluation of a model, in the plot of the last.\n"
-    )
+    text = markdown(header, rows) + "\nThe table has a model's best evaluation (early stopping), the plot its last.\n"
     for label, names in (("in domain", inside), ("out of domain", outside)):
         text += differences(results, lambda result, names=names: best(result, names), "pauses", "size", title=label)
     settings = settings_of(options, "operations", "accuracy", "polynomial arithmetic modulo 7", "linear")
@@ -318,7 +318,7 @@ def text_name(group: Sequence[Result]) -> str:
 
 def mean_of(group: Sequence[Result], name: str, scale: float) -> str:
     """Return mean and interval of a figure of the last evaluations; a dash without any."""
-    values = [value for value in (last(result, name) for result in group) if value is not None]
+    values = [value for value in (last(result, name) for result in measured(group)) if value is not None]
     return interval(values).text(scale, 3) if values else "–"
 
 

@@ -13,7 +13,19 @@ from typing import Any
 from pronk.bench.machine import describe_hardware
 from pronk.files.atomic import write_json
 
-__all__ = ["Interval", "Line", "by_group", "cost", "draw", "interval", "markdown", "paired", "seeds_of", "write_report"]
+__all__ = [
+    "Interval",
+    "Line",
+    "by_group",
+    "cost",
+    "draw",
+    "interval",
+    "markdown",
+    "measured",
+    "paired",
+    "seeds_of",
+    "write_report",
+]
 
 # 97.5 % quantiles of Student's t by degrees of freedom: half-widths of 95 % intervals of the mean.
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -68,9 +80,18 @@ def paired(
 
 
 def seeds_of(group: Sequence[Result]) -> str:
-    """Return the number of seeds of a cell of the table, and how far the models are that are not finished."""
+    """Return the number of seeds that a row of the table counts, and how far the unfinished models are."""
     rest = [f"{result['step'] / result['steps']:.0%}" for result in group if not result["finished"]]
-    return f"{len(group)}" + (f", of these unfinished at {', '.join(rest)}" if rest else "")
+    number = str(len(measured(group)))
+    if not rest:
+        return number
+    note = "unfinished at" if len(rest) == len(group) else "not counted: unfinished at"
+    return f"{number}, {note} {', '.join(rest)}"
+
+
+def measured(group: Sequence[Result]) -> Sequence[Result]:
+    """Return the finished models, or all while none is finished; a mean of both would mix numbers of steps."""
+    return [result for result in group if result["finished"]] or group
 
 
 def cost(results: Iterable[Result]) -> str:
@@ -116,7 +137,10 @@ def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: s
             means = [each.mean for _, each in line.points]
             halves = [0.0 if math.isinf(each.half) else each.half for _, each in line.points]
             label = line.label if line.finished else f"{line.label} (unfinished)"
-            axis.errorbar(places, means, halves, label=label, capsize=3, linestyle="-" if line.finished else "--")
+            style = "o-" if line.finished else "o--"
+            axis.errorbar(places, means, halves, fmt=style, markersize=3, label=label, capsize=3)
+        if y == "accuracy":
+            axis.set_ylim(-0.02, 1.02)  # the interval of two seeds may be wider than all possible values
         axis.set_xscale(scale)
         axis.set_title(panel, fontsize=9)
         axis.set_xlabel(x)

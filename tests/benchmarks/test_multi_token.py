@@ -199,12 +199,13 @@ def test_arithmetic_shows_what_is_unfinished(load: Load, tmp_path: Path) -> None
     assert {result["pauses"] for result in document["results"]} == {0, 2}
     assert all(result["cpu_seconds"] > 0 for result in document["results"])
     state = tmp_path / "state" / "arithmetic"
-    file = next(state.glob("tiny n=1 pauses=0*/result.json"))
-    result = json.loads(file.read_text(encoding="utf-8")) | {"finished": False, "step": 2}
-    file.write_text(json.dumps(result), encoding="utf-8")
-    text, _ = run(load, "arithmetic", [*TINY, "--pauses", "0", "--minutes", "0"], tmp_path)
-    assert "unfinished at 50%" in text
-    assert "| 2 | tiny | 2 |" in text, "models of earlier calls are in the table"
+    files = sorted(state.glob("tiny n=1 pauses=0*/result.json"))
+    for file, said in zip(files, ("1, not counted: unfinished at 50%", "2, unfinished at 50%, 50%"), strict=True):
+        result = json.loads(file.read_text(encoding="utf-8")) | {"finished": False, "step": 2}
+        file.write_text(json.dumps(result), encoding="utf-8")
+        text, _ = run(load, "arithmetic", [*TINY, "--pauses", "0", "--minutes", "0"], tmp_path)
+        assert said in text
+        assert "| 2 | tiny | 2 |" in text, "models of earlier calls are in the table"
     assert "(unfinished)" in (tmp_path / "out" / "multi-token-arithmetic.svg").read_text(encoding="utf-8")
 
 
