@@ -11,7 +11,7 @@
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint test-slow coverage sanitize wheels clean
+.PHONY: demo docs test lint test-slow coverage sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
@@ -66,7 +66,6 @@ sanitize: $(SANITIZED)
 		--deselect tests/kernels/test_choices.py::test_samples_equal_numpys
 
 # The site is built from the text of the files alone: pronk itself need not be installed.
-.PHONY: docs
 docs: | $(PY)
 	@$(INSTALL) zensical mkdocstrings-python ruff
 	@$(PY) tools/docs/build.py

@@ -44,8 +44,8 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["MAX_UNREAD", "DraftLane", "DraftRunner"]
 
-# Most tokens that a draft model reads before it drafts. With 64, a 0.5 B draft for a 1.5 B target chose the target's
-# token as often as with whole prompts of code and mathematics, within 2 %; with 32, 4 to 9 % less often.
+# Most tokens that a draft model reads before it drafts. In four answers to HumanEval and GSM8K, Qwen2.5-Coder 0.5 B
+# chose the token of the 1.5 B model in 86 % of cases after the whole prompt, in 84 % after 64 tokens, in 81 % after 32.
 MAX_UNREAD = 64
 
 
