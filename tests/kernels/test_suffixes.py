@@ -74,8 +74,7 @@ def test_exceptions_of_a_prior_propagate() -> None:
             raise KeyError(depth)
         return 0.5
 
-    builder = NativeTreeBuilder(LIBRARY, prior)
-    builder.set_prior_weight(4.0)
+    builder = NativeTreeBuilder(LIBRARY, prior, 4.0)
     limits: dict[str, Any] = {"max_nodes": 3, "max_depth": 3, "min_match": 1, "depth_factor": 4.0, "min_gain": 0.0}
     with pytest.raises(KeyError, match="1"):
         builder.build([made], b"abc", **limits)

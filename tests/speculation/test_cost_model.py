@@ -141,11 +141,11 @@ def test_another_speed_is_followed_within_20_passes(factor: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 3.0])
-def test_another_speed_is_followed_after_five_passes(factor: float) -> None:
+def test_another_speed_is_followed_after_six_passes(factor: float) -> None:
     model = CostModel()
     for _ in range(50):
         model.learn(1, 0, 1.0)
-    for _ in range(5):
+    for _ in range(6):
         model.learn(1, 0, factor)
     assert costs_of(model, 0).at(1) == pytest.approx(factor)
 

@@ -194,7 +194,7 @@ def test_drafters_without_gains_are_judged_by_their_accepted_draft_tokens(right:
 def best_chain(chain: ChainPrice, requests: int, gains: Sequence[float], rate: float, most: int) -> Offer:
     """Return the best of all longer chains, by its formula."""
     last, offers = (gains or [1.0])[-1], list[Offer]()
-    for ahead in range(1, min(8, most - len(gains)) + 1):
+    for ahead in range(1, most - len(gains) + 1):
         rows = requests * (1 + len(gains) + ahead)
         seconds = (chain.curve.at(rows) + (len(gains) + ahead) * chain.token) / requests
         tokens = 1.0 + sum(gains) + sum(last * rate**power for power in range(1, ahead + 1))
@@ -268,7 +268,7 @@ def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
                 return step
         return 100
 
-    saved = best_chain(proposer.price, 1, [], 0.7, 8)
+    saved = best_chain(proposer.price, 1, [], 0.7, 99)
     per_step = saved.tokens - saved.seconds
     assert asked_at(1000) == math.ceil(20.0 / per_step) - 1
     assert asked_at(1000) == math.ceil(20.0 / per_step) - 1  # asking has used up what was missed
@@ -289,21 +289,19 @@ def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
     assert world.policy.source("copy").price == pytest.approx(0.8 / 4 + 1.0)
 
 
-def test_a_quiet_request_is_looked_at_again() -> None:
+def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
     proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 5.0)
     asked = context(None, [1], 9, 9, vocab=VOCAB, policy=policy)
     assert not policy.is_quiet()
-    for _ in range(3):
-        policy.begin()
-        policy.set_prices(proposer.price.curve, 1, 10.0)
-        assert policy.reason(proposer, asked) is None
-        quiet = 0
-        while policy.is_quiet():
-            policy.begin()
-            quiet += 1
-        assert quiet == 16
-    policy.policy.elapsed = 1e6  # 1 % of the time covers a proposal
+    policy.begin()
+    policy.set_prices(proposer.price.curve, 1, 10.0)
+    assert policy.reason(proposer, asked) is None
+    for elapsed in (0.0, 100.0, 499.0):
+        policy.policy.elapsed = elapsed
+        assert policy.is_quiet()
+    policy.policy.elapsed = 501.0  # 1 % of the time covers a draft token
+    assert not policy.is_quiet()
     policy.begin()
     policy.set_prices(proposer.price.curve, 1, 10.0)
     assert policy.reason(proposer, asked) == "explores"

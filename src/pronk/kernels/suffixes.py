@@ -133,18 +133,21 @@ class NativeTreeBuilder:
     prior_weight)``, with the numbers of accepted and verified draft tokens of its bucket.
     """
 
-    def __init__(self, library: Any, prior: Callable[[int, int], float]) -> None:
+    def __init__(self, library: Any, prior: Callable[[int, int], float], prior_weight: float) -> None:
         """Prepare the calls for one request.
 
         Args:
             library: from :func:`open_suffix_library`.
             prior: maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability;
                 called once per pair, with depths from 4 on as one.
+            prior_weight: number of verified draft tokens that the prior counts as much as.
         """
         self._library = library
         self._num_verified, self._num_accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
         self._priors = (c_double * len(_UNKNOWN_PRIORS))(*_UNKNOWN_PRIORS)
-        self._call = _TreeCall(offered=self._num_verified, accepted=self._num_accepted, priors=self._priors)
+        self._call = _TreeCall(
+            offered=self._num_verified, accepted=self._num_accepted, priors=self._priors, weight=prior_weight
+        )
         self._raised: list[BaseException] = []  # exceptions of ``prior``; :meth:`build` raises the first one
         raised = self._raised  # ``self`` in ``call_prior`` would be a reference cycle
 
@@ -159,10 +162,6 @@ class NativeTreeBuilder:
         self._capacity = 0
         self._handles: list[int | None] = []  # automata of the last call
         self._tail = (c_int32 * 0)()
-
-    def set_prior_weight(self, weight: float) -> None:
-        """Set the number of verified draft tokens that the prior counts as much as."""
-        self._call.weight = weight
 
     def set_counts(self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]) -> None:
         """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets.

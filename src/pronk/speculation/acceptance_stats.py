@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pronk.checks import check_path
 from pronk.errors import OptionError
@@ -35,7 +35,6 @@ _SHARE = 256
 _MAX_COUNT = 4096.0  # draft tokens of one kind after which the counts of this kind are halved
 _PRIOR_WEIGHT = (16.0, 4.0)  # draft tokens that the prior counts for: for all requests, for one request
 _KEEP = 0.98  # weight of a step of a request relative to the next one: half after 34 steps
-_MAX_SCALE = 1e12  # weight of a draft token at which all weights are divided by it
 _MAX_DEPTH = 4  # larger depths count as this one
 _TEMPERATURES = (0.0, 0.5, 1.0)  # upper bounds of the classes of temperatures
 
@@ -77,19 +76,16 @@ class SourceRates:
     Attributes:
         priors: by kind, the rate before any count. ``None``: kinds are confidences in thousandths, 1..999, and the rate
             before any count is the confidence; they are counted by tenths.
-        offered: by kind, the weights of the draft tokens whose parent equals the text, summed.
-        taken: by kind, those of the draft tokens that equal the text as well.
-        scale: weight of a draft token of the present step. It grows from step to step, which has the effect of lower
-            weights of what was counted before, and takes less time.
-        version: changes with ``offered`` and ``taken``.
+        offered: by kind, the number of draft tokens whose parent equals the text; earlier steps have lower weights.
+        taken: by kind, the number of those that equal the text as well.
     """
+
+    PRIOR_WEIGHT: ClassVar = _PRIOR_WEIGHT[1]
 
     source: str
     priors: Mapping[int, float] | None
     shared: AcceptanceStats | None = None
     temperature: float = 0.0
-    scale: float = 1.0
-    version: int = 0
     offered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
     _left: int = _SHARE
@@ -117,21 +113,12 @@ class SourceRates:
         assert self.priors is not None
         return self._shared(kind, depth, self.priors[kind])
 
-    @property
-    def weight(self) -> float:
-        """Weight of the prior."""
-        return _PRIOR_WEIGHT[1] * self.scale
-
     def learn(self, kind: int, depth: int, *, right: bool, share: bool) -> None:
         """Count a draft token whose parent equals the text; ``share`` counts it for all requests, too."""
-        self.version += 1
         own = kind if self.priors is not None else kind // 100
-        offered, taken, scale = self.offered, self.taken, self.scale
-        offered[own] = offered.get(own, 0.0) + scale
-        offered[_ALL] = offered.get(_ALL, 0.0) + scale
-        right_scale = scale if right else 0.0
-        taken[own] = taken.get(own, 0.0) + right_scale
-        taken[_ALL] = taken.get(_ALL, 0.0) + right_scale
+        for each in (own, _ALL):
+            self.offered[each] = self.offered.get(each, 0.0) + 1.0
+            self.taken[each] = self.taken.get(each, 0.0) + right
         if share and self.shared is not None and self._left > 0:
             self._left -= 1
             self.shared.learn(self.source, own, depth, self.temperature, right=right)
@@ -139,15 +126,12 @@ class SourceRates:
 
     def fade(self) -> None:
         """Lower the weight of what was counted in earlier steps."""
-        self.scale /= _KEEP
-        if self.scale > _MAX_SCALE:
-            for counts in (self.offered, self.taken):
-                for kind in counts:
-                    counts[kind] /= self.scale
-            self.scale, self.version = 1.0, self.version + 1
+        for counts in (self.offered, self.taken):
+            for kind in counts:
+                counts[kind] *= _KEEP
 
     def _rate(self, kind: int, depth: int, prior: float) -> float:
-        prior, weight = self._shared(kind, depth, prior), self.weight
+        prior, weight = self._shared(kind, depth, prior), self.PRIOR_WEIGHT
         return (self.taken.get(kind, 0.0) + prior * weight) / (self.offered.get(kind, 0.0) + weight)
 
     def _shared(self, kind: int, depth: int, prior: float) -> float:

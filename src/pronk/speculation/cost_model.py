@@ -17,13 +17,13 @@ counts it; before the pass it is predicted from ``overlap``, the probability tha
 A lower third stands for a few measured durations, because disturbances only prolong a measurement. The middle stands
 for a few ratios of durations, because a disturbance of the denominator lowers a ratio.
 
-- ``speed`` (seconds) is that of the last 6 passes, each divided by its parentheses: a change of the machine's load is
-  followed after 5 passes.
-- ``b`` and ``c`` are the line through the *levels*. The level of a number of rows is that of its last 9 passes, each
+- ``speed`` (seconds) is that of the last 8 passes, each divided by its parentheses: a change of the machine's load is
+  followed after 6 passes.
+- ``b`` and ``c`` are the line through the *levels*. The level of a number of rows is that of its last 8 passes, each
   relative to the recent passes with other numbers of rows. Passes that all have the same number of rows say nothing
   about the line.
 - ``d`` is the slope of a regression of seconds on the context, over hundreds of passes.
-- ``overlap`` is the median of the last 9 passes with several rows; before any, that of independent choices.
+- ``overlap`` is the median of the last 8 passes with several rows; before any, that of independent choices.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ from typing import NamedTuple
 
 __all__ = ["CostCurve", "CostModel", "usual"]
 
-_WINDOW = 6  # number of passes that the speed is measured by
-_LEVEL_WINDOW = 9  # number of passes that a level is measured by
+_WINDOW = 8  # number of passes that the speed, or a level, is measured by
 _ROW = 0.15  # c before any pass with several rows, in passes of one row
 _KEEP = 0.995  # weight of a pass relative to the next one, for the line and for the regression: half after 140 passes
 _SPREAD = 256.0  # standard deviation of contexts, in tokens, above which the regression outweighs d = 0
-_MAX_LEVELS = 32  # number of levels that are kept, the latest ones
 _LASTS = 256  # number of passes with draft tokens after which a plain pass is measured again
 
 
@@ -127,7 +125,7 @@ class _Regression:
 class _Level:
     """Durations of recent passes over one number of rows, each divided by the bytes that it read."""
 
-    costs: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVEL_WINDOW))
+    costs: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     middle: float = 0.0  # median of ``costs``
     latest: int = 0
 
@@ -147,7 +145,7 @@ class CostModel:
 
     def __init__(self, experts: float = 0.0, overlap: float = 1.0) -> None:
         self._experts, self._overlap = experts, overlap
-        self._overlaps: deque[float] = deque(maxlen=_LEVEL_WINDOW)
+        self._overlaps: deque[float] = deque(maxlen=_WINDOW)
         self._start, self._slope, self._per_token = 1.0 - _ROW, _ROW, 0.0  # b, c, d
         self._speeds: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # rows and speed of the last passes
         self._levels: dict[int, _Level] = {}
@@ -229,16 +227,17 @@ class CostModel:
         changed = self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes)
         if not changed and not self._experts:
             return  # the line would differ only in the weights of its points; with experts, the overlap moves them
-        if len(self._levels) > _MAX_LEVELS:
-            del self._levels[min(self._levels, key=lambda each: self._levels[each].latest)]
         line, now, curve = _Regression(), self._num_passes, self._curve(1.0, 0)
         line.add(1.0, 1.0, 0.1)
         line.add(8.0, 1.0 + 7.0 * _ROW, 0.01)
-        for number, level in self._levels.items():
-            read = curve.read_bytes(number)
+        for number, level in [*self._levels.items()]:
+            weight, read = _KEEP ** (now - level.latest), curve.read_bytes(number)
+            if weight < 0.01:  # that of the prior
+                del self._levels[number]
+                continue
             cost = level.middle * read
             if level.middle > 1.05 or curve.start + curve.slope * number > read:
-                line.add(number, cost, _KEEP ** (now - level.latest) / (cost * cost))
+                line.add(number, cost, weight / (cost * cost))
         self._start, self._slope = line.line(0.0)
         if self._start + self._slope > 1.0:  # a pass of one row is the unit
             self._slope = line.slope_through(1.0, 1.0)

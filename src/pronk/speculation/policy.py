@@ -43,12 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RequestPolicy", "SourceReport"]
 
-_HOPE = 0.5  # draft tokens that a new source is expected to add to a step: a prior with the weight of one step
-_TOKEN_RATE = 0.5  # acceptance rate of draft tokens without a gain, before any count
-_CHAIN_RATE = 0.7  # acceptance rate of a new source that drafts token by token; a draft model has about this rate
-
-# Number of steps after which sources are considered again although none could be asked: the load may have changed.
-_LOOK_AGAIN = 16
+_RATE = 0.7  # acceptance rate of draft tokens before any count, and draft tokens that a new source adds to a step
 
 Reason = Literal["pays", "explores", "all"]
 
@@ -86,7 +81,6 @@ class RequestPolicy:
         self.num_requests, self._step, self._left, self._exploring = 1, 0, 0.0, False
         self._tree: TokenTree | None = None  # the only offer so far
         self._trie: Trie | None = None  # all offers, if there are several
-        self._looked = -_LOOK_AGAIN  # number of the step that has last considered a source
         self._wake = 0.0  # ``Policy.elapsed`` before which no source can be asked again; 0 if one was asked
         self._room = 1.0  # probability that no draft token offered for the next position is right
         # By the address of the proposer; the list has the seconds of its proposal, ``None`` for its first one of all.
@@ -111,8 +105,8 @@ class RequestPolicy:
         self.offer = None if curve is None else Offer(1.0, curve.at(requests) / requests)
 
     def is_quiet(self) -> bool:
-        """Whether a recent step asked no source, and nothing was learned since that could change this."""
-        return self._step - self._looked < _LOOK_AGAIN and self.policy.elapsed < self._wake
+        """Whether the last step that considered the sources could ask none, and none could be asked by now."""
+        return self.policy.elapsed < self._wake
 
     def affords(self, seconds: float) -> bool:
         """Return whether drafting of this request may take ``seconds`` more in this step."""
@@ -134,15 +128,14 @@ class RequestPolicy:
         """Return why to ask a source for draft tokens in this step, or ``None`` not to ask it."""
         if min(context.max_depth, context.max_nodes) < 1:
             return None
-        self._looked = self._step
         if self.curve is None or self.offer is None:
             self._wake = 0.0
             return "all"
         source, offer = self.policy.source(proposer.source), self.offer
-        chain = self._chain_price(proposer, context)
+        chain = self.chain_price(proposer, context)
         if chain is None:
             price = source.price
-            prior = source.contribution.value(_HOPE, source.asked)
+            prior = source.contribution.value(_RATE, source.asked)
             contribution = self._room * self._contribution(proposer).value(prior, self._step)
             contribution *= source.added / source.expected
             pays = (offer.tokens + contribution) * offer.seconds > offer.tokens * (offer.seconds + price)
@@ -169,7 +162,7 @@ class RequestPolicy:
 
         It is if further tokens, which are accepted with the source's mean rate, raise the value of the step.
         """
-        chain = None if self.curve is None else self._chain_price(proposer, context)
+        chain = None if self.curve is None else self.chain_price(proposer, context)
         if chain is None or (self._exploring and not gains):
             return True
         price = chain.reading + chain.start + (len(gains) + 1) * chain.token / self.num_requests
@@ -180,7 +173,7 @@ class RequestPolicy:
         best = chain.best(self.num_requests, self.chain_rate(proposer), most, gains)
         return best.tokens * now.seconds > now.tokens * best.seconds
 
-    def _chain_price(self, proposer: Proposer[Any], context: DraftContext[Any]) -> ChainPrice | None:
+    def chain_price(self, proposer: Proposer[Any], context: DraftContext[Any]) -> ChainPrice | None:
         """Return the price of a source's chains, as it was when the step first asked for it."""
         key = id(proposer)
         if key not in self._chain_prices:
@@ -308,7 +301,7 @@ class RequestPolicy:
         """Return a tree with the gains that follow from the acceptance of the source's draft tokens by depth."""
         if not tree.num_draft_tokens:
             return replace(tree, gain=(1.0,))
-        rates, gain = self.acceptance.source(proposer.source, {0: _TOKEN_RATE}), [1.0]
+        rates, gain = self.acceptance.source(proposer.source, {0: _RATE}), [1.0]
         for node in range(1, len(tree)):
             gain.append(gain[tree.parents[node]] * rates.rate(0, tree.depths[node]) * tree.acceptable[node])
         return replace(tree, gain=tuple(gain), origin=tree.origin or ((proposer.source, 0),) * len(tree))
@@ -347,4 +340,4 @@ class RequestPolicy:
 
     def chain_rate(self, proposer: Proposer[Any]) -> float:
         """Return the mean acceptance rate of a source's draft tokens."""
-        return self.acceptance.source(proposer.chain_source).mean(_CHAIN_RATE)
+        return self.acceptance.source(proposer.chain_source).mean(_RATE)

@@ -19,9 +19,6 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["ChainPrice", "Offer", "select_nodes"]
 
 
-_LOOK_AHEAD = 8  # number of further tokens of a chain whose value is considered; rows beyond them are never free
-
-
 class Offer(NamedTuple):
     """The best choice among the draft tokens offered so far: a request's part of the step."""
 
@@ -51,15 +48,17 @@ class ChainPrice(NamedTuple):
     def best(self, requests: int, rate: float, most: int, gains: Sequence[float] = ()) -> Offer:
         """Return the best choice among chains of at most ``most`` tokens that continue one with ``gains``.
 
-        It has 1 to ``_LOOK_AHEAD`` further tokens, each accepted with probability ``rate`` if the one before is.
+        It has at least one further token. Each is accepted with probability ``rate``, below 1, if the one before is.
         """
         tokens, gain, best = 1.0 + sum(gains), gains[-1] if gains else 1.0, Offer(0.0, 1.0)
-        for count in range(len(gains) + 1, min(most, len(gains) + _LOOK_AHEAD) + 1):
+        for count in range(len(gains) + 1, most + 1):
             gain *= rate
             tokens += gain
             seconds = self.seconds(requests, count, count)
             if tokens * best.seconds > best.tokens * seconds:
                 best = Offer(tokens, seconds)
+            elif (tokens + gain * rate / (1.0 - rate)) * best.seconds <= best.tokens * seconds:
+                break  # all further tokens together do not make up for the seconds of this one
         return best
 
 

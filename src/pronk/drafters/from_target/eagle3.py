@@ -36,7 +36,7 @@ from pronk.models.linear import WEIGHTS
 from pronk.sampling.draft_token import DraftIds
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
-from pronk.speculation.step_value import ChainPrice
+from pronk.speculation.step_value import ChainPrice, Offer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
@@ -205,18 +205,18 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
 
     def _pays(self, search: _Search) -> bool:
         """Return whether children of the best nodes raise the step's expected tokens per second."""
-        context, policy = search.draft.context, search.draft.context.policy
-        price = self.chain_price(context)
+        policy = search.draft.context.policy
+        price = policy.chain_price(self, search.draft.context)
         if price is None:
             return True
-        if not policy.affords(price.reading + (search.depth + 1) * price.token / policy.num_requests):
+        requests, gains, rate = policy.num_requests, search.trie.gains[1:], policy.chain_rate(self)
+        drafting = price.start + search.depth * price.token / requests
+        more_drafting = drafting + price.token / requests
+        if not policy.affords(price.reading + more_drafting):
             return False
-        gains = sorted(search.trie.gains[1:], reverse=True)[: search.max_nodes]
-        tokens = 1.0 + sum(gains)
-        more_tokens = tokens + sum(gain for gain, *_ in search.best) * policy.chain_rate(self)
-        more_nodes = min(len(gains) + self.options.beam, search.max_nodes)
-        seconds = price.seconds(policy.num_requests, len(gains), search.depth)
-        return more_tokens * seconds > tokens * price.seconds(policy.num_requests, more_nodes, search.depth + 1)
+        now = Offer.of(gains, price.curve, requests)
+        more = Offer.of([*gains, *(gain * rate for gain, *_ in search.best)], price.curve, requests)
+        return more.tokens * (now.seconds + drafting) > now.tokens * (more.seconds + more_drafting)
 
     def stop(self, state: EagleState) -> None:
         """Free the request's blocks in the head's KV cache."""

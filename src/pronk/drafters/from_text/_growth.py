@@ -139,17 +139,13 @@ class CompiledTreeBuilder:
 
     def __init__(self, library: Any, rates: SourceRates, drafter: str) -> None:
         self.rates = rates
-        self._builder = NativeTreeBuilder(library, rates.prior)
-        self._version = -1  # that of ``rates`` at the last tree
+        self._builder = NativeTreeBuilder(library, rates.prior, rates.PRIOR_WEIGHT)
         self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
 
     def build(self, indexes: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
         builder, origins = self._builder, self._origins
-        if self._version != self.rates.version:
-            builder.set_counts(self.rates.offered, self.rates.taken)
-            self._version = self.rates.version
-        builder.set_prior_weight(self.rates.weight)
+        builder.set_counts(self.rates.offered, self.rates.taken)
         tail = tokens[-indexes[0].max_match :]
         tree = builder.build(
             indexes,
