@@ -1,16 +1,8 @@
 """All drafters, in packages by the source of their draft tokens.
 
-| package | source of the draft tokens |
-|---|---|
-| ``from_text`` | the request's text, outputs of earlier requests, or a corpus on disk (datastore) |
-| ``from_outputs`` | logits of the target's earlier forward passes |
-| ``from_draft`` | a smaller model |
-| ``from_target`` | the target's own layers with modules trained on them |
-| ``combined`` | other drafters |
-| ``shared`` | has no drafters, but code that several of these packages use |
-
-A module with the name of an entry of ``registry.py`` implements that drafter. Modules with a leading
-underscore are helpers of their package. The interface of drafters is :mod:`pronk.speculation.proposer`.
+A module with the name of an entry of ``registry.py`` implements that drafter. Modules with a leading underscore are
+helpers of their package. ``shared`` has code for several packages. The interface is
+:mod:`pronk.speculation.proposer`; ``docs/methods`` describes each drafter, when it pays, and what it costs.
 
 Functions with a parameter ``drafter`` accept an object (``PromptLookup(num_tokens=8)``), a name (``"prompt_lookup"``),
 or a name with options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). A combined drafter takes the drafters that it

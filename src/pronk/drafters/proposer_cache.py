@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 from threading import RLock
 from typing import Any
@@ -23,10 +24,9 @@ _Key = tuple[Drafter, str | None]
 class ProposerCache:
     """An LRU cache of proposers: equal drafters share one proposer and its learned state.
 
-    A draft model is freed with its last proposer, as only proposers hold strong references to its weights and its KV
-    cache. (:meth:`~pronk.speculation.target.Target.load_shared` and :class:`~pronk.kv_cache.budget.KVBudget` hold only
-    weak ones.) Running requests, callers and this cache keep a proposer alive. The KV memory of a freed draft model is
-    divided among the KV caches of the target and the other draft models when the next draft model is loaded.
+    A draft model is freed with its last proposer: :meth:`~pronk.speculation.target.Target.load_shared` and
+    :class:`~pronk.kv_cache.budget.KVBudget` hold only weak references. Its KV memory is divided among the other KV
+    caches when the next draft model is loaded.
 
     The cache is thread-safe. Binding a drafter may read files for seconds, so it holds a lock of its own, and other
     threads can look up cached proposers meanwhile.
@@ -51,10 +51,10 @@ class ProposerCache:
     def get_proposer(self, spec: str | Drafter | None, adapter: str | None = None) -> Proposer[Any]:
         """Return the cached proposer of a drafter, or bind and cache a new one.
 
-        The drafter may be given as text, such as ``"suffix(num_nodes=8)"``; ``None`` is the default. A drafter that
-        keeps texts of other requests has a proposer for each ``adapter`` (:meth:`Drafter.for_adapter`).
-        A cached proposer whose draft model was rewritten on disk is replaced by one that loads the new files. If
-        ``spec`` is itself a proposer, it is bound to the target and not cached.
+        ``spec`` may be text, such as ``"suffix(num_nodes=8)"``; ``None`` is the default. A drafter that keeps texts of
+        other requests has a proposer for each ``adapter`` (:meth:`Drafter.for_adapter`). A proposer whose draft model
+        was rewritten on disk is replaced by one that loads the new files. If ``spec`` is itself a proposer, it is bound
+        to the target and not cached.
 
         Raises:
             OptionError: the drafter or option is unknown, or the drafter does not fit the target.
@@ -70,11 +70,8 @@ class ProposerCache:
         _check_hashable(drafter)
         key = (drafter, None) if own is None else (own, adapter)
         proposer = self._get_current(key)
-        return self._bind_and_cache(key) if proposer is None else proposer
-
-    def _bind_and_cache(self, key: _Key) -> Proposer[Any]:
-        with self._bind_lock:
-            proposer = self._get_current(key)  # another thread may have bound the drafter since the first lookup
+        with self._bind_lock if self._get_current(key) is None else nullcontext():
+            proposer = self._get_current(key)  # another thread may have bound the drafter meanwhile
             if proposer is None:
                 proposer = bind_proposer(key[0], self._target)
                 self._insert(key, proposer)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from pronk.drafters.from_text._automaton import SuffixAutomaton
 from pronk.drafters.from_text._growth import (
     PRIORS,
     CompiledTreeBuilder,
+    PythonSuffixes,
     PythonTreeBuilder,
     SuffixIndex,
     TreeBuilder,
@@ -41,7 +41,7 @@ def sides(
     plain, compiled = (RequestAcceptance(stats or AcceptanceStats(), temperature) for _ in range(2))
     return (
         Side(
-            [SuffixAutomaton(max_match) for _ in range(sources)],
+            [PythonSuffixes(max_match) for _ in range(sources)],
             plain,
             PythonTreeBuilder(plain.source("suffix", PRIORS), "suffix"),
         ),

@@ -1,23 +1,16 @@
 """Threshold decoding: end a chain where the drafter's confidence falls below an adaptive threshold.
 
 The rule is from the survey *How to make LLMs go fast* (section "Threshold decoding"). Let ``c_i`` be the product of the
-confidences of the first ``i`` draft tokens. A chain ends after the first token with ``c_i < threshold``. If the target
-accepts ``k`` of the chain's tokens, the request's threshold changes, within ``lowest .. highest``::
+confidences of the first ``i`` draft tokens (:class:`~pronk.sampling.draft_token.DraftToken`). A chain ends after the
+first token with ``c_i < threshold``. If the target accepts ``k`` of the chain's tokens, the request's threshold
+changes, within ``lowest .. highest``::
 
     some rejected    threshold ← (threshold + c_(k+1)) / 2     towards the first rejected token
     all accepted     threshold ← threshold - boost             the chain was too short
 
-For example, the threshold is 0.4, and the confidences are 0.75 for ``the`` and 0.5 for ``next``: the chain ends with
-``next``, since c_2 = 0.375. If only ``the`` is accepted, the threshold becomes (0.4 + 0.375) / 2 = 0.3875.
-
 The rule is that of the survey's code. The survey's text uses the last accepted token instead: c_k, with c_0 = 1
 (``toward="accepted"``). This makes chains shorter: the measured speed is within 5 % of that of the best fixed length if
 the drafter is expensive, and 6 to 23 % lower if a draft token costs 1.3 % of a forward pass of the target.
-
-*Confidence.* With greedy decoding a confidence is the draft's largest probability, max p. Under the coupled acceptance
-rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value
-depends on the noise too. Under the rejection and block rules it is max p at the request's temperature, which may exceed
-the probability of the token drawn.
 """
 
 from __future__ import annotations
@@ -105,7 +98,6 @@ class ThresholdProposer(WrapperProposer[_ThresholdState]):
     options: Threshold
 
     def make_own_state(self) -> _ThresholdState:
-        """Return a state with the initial threshold and without a chain."""
         return _ThresholdState(self.options.threshold)
 
     def chains(
@@ -126,7 +118,6 @@ class ThresholdProposer(WrapperProposer[_ThresholdState]):
         return chains
 
     def observe(self, outcome: Outcome[WrapperState[_ThresholdState]]) -> None:
-        """Adapt the request's threshold to the number of accepted tokens of its last chain."""
         super().observe(outcome)
         options, state = self.options, outcome.state.own
         verified = state.find_verified_nodes(outcome)

@@ -82,10 +82,7 @@ class Window:
         return cls(position, tuple(tuple(cells[start : start + width]) for start in range(0, len(cells), width)))
 
     def shift_to(self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
-        """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``.
-
-        Positions without an output get a token of the prompt.
-        """
+        """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``."""
         rows = self.rows[-shape.ngram :]
         if len(rows) == shape.ngram:  # N rows, one too many after the latest outputs: drop the oldest
             rows = rows[1:]
@@ -186,7 +183,6 @@ class WindowTuner:
             self._evaluate(costs)
 
     def _evaluate(self, costs: CostCurve) -> None:
-        """Drop the window if it does not pay; enlarge it if the next size has a higher expected throughput."""
         window_tokens, index = self._mean("window_tokens"), self.index
         throughput = self._tokens_per_second(index, costs, window_tokens)
         larger = index + 1
@@ -207,6 +203,5 @@ class WindowTuner:
         return (self._mean("other_tokens") + window_tokens) / costs.at(round(rows))
 
     def _set_size(self, index: int) -> None:
-        """Set the current size, and begin a new measurement."""
         self.index, self.num_steps = index, 0
         self.sums.clear()

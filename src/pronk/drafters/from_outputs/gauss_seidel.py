@@ -1,14 +1,7 @@
 """Gauss-Seidel decoding (Santilli et al. 2023): Jacobi decoding with a chain of constant length.
 
-Source of the draft tokens: the target's greedy outputs in the previous forward pass, as in ``jacobi.py``. In Jacobi
-decoding the chain of draft tokens gets shorter until its block of ``num_tokens`` positions is solved. In Gauss-Seidel
-decoding every accepted token adds a new position, so every forward pass has ``num_tokens`` draft tokens, here 3 ::
-
-    forward pass 1   the ── ?1 ── ?2 ── ?3              outputs  cat  a   b   c
-    forward pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d
-    forward pass 3   sat ── on ── c' ── d               the draft token "on" is accepted
-
-When it pays: rarely. It is a baseline for methods that use outputs of several forward passes. A step takes 50 µs.
+In Jacobi decoding the chain of draft tokens gets shorter until its block of ``num_tokens`` positions is solved. In
+Gauss-Seidel decoding every accepted token adds a new position, so every forward pass has ``num_tokens`` draft tokens.
 """
 
 from __future__ import annotations

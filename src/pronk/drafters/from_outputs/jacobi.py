@@ -1,20 +1,9 @@
 """Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
 
-Source of the draft tokens: the target's greedy outputs in the previous forward pass. The tree is a chain with one draft
-token per unknown position. The target's output after position p is the draft token for position p + 1 in the next
-forward pass. A draft token that equals the target's choice at its parent is accepted. This is algorithm 2 of the
-lookahead paper (Fu et al. 2024). An example with ``num_tokens=4``, where ?1 to ?4 are arbitrary tokens of the prompt::
-
-    forward pass 1   the ── ?1 ── ?2 ── ?3 ── ?4        outputs  cat  a   b   c   d
-    forward pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d'
-    forward pass 3   sat ── on ── c'                    outputs  on   …   …      the draft token "on" is accepted
-
-A block is ``num_tokens`` positions. The chain ends at the end of the block, so it gets shorter with every committed
-token. The next block begins when all positions of the block have a committed token.
-
-When it pays: rarely, since a token is rarely right before its predecessors are. It is the baseline that lookahead
-decoding improves on. It needs neither a draft model nor repeated text. Drafting takes 30 to 50 µs per step, most of
-it for one argmax over the logits.
+The tree is a chain with one draft token per unknown position. The target's output after position p is the draft token
+for position p + 1 in the next forward pass. A block is ``num_tokens`` positions. The chain ends at the end of the
+block, so it gets shorter with every committed token. The next block begins when all positions have one. This is
+algorithm 2 of the lookahead paper (Fu et al. 2024); ``docs/methods/jacobi.md`` has an example.
 """
 
 from __future__ import annotations
@@ -79,8 +68,9 @@ class Jacobi(Proposer[JacobiState]):
         """Store the next draft tokens: the target's likeliest tokens, even if the request samples."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._block_end(state, first)  # as in ``propose``, which must not change the state
-        if outcome.logits is not None:
-            state.start, state.draft_tokens = first, _greedy_outputs(outcome)
+        if outcome.logits is not None:  # the main chain, without a composite drafter's branches
+            outputs = top_tokens(outcome, 1, range(outcome.tree.main_chain))
+            state.start, state.draft_tokens = first, tuple(token for (token,) in outputs)
 
     def _build_chain(self, context: DraftContext[JacobiState]) -> TokenTree:
         first = len(context.tokens)
@@ -96,8 +86,3 @@ class Jacobi(Proposer[JacobiState]):
     def _block_end(self, state: JacobiState, first: int) -> int:
         """Return the position after the current block; ``first`` is the position after the root."""
         return state.end if first < state.end else first + self.num_tokens
-
-
-def _greedy_outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
-    """Return the target's greedy outputs after the main chain, without a composite drafter's branches."""
-    return tuple(token for (token,) in top_tokens(outcome, 1, range(outcome.tree.main_chain)))

@@ -1,12 +1,8 @@
 """Token trees for drafters with several heads, each of which predicts one of the next tokens.
 
 The node with the path ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
-(:mod:`~pronk.drafters.shared.rank_tree`). A head's tokens are ranked once, for all nodes of its depth:
-
-- Under the coupled rule the ranking includes the target's noise at the position.
-- Penalties assume that the likeliest token of each earlier head was generated, even for nodes below other tokens.
-
-Draft tokens are not drawn at random, so the acceptance rule treats each as a distribution with all mass on one token.
+(:mod:`~pronk.drafters.shared.rank_tree`). A head's tokens are ranked once, for all nodes of its depth. Penalties
+therefore assume that the likeliest token of each earlier head was generated, even for nodes below other tokens.
 """
 
 from __future__ import annotations

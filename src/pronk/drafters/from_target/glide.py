@@ -1,9 +1,7 @@
 """GLIDE: a small draft model that also attends to the target's KV cache (Du et al. 2024, 4.1).
 
-Like any draft model it drafts a chain, one forward pass per token, and has a KV cache of its own. ``vanilla`` is the
-same model without attention to the target's cache, for comparison. Both are trained on one target
-(``pronk train glide``) and use its vocabulary and positions. The layers are in
-:mod:`pronk.drafters.from_target.modules.glide`.
+``vanilla`` is the same model without attention to the target's cache, for comparison. Both are trained on one target
+and use its vocabulary and positions. The layers are in :mod:`pronk.drafters.from_target.modules.glide`.
 """
 
 from __future__ import annotations
@@ -90,7 +88,6 @@ class _GlideRunner(DraftRunner):
         return super().align_lanes(lanes, contexts)
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, num_computed: int = 0) -> ForwardJob:
-        """Return the input of a forward pass, with the request's KV blocks in the target's cache."""
         assert isinstance(lane, _GlideLane)
         return ForwardJob(
             Segment(lane.block_table, tree, num_computed), logits_nodes, lane.num_prompt, lane.target_block_table

@@ -1,13 +1,8 @@
 """Outputs of finished requests for the drafter ``suffix``, and the file that keeps them.
 
-The store consists of two suffix automata, the generations. Outputs are added to the young generation. If an output
+The store consists of two suffix indexes, the generations. Outputs are added to the young generation. If an output
 would make the young generation longer than ``max_tokens / 2``, the old generation is dropped, the young one becomes
-the old one, and the output begins a new young one. Of one output, at most the last ``max_tokens / 2`` tokens are kept::
-
-    old    … t4 t5 t6              lookups search both: at most max_tokens tokens,
-    young  t7 t8                   at least the latest max_tokens / 2
-
-Memory: at most 85 bytes per token, or 150 without the compiled kernels. The default of 65,536 tokens takes 5 or 10 MB.
+the old one, and the output begins a new young one. Of one output, at most the last ``max_tokens / 2`` tokens are kept.
 
 The file is JSON lines: a header, then one list of token ids per output ::
 
@@ -63,11 +58,6 @@ class SuffixStore:
         """Return the number of stored tokens."""
         return sum(index.num_tokens for index in self._generations)
 
-    @property
-    def nbytes(self) -> int:
-        """Return the memory of the automata in bytes."""
-        return sum(index.nbytes for index in self._generations)
-
     def open(self, vocabulary: str | None, vocab_size: int) -> None:
         """Read the file, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
 
@@ -106,7 +96,6 @@ class SuffixStore:
             self._file = None
 
     def _insert(self, output: Sequence[int]) -> None:
-        """Add the last ``max_tokens / 2`` tokens of an output to the young generation, or to a new one."""
         max_generation = self.max_tokens // 2
         output = output[max(0, len(output) - max_generation) :]
         if not output:

@@ -1,18 +1,8 @@
 """Prompt lookup (Saxena 2023): propose the continuations of earlier occurrences of the text's end.
 
-Source of the draft tokens: the prompt and the output so far. A *match* is an earlier occurrence of the last
-``min_ngram`` to ``max_ngram`` tokens. The tree merges the continuations of up to ``num_chains`` matches by common
-prefixes. Longer matches come first, and later ones before earlier ones of the same length ::
-
-    … the cat sat on the mat … the cat ran … the cat
-                                                  ├── ran ── …      (latest match of "the cat")
-                                                  └── sat ── on ── the ── mat
-
-When it pays: for outputs that repeat themselves or their prompt, such as code, edits, summaries and retrieval. Without
-a match it proposes nothing.
-
-Cost: 10 to 50 µs of host time per step, independent of the text's length. The index takes up to 300 bytes per token for
-each of the ``max_ngram - min_ngram + 1`` match lengths: 0.9 KB per token with the defaults.
+A *match* is an earlier occurrence of the last ``min_ngram`` to ``max_ngram`` tokens in prompt or output. The tree
+merges the continuations of up to ``num_chains`` matches by common prefixes. Longer matches come first, and later ones
+before earlier ones of the same length. The index takes up to 300 bytes per token for each match length.
 """
 
 from __future__ import annotations

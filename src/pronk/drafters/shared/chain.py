@@ -70,9 +70,9 @@ class Chain:
         return (None, *(draft_token.q for draft_token in self.draft_tokens))
 
     def append_from_logits(self, logits: Array, ids: DraftIds | None = None) -> bool:
-        """Sample and append a token from the drafter's logits ``[draft vocab]``.
+        """Append a token sampled from logits ``[draft vocab]``; return False if they allow no token.
 
-        Return False if the logits allow no token. ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
+        ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
         """
         context = self.context
         chosen = context.sampler.draft_token(logits, context.root, draw=context.draws, ids=ids)

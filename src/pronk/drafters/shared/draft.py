@@ -5,11 +5,7 @@ proposal. At the next proposal the accepted draft tokens are already cached. Oth
 token, another drafter's tokens) are run in one forward pass, whose last row gives the logits of the first draft token.
 If more than ``MAX_UNREAD`` tokens are new, the lane is emptied and begins anew with the last ones: reading a long text
 costs many forward passes of the target, and draft tokens depend mostly on the text just before them. Without a policy
-(``budget="all"``) the whole text is read. For example, with the tokens of a forward pass in brackets::
-
-    first proposal      [a b c] [x] y       text a b c, draft tokens x y; y is not run
-    target              accepts x, rejects y; the bonus token is z
-    next proposal        a b c   x [z]      z alone is run: a b c x are cached
+(``budget="all"``) the whole text is read.
 """
 
 from __future__ import annotations
@@ -110,7 +106,7 @@ class DraftRunner:
         return DraftLane(reencoder=self.translation.make_reencoder())
 
     def release(self, lane: DraftLane) -> None:
-        """Free the KV blocks of a lane (a request's draft KV cache), and clear the lane."""
+        """Free the KV blocks of a lane, and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.runner.cache.release(lane.block_table)
@@ -128,11 +124,10 @@ class DraftRunner:
         return [None if new is None else next(rows) for new in pending]
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Make each lane (a request's draft KV cache) a prefix of the request's text; prefill long texts.
+        """Make each lane a prefix of the request's text; prefill long texts.
 
-        Accepted draft tokens stay cached, and rejected ones are dropped. A single request reads its whole text in this
-        call, in chunks of ``CHUNK`` rows. Several requests together read at most ``CHUNK`` rows per step, the shortest
-        texts first, so that no request waits for another's long prompt.
+        A single request reads its whole text in this call, in chunks of ``CHUNK`` rows. Several requests together read
+        at most ``CHUNK`` rows per step, the shortest texts first, so that no request waits for another's long prompt.
 
         Returns:
             For each lane the tokens of the text that are not yet cached, as ids of the draft model; at least the last
@@ -176,16 +171,10 @@ class DraftRunner:
             rows_left = max(0, rows_left - size)
 
     def forward_tokens(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Array]:
-        """Run the next tokens of each lane (a request's draft KV cache); return the logits after the last.
-
-        ``tokens`` holds for each lane one or more ids of the draft model. The logits of a lane are ``[vocab]``.
-        """
+        """Run the next tokens of each lane, one or more ids of the draft model; return the logits ``[vocab]``."""
         if not lanes:
             return []
-        jobs = [
-            self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
-            for lane, new in zip(lanes, tokens, strict=True)
-        ]
+        jobs = [self._chain_job(lane, new) for lane, new in zip(lanes, tokens, strict=True)]
         rows = self._run(jobs)
         with uninterrupted():
             for lane, new in zip(lanes, tokens, strict=True):
@@ -202,7 +191,7 @@ class DraftRunner:
         if new is None:
             return
         max_steps = min(chain.max_tokens, 1 + self.num_free_positions(lane) - len(new))
-        job = self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+        job = self._chain_job(lane, new)
 
         def append(token: DraftToken) -> bool:
             return chain.append_and_go_on(token, is_complete)
@@ -216,9 +205,9 @@ class DraftRunner:
     ) -> list[Array]:
         """Run the nodes of each tree that are not cached; return their logits ``[new nodes, vocab]``.
 
-        ``trees[i]`` has token ids of the draft model, and the root is the last token of the text. ``lanes[i]`` is the
-        request's draft KV cache: if ``lanes[i].tree`` is set, its nodes are cached, and ``trees[i]`` begins with them.
-        Otherwise ``pending_texts[i]``, the uncached tokens before the root, are run first.
+        ``trees[i]`` has ids of the draft model, and the root is the last token of the text. It begins with the nodes of
+        ``lanes[i].tree``, which are cached. Without those, ``pending_texts[i]``, the uncached tokens before the root,
+        are run first.
         """
         jobs = []
         for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):
@@ -257,6 +246,9 @@ class DraftRunner:
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
+    def _chain_job(self, lane: DraftLane, new: Sequence[int]) -> ForwardJob:
+        return self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+
     def _run(self, jobs: Sequence[ForwardJob]) -> list[Array]:
         """Run one forward pass; return each job's float32 logits ``[nodes, vocab]``, by the target's ids."""
         result = self.runner.forward(jobs)
@@ -274,7 +266,7 @@ class DraftRunner:
         self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
     def _skip_text(self, lane: DraftLane, length: int) -> None:
-        """Empty a lane (a request's KV cache) that lacks too many of ``length`` tokens, or begins after them."""
+        """Empty a lane that lacks too many of ``length`` tokens, or begins after them."""
         most, num_cached = self.max_unread, lane.start + len(lane.tokens) + len(lane.tree or ())
         if most is not None and (length - 1 - num_cached > most or lane.start >= length):
             self._rollback(lane, 0)

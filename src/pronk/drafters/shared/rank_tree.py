@@ -9,9 +9,7 @@ therefore a *path of ranks*: ``(0, 2)`` is head 2's third likeliest token below 
 
 Let ``a[d][r]`` be the frequency with which head ``d``'s token of rank ``r`` is the target's token. If the heads are
 independent, node ``(r1, r2, …)`` is accepted with the probability ``a[1][r1] a[2][r2] …``, and a tree's expected number
-of accepted tokens is the sum of its nodes' probabilities. The best tree of a given size is built greedily: add the
-likeliest node whose parent is in the tree (Cai et al. 2024, 2.3.3). A child is never likelier than its parent, so these
-are the likeliest nodes of all.
+likeliest node whose parent is in the tree (Cai et al. 2024, 2.3.3).
 """
 
 from __future__ import annotations
@@ -52,13 +50,8 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
         probability, path = frontier.pop()
         paths.append(path)
         push(probability, (*path, 0))
-        push(_path_probability(monotone, path[:-1]), (*path[:-1], path[-1] + 1))
+        push(prod(row[rank] for row, rank in zip(monotone, path[:-1], strict=False)), (*path[:-1], path[-1] + 1))
     return tuple(paths)
-
-
-def _path_probability(accuracies: Sequence[Sequence[float]], path: Path) -> float:
-    """Return the probability that a node is accepted: the product of the accuracies along its path."""
-    return prod(row[rank] for row, rank in zip(accuracies, path, strict=False))
 
 
 def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[Path, ...]:

@@ -113,7 +113,7 @@ class SideLanes:
         return True
 
     def _match_prefix(self, lane: SideLane, context: DraftContext[Any]) -> None:
-        """Fill an empty lane (a request's KV cache) with the text's longest prefix in the prefix cache."""
+        """Fill an empty lane with the text's longest prefix in the prefix cache."""
         lane.salt = context.salt
         if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
             return
@@ -128,7 +128,7 @@ class SideLanes:
             self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
 
     def release(self, lane: SideLane) -> None:
-        """Free the KV blocks of a lane (one request's part of the side cache), and clear the lane."""
+        """Free the KV blocks of a lane, and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.cache.release(lane.block_table)

@@ -70,9 +70,8 @@ class GlideShape:
     ) -> GlideShape:
         """Return the shape for a target; ``None`` is a size that follows from the others.
 
-        The hidden size is a third of the target's, at least 192. The paper's is the target's own (4096 for 7 billion
-        parameters, with a vocabulary of 32,000), but small models have large vocabularies: as wide as the target, the
-        draft's LM head alone would take a fifth of the time of SmolLM2-135M.
+        The hidden size is a third of the target's, at least 192. The paper's is the target's own, but with the large
+        vocabularies of small models, its LM head alone would take a fifth of the time of SmolLM2-135M.
         """
         if hidden is None:  # a multiple of 96: three heads of 32 dimensions per key/value head
             hidden = max(192, target.hidden_size // 3 // 96 * 96)

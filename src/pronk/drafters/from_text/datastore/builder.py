@@ -34,11 +34,7 @@ SORTING = -1
 
 
 def require_sorter() -> ModuleType:
-    """Import the library that sorts suffixes.
-
-    Raises:
-        OptionError: the library is not installed.
-    """
+    """Import the library that sorts suffixes; raise OptionError if it is not installed."""
     try:
         import pydivsufsort  # noqa: PLC0415 - optional dependency
     except ImportError as error:

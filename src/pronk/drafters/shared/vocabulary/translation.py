@@ -11,7 +11,7 @@ A wrong or incomplete translation cannot change the output. It only lowers the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import takewhile
 
 import numpy as np
@@ -130,14 +130,6 @@ class Translation:
         if self.identical and self._draft_size >= self._target_size and not len(self._index):
             return None
         return Reencoder(self._recoding, self._missing_ids, self._draft_size)
-
-    def encode(self, tokens: Sequence[int]) -> list[int]:
-        """Return a whole text in the draft's ids; parts that the draft cannot encode are left out."""
-        reencoder = self.make_reencoder()
-        if reencoder is None:
-            return list(tokens)
-        reencoder.update(tokens)
-        return reencoder.tokens
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
