@@ -86,13 +86,9 @@ def load_engine(  # noqa: PLR0913 - independent options
     progress: Callable[[int, int], None] | None,
     **engine: Any,
 ) -> LoadedEngine:
-    """Load a model and build its engine.
+    """Load a model and build its engine; arguments of :class:`pronk.LLM`, and in ``engine`` of :class:`Engine`.
 
-    The arguments are those of :class:`pronk.LLM`, and in ``engine`` those of :class:`Engine`.
-
-    Raises:
-        CheckpointError: the model cannot be loaded.
-        OptionError: an option is out of range, or does not fit the model.
+    Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option does not fit it.
     """
     path, opened, config, dtype, backend, adapters, drafter = source
     is_split = parallel == "tensor" and workers > 1

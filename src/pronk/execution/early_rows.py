@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["EarlyRows", "EarlyTokens", "EarlyTokensByTable"]
+__all__ = ["EarlyRows", "EarlyTokens"]
 
 
 class EarlyTokens(NamedTuple):
@@ -36,25 +35,3 @@ class EarlyRows(NamedTuple):
         same = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
         num_nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(early.tokens), tree.main_chain))
         return cls(early.num_layers, num_nodes) if num_nodes else None
-
-
-class EarlyTokensByTable:
-    """Early tokens by block table of the request: set by a drafter, read by the forward pass of the step."""
-
-    def __init__(self) -> None:
-        self._early: dict[int, EarlyTokens] = {}  # keys: ``id(block_table)``
-
-    def put(self, block_table: BlockTable, early: EarlyTokens | None) -> None:
-        """Set the early tokens of a request; ``None`` removes them."""
-        if early is None:
-            self._early.pop(id(block_table), None)
-        else:
-            self._early[id(block_table)] = early
-
-    def get(self, block_table: BlockTable) -> EarlyTokens | None:
-        """Return the early tokens of a request, if any."""
-        return self._early.get(id(block_table))
-
-    def clear(self) -> None:
-        """Remove all entries at the start of a step, when the KV slots may belong to other requests."""
-        self._early.clear()

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import Array, split_rows
-from pronk.execution.early_rows import EarlyRows, EarlyTokensByTable
+from pronk.execution.early_rows import EarlyRows, EarlyTokens
 from pronk.execution.forward_job import Executor, ForwardJob, LayerRange
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.execution.segment import Segment
@@ -87,7 +87,8 @@ class ModelRunner:
         self.clock = clock
         mixture = decoder.config.mixture
         self.cost_model = CostModel() if mixture is None else CostModel(*expert_costs(decoder))
-        self.early_tokens = EarlyTokensByTable()  # tokens whose first layers a drafter has computed in this step
+        # Tokens whose first layers a drafter has computed in this step, by ``id`` of the request's block table.
+        self.early_tokens: dict[int, EarlyTokens] = {}
         self.dtype = cache.dtype
         self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
@@ -134,7 +135,7 @@ class ModelRunner:
         would skip one of these layers, or one that a projection reads, the result is ``None``, so that it computes all
         layers of all nodes.
         """
-        early = EarlyRows.of(self.early_tokens.get(block_table), tree)
+        early = EarlyRows.of(self.early_tokens.get(id(block_table)), tree)
         if early is None:
             return None
         read = (*hidden, *(layer for projection in self.cache.projections for layer in projection.layers))

@@ -11,12 +11,15 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pronk.errors import CacheFullError
 from pronk.kv_cache.runs import FreeRuns, to_runs
 
-__all__ = ["BlockAllocator", "BlockTable", "CachedBlockIndex"]
+if TYPE_CHECKING:
+    from pronk.kv_cache.prefix import PrefixCache
+
+__all__ = ["BlockAllocator", "BlockTable"]
 
 
 @dataclass
@@ -61,18 +64,6 @@ class BlockTable:
         self._c_blocks = None
 
 
-class CachedBlockIndex(Protocol):
-    """Methods of the prefix cache that the allocator calls."""
-
-    def is_cached(self, block: int) -> bool:
-        """Return whether later prompts can reuse the content of the block."""
-        ...
-
-    def evict(self, block: int) -> None:
-        """Remove a block from the prefix cache, because its content is about to be overwritten."""
-        ...
-
-
 class BlockAllocator:
     """Allocates blocks of ``block_size`` tokens and counts the tables that hold each block."""
 
@@ -83,10 +74,10 @@ class BlockAllocator:
         self.num_free = num_blocks  # number of blocks that no table holds: the empty and the evictable ones
         # Cached blocks that no table holds, least recently used first; allocated if there are too few empty blocks.
         self.evictable: dict[int, None] = {}
-        self.prefix_cache: CachedBlockIndex | None = None
+        self.prefix_cache: PrefixCache | None = None
         self._empty = FreeRuns(num_blocks)  # blocks that neither a table nor the prefix cache holds
 
-    def set_prefix_cache(self, prefix_cache: CachedBlockIndex) -> None:
+    def set_prefix_cache(self, prefix_cache: PrefixCache) -> None:
         """Connect an empty prefix cache; blocks that only the previous prefix cache held become empty."""
         self.prefix_cache = prefix_cache
         for run in to_runs(self.evictable):

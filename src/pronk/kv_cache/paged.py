@@ -85,11 +85,7 @@ class PagedCache:
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         kept = tuple(self.hidden)
-        self.keys, self.values, self.hidden = (
-            [],
-            [],
-            {},
-        )  # frees arrays that no program uses before others are allocated
+        self.keys, self.values, self.hidden = [], [], {}  # frees the arrays before others are allocated
         config, layers = self.config, range(self.config.num_layers)
         key_shape, value_shape = (
             each.shape(self.num_slots, config.head_dim) for each in (self._key_layout, self._value_layout)
@@ -228,16 +224,6 @@ class PagedCache:
     def write_projection(self, projection: Projection, slots: NDArray[np.int64], values: Array) -> None:
         """Store values ``[rows, width]`` of a projection at ``slots`` ``[rows]``."""
         self.hidden[projection][0, slots] = values
-
-    def read(self, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
-        """Return keys and values ``[kv_heads, tokens, head_dim]`` of a layer, to inspect them.
-
-        The tokens are the committed ones whose blocks have not been released. Of a layer with a short convolution, the
-        keys are its states ``[1, tokens, hidden]``, and there are no values.
-        """
-        slots = self.slots(block_table, block_table.num_released * self.block_size, block_table.length)
-        keys = self._key_layout_of(layer).read(self.keys[layer], slots)
-        return keys, self._value_layout.read(self.values[layer], slots)
 
     def _key_layout_of(self, layer: int) -> PoolLayout:
         return ROWS if self.config.convolution_of(layer) else self._key_layout

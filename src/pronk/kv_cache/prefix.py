@@ -31,7 +31,7 @@ class _Entry:
 
 
 class PrefixCache:
-    """The cached blocks of one :class:`PagedCache`, by digest; implements :class:`CachedBlockIndex`."""
+    """The cached blocks of one :class:`PagedCache`, by digest."""
 
     def __init__(self) -> None:
         self.key = secrets.token_bytes(32)  # key of the hash; changed only while no block is cached

@@ -33,7 +33,7 @@ def drop_early_tokens(drafter: Proposer[Any], context: DraftContext[Any]) -> Non
     """Drop the request's early tokens, so that the target computes all layers of their rows."""
     tables = early_tables(drafter)
     assert tables is not None
-    tables.put(context.block_table, None)
+    tables.pop(id(context.block_table), None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -117,15 +117,16 @@ class EarlyExit:
         start_time = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
         for draft in drafts:  # remove the old early rows first: an error below must not leave incomplete ones
-            self.runner.early_tokens.put(draft.block_table, None)
+            self.runner.early_tokens.pop(id(draft.block_table), None)
         outputs = self.runner.run_first_layers(jobs, self.exit_layer)
         for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
             # Outputs that overflow are cached as zeros. After an overflow, the target computes all layers of the rows
             # itself, and so detects the error.
             draft.is_finite = draft.is_finite and is_finite(rows)
             draft.num_early_rows = len(job.segment.tree)
-            early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens) if draft.is_finite else None
-            self.runner.early_tokens.put(draft.block_table, early_tokens)
+            if draft.is_finite:
+                early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens)
+                self.runner.early_tokens[id(draft.block_table)] = early_tokens
         if self._side_cache is None:
             hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:
