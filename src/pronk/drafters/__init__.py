@@ -20,15 +20,15 @@ from pronk.drafters.registry import REGISTRY, class_modules, make_drafter
 if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
     from pronk.drafters.combined.auto import Auto as Auto
-    from pronk.drafters.combined.first_of import FirstOf as FirstOf
     from pronk.drafters.combined.grammar import Grammar as Grammar
+    from pronk.drafters.combined.merged import FirstOf as FirstOf
     from pronk.drafters.combined.merged import Merged as Merged
     from pronk.drafters.from_draft.beam import Beam as Beam
     from pronk.drafters.from_draft.cape import Cape as Cape
     from pronk.drafters.from_draft.draft_model import DraftModel as DraftModel
     from pronk.drafters.from_draft.staged import Staged as Staged
     from pronk.drafters.from_draft.threshold import Threshold as Threshold
-    from pronk.drafters.from_outputs.gauss_seidel import GaussSeidel as GaussSeidel
+    from pronk.drafters.from_outputs.jacobi import GaussSeidel as GaussSeidel
     from pronk.drafters.from_outputs.jacobi import Jacobi as Jacobi
     from pronk.drafters.from_outputs.lookahead import Lookahead as Lookahead
     from pronk.drafters.from_outputs.recycling import Recycling as Recycling

@@ -54,11 +54,8 @@ class ProposerCache:
         ``spec`` may be text, such as ``"suffix(num_nodes=8)"``; ``None`` is the default. A drafter that keeps texts of
         other requests has a proposer for each ``adapter`` (:meth:`Drafter.for_adapter`). A proposer whose draft model
         was rewritten on disk is replaced by one that loads the new files. If ``spec`` is itself a proposer, it is bound
-        to the target and not cached.
-
-        Raises:
-            OptionError: the drafter or option is unknown, or the drafter does not fit the target.
-            CheckpointError: the draft model cannot be loaded.
+        to the target and not cached. Raises ``OptionError`` if the drafter or option is unknown, or the drafter does
+        not fit the target, ``CheckpointError`` if the draft model cannot be loaded.
         """
         drafter = self._drafter if spec is None else spec
         drafter = _make_drafter_cached(drafter) if isinstance(drafter, str) else make_drafter(drafter)

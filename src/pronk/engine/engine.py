@@ -279,6 +279,7 @@ class Engine:
         """End one request with an error; the other requests of the step continue."""
         not_finite = isinstance(error, NotFiniteError)
         request.fail(PronkError(_not_finite_message(self.cache.dtype)) if not_finite else error)
+
     def _remove_finished(self) -> None:
         """Remove the requests that have ended or were aborted."""
         for request in [*self.scheduler.running, *self.scheduler.waiting]:

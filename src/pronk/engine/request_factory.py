@@ -178,8 +178,7 @@ class RequestFactory:
             processors: logits processors of this request, applied after those of the options; each receives the
                 tokens after ``prompt`` and ``output``.
 
-        Raises:
-            OptionError: an option does not fit the model or the prompt.
+        Raises ``OptionError`` if an option does not fit the model or the prompt.
         """
         self._check(prompt, params)
         stop_token_ids, tokens = stop_ids_with_eos(params, self.config.eos_ids), [*prompt, *output]

@@ -189,8 +189,7 @@ def load_library(
         structures: structures whose expected sizes are compared with those from ``{prefix}_sizes``.
         signatures: result type and argument types of each function, by its name without the prefix.
 
-    Raises:
-        KernelsError: the library is missing or damaged, or has another version or other sizes of structures.
+    Raises ``KernelsError`` if the library is missing or damaged, or has another version or other sizes of structures.
     """
     remedy = "install pronk again"
     if not path.is_file():
@@ -244,9 +243,8 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
         choice: ``"auto"`` for every instruction set of this processor, or the name of an instruction set.
         path: path of the library; by default the installed one.
 
-    Raises:
-        KernelsError: the library cannot be loaded.
-        OptionError: ``choice`` is not an instruction set, or this processor lacks it.
+    Raises ``KernelsError`` if the library cannot be loaded, ``OptionError`` if ``choice`` is not an instruction set, or
+    this processor lacks it.
     """
     if choice not in CHOICES or choice == "torch":
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"

@@ -49,9 +49,8 @@ def round_weights(kernels: Kernels, weight: Array, bits: Bits, group: int | None
         bits: 8 or 4.
         group: number of inputs that share a scale, a multiple of 8; by default from :func:`default_group`.
 
-    Raises:
-        ValueError: a weight is not finite.
-        MemoryError: memory for the kernel's buffers cannot be allocated.
+    Raises ``ValueError`` if a weight is not finite, ``MemoryError`` if memory for the kernel's buffers cannot be
+    allocated.
     """
     outputs, inputs = weight.shape
     group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)

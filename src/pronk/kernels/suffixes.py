@@ -199,8 +199,7 @@ class NativeTreeBuilder:
             depth_factor: a match of ``m`` tokens gives draft tokens up to depth ``max(1, depth_factor * m)``.
             min_gain: minimum gain of a draft token.
 
-        Raises:
-            MemoryError: memory is exhausted.
+        Raises ``MemoryError`` if memory is exhausted.
         """
         call = self._call
         self._reserve(max_nodes + 1)

@@ -35,8 +35,7 @@ def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> No
         workers: number of processes that compute on this machine, 1..64.
         divide: whether ``None`` as ``threads`` divides the current number by ``workers``.
 
-    Raises:
-        OptionError: a number is out of its range.
+    Raises ``OptionError`` if a number is out of its range.
     """
     global _num_threads  # noqa: PLW0603 - the setting is the process's
     check_integer("workers", workers, 1, 64)

@@ -57,8 +57,7 @@ class WeightCache:
             option: ``True`` for the default folder, ``False``, or a folder.
             identity: see the class; ``None`` if the model's weights cannot be cached.
 
-        Raises:
-            OptionError: the option is neither, the weights cannot be cached, or there is no home folder.
+        Raises ``OptionError`` if the option is neither, the weights cannot be cached, or there is no home folder.
         """
         if option is False:
             return None

@@ -141,8 +141,7 @@ def pack(
         gated: whether the first half of the outputs is the gate and the second half the up projection.
         cache: packed blocks of earlier loads, and where to add others; weights in other forms are not cached.
 
-    Raises:
-        ValueError: a scale in a block is not finite.
+    Raises ``ValueError`` if a scale in a block is not finite.
     """
     rows, inputs = weight.shape
     outputs = rows // 2 if gated else rows

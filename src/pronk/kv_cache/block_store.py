@@ -75,8 +75,7 @@ class BlockStore:
             folder: created if it does not exist, readable by this user only.
             max_bytes: maximum number of bytes of the stored blocks; beyond, the least recently used are deleted.
 
-        Raises:
-            OptionError: ``folder`` is no folder, or not writable.
+        Raises ``OptionError`` if ``folder`` is no folder, or not writable.
         """
         path = create_database(folder)
         self.counts = StoreCounts()

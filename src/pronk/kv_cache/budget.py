@@ -88,10 +88,8 @@ class KVBudget:
         """Return a new pool; all other pools shrink to make space.
 
         ``make_pool`` gets the arguments of :class:`PagedCache` without ``kernels``; see ``Backend.make_cache``. The
-        first call is for the target: its context determines the default size.
-
-        Raises:
-            OptionError: the budget is too small for one block of every pool, or a pool that has to shrink is in use.
+        first call is for the target: its context determines the default size. Raises ``OptionError`` if the budget is
+        too small for one block of every pool, or a pool that has to shrink is in use.
         """
         if self._max_blocks is None:
             self._max_blocks = full_context_blocks(config, self.max_requests)

@@ -158,10 +158,8 @@ class PagedCache:
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
 
-        Missing blocks are allocated, and blocks that several tables hold are replaced by copies.
-
-        Raises:
-            CacheFullError: too few blocks are free.
+        Missing blocks are allocated, and blocks that several tables hold are replaced by copies. Raises
+        ``CacheFullError`` if too few blocks are free.
         """
         if not block_table.blocks:
             block_table.version = self.version

@@ -21,7 +21,7 @@ from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
 from pronk.kernels.structures import CDraftChain
 from pronk.sampling.draft_token import DraftIds, DraftToken, argmax_token
-from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, make_processors
+from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, TokenContext, make_processors
 from pronk.sampling.noise import (
     block_uniform,
     draft_noise,
@@ -34,7 +34,6 @@ from pronk.sampling.noise import (
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.thinking import ThinkingBudget
-from pronk.sampling.token_context import TokenContext
 from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import DraftSample
@@ -144,9 +143,7 @@ class Sampler:
     def choose(self, logits: Array) -> int:
         """Return the target's next token: argmax of processed ``logits`` ``[vocab]`` plus the seed's noise.
 
-        Raises:
-            NotFiniteError: a logit is not finite.
-            OptionError: every token is banned.
+        Raises ``NotFiniteError`` if a logit is not finite, ``OptionError`` if every token is banned.
         """
         logits = np.asarray(logits, np.float32)
         if self.kernels is not None:

@@ -18,9 +18,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pronk.checks import check_choice, check_integer
-from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer, WrapperState
+from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
 from pronk.drafters.shared.chain import Chain, Stop
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
@@ -75,19 +76,17 @@ class Cape(Wrapper):
         return CapeProposer(self, self.bind_inner(target))
 
 
-class CapeProposer(WrapperProposer[None]):
+class CapeProposer(WrapperProposer):
     """Proposes the inner drafter's chains with siblings."""
 
     name = Cape.name
     options: Cape
     proposes_tree = True  # a chain with siblings is a tree
 
-    def make_own_state(self) -> None: ...
-
-    def chains(self, contexts: Sequence[DraftContext[WrapperState[None]]], stop: Stop | None = None) -> list[Chain]:
+    def chains(self, contexts: Sequence[DraftContext[Any]], stop: Stop | None = None) -> list[Chain]:
         return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
 
-    def propose(self, contexts: Sequence[DraftContext[WrapperState[None]]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         return [self.expand(chain) for chain in self.chains(contexts)]
 
     def expand(self, chain: Chain) -> TokenTree:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pronk.checks import check_choice, check_integer, check_number
-from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer, WrapperState
+from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
 from pronk.drafters.shared.chain import Chain, Stop
 from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Outcome
@@ -33,6 +33,7 @@ __all__ = ["Threshold"]
 class _ThresholdState:
     """One request's threshold, and the chain of its last proposal."""
 
+    inner: Any  # the inner proposer's state
     threshold: float
     root_position: int = field(default=-1, compare=False)  # position of the chain's root in the text, from 0
     tokens: list[int] = field(default_factory=list, compare=False)  # the chain's draft tokens
@@ -91,35 +92,36 @@ class Threshold(Wrapper):
         return ThresholdProposer(self, self.bind_inner(target))
 
 
-class ThresholdProposer(WrapperProposer[_ThresholdState]):
+class ThresholdProposer(WrapperProposer):
     """Proposes the inner drafter's chains, each ended by the request's threshold."""
 
     name = Threshold.name
     options: Threshold
 
-    def make_own_state(self) -> _ThresholdState:
-        return _ThresholdState(self.options.threshold)
+    def inner_state(self, state: Any) -> Any:
+        return state.inner
 
-    def chains(
-        self, contexts: Sequence[DraftContext[WrapperState[_ThresholdState]]], stop: Stop | None = None
-    ) -> list[Chain]:
+    def start(self, prompt: Sequence[int]) -> _ThresholdState:
+        return _ThresholdState(self.inner.start(prompt), self.options.threshold)
+
+    def chains(self, contexts: Sequence[DraftContext[_ThresholdState]], stop: Stop | None = None) -> list[Chain]:
         """Return chains that end after the first token with ``c_i < threshold``."""
 
         def is_complete(number: int, chain: Chain) -> bool:
-            is_below = chain.cumulative_confidence[-1] < contexts[number].state.own.threshold
+            is_below = chain.cumulative_confidence[-1] < contexts[number].state.threshold
             return is_below or (stop is not None and stop(number, chain))
 
         chains = self.inner.chains(self.inner_contexts(contexts, self.options.max_tokens), is_complete)
         for context, chain in zip(contexts, chains, strict=True):
-            state = context.state.own
+            state = context.state
             state.root_position = len(context.tokens) - 1
             state.tokens = chain.tokens
             state.cumulative_confidence = [1.0, *chain.cumulative_confidence]
         return chains
 
-    def observe(self, outcome: Outcome[WrapperState[_ThresholdState]]) -> None:
+    def observe(self, outcome: Outcome[_ThresholdState]) -> None:
         super().observe(outcome)
-        options, state = self.options, outcome.state.own
+        options, state = self.options, outcome.state
         verified = state.find_verified_nodes(outcome)
         if not verified:
             return

@@ -4,6 +4,9 @@ The tree is a chain with one draft token per unknown position. The target's outp
 for position p + 1 in the next forward pass. A block is ``num_tokens`` positions. The chain ends at the end of the
 block, so it gets shorter with every committed token. The next block begins when all positions have one. This is
 algorithm 2 of the lookahead paper (Fu et al. 2024); ``docs/methods/jacobi.md`` has an example.
+
+In Gauss-Seidel decoding every accepted token adds a new position, so the chain has ``num_tokens`` draft tokens in every
+forward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Prop
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["Jacobi", "JacobiState"]
+__all__ = ["GaussSeidel", "Jacobi", "JacobiState"]
 
 _NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
 _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any measurement
@@ -86,3 +89,17 @@ class Jacobi(Proposer[JacobiState]):
     def _block_end(self, state: JacobiState, first: int) -> int:
         """Return the position after the current block; ``first`` is the position after the root."""
         return state.end if first < state.end else first + self.num_tokens
+
+
+@dataclass(frozen=True)
+class GaussSeidel(Jacobi):
+    """Options and proposer of Gauss-Seidel decoding.
+
+    Attributes:
+        num_tokens: number of draft tokens per forward pass, 1..128.
+    """
+
+    name = "gauss_seidel"
+
+    def _block_end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - every step begins a block
+        return first + self.num_tokens

@@ -71,8 +71,7 @@ class Recycling(Drafter):
     def bind(self, target: Target) -> RecyclingProposer:
         """Load the table, if one is given, and return a proposer.
 
-        Raises:
-            OptionError: the file is missing, damaged, or of another vocabulary.
+        Raises ``OptionError`` if the file is missing, damaged, or of another vocabulary.
         """
         table = Successors(self.top_k, self.max_tokens)
         if self.table is not None:
@@ -97,8 +96,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
     def save(self, path: str | Path) -> None:
         """Write the shared table to a safetensors file.
 
-        Raises:
-            OptionError: the table is not shared, or the file cannot be written.
+        Raises ``OptionError`` if the table is not shared, or the file cannot be written.
         """
         if not self.options.shared:
             msg = f"{self.name}: expected shared=True to save a table, found one for each request; set shared=True"

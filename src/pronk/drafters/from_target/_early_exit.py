@@ -72,9 +72,7 @@ class EarlyExit:
     """Owns the adapter and its KV pool; drafts for several requests in shared forward passes.
 
     As long as this object exists, the target's cache also stores the output of layer ``exit_layer`` for every token.
-
-    Raises:
-        OptionError: there is no memory for the outputs of layer ``exit_layer``.
+    Raises ``OptionError`` if there is no memory for the outputs of layer ``exit_layer``.
     """
 
     def __init__(self, target: Target, adapter: KangarooAdapter) -> None:

@@ -85,9 +85,8 @@ class Retrieval(Drafter):
     def bind(self, target: Target) -> RetrievalProposer:
         """Open the datastore and return a proposer.
 
-        Raises:
-            CheckpointError: the datastore is missing or damaged.
-            OptionError: the datastore was made with another tokenizer, or none is given outside a clone of pronk.
+        Raises ``CheckpointError`` if the datastore is missing or damaged, ``OptionError`` if the datastore was made
+        with another tokenizer, or none is given outside a clone of pronk.
         """
         store = Datastore.open(self._folder())
         header = store.header

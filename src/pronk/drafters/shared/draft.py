@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.backends import open_torch
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft_lane import DraftLane
 from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_pool
-from pronk.drafters.shared.vocabulary.translation import Translation
+from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
 from pronk.errors import CacheFullError, OptionError
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.execution.segment import Segment
 from pronk.hub.resolve import resolve_model
 from pronk.interrupts import uninterrupted
+from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.models.weights import forward_weights
@@ -43,6 +44,22 @@ __all__ = ["MAX_UNREAD", "DraftLane", "DraftRunner"]
 # Most tokens that a draft model reads before it drafts. In four answers to HumanEval and GSM8K, Qwen2.5-Coder 0.5 B
 # chose the token of the 1.5 B model in 86 % of cases after the whole prompt, in 84 % after 64 tokens, in 81 % after 32.
 MAX_UNREAD = 64
+
+
+@dataclass
+class DraftLane:
+    """The KV cache that a draft model has for one request, and the cached tokens."""
+
+    block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``, then of the nodes of ``tree``
+    tokens: list[int] = field(default_factory=list)  # cached tokens, as ids of the draft model: text, then draft tokens
+    start: int = 0  # index in the text of the first one of ``tokens``; what is before it is not read
+    # For drafters that propose trees: the cached nodes of the last proposal, as ids of the draft model. The root is the
+    # text's token after ``tokens``. ``None`` if no tree is cached.
+    tree: TokenTree | None = None
+    num_target_committed: int = 0  # number of committed tokens at the last proposal, counted in the target's tokens
+    num_committed: int = 0  # number of leading ``tokens`` that cannot change; only these may enter the prefix cache
+    salt: bytes = b""  # the request's salt for prefix caching
+    reencoder: Reencoder | None = None  # re-encodes the text for the draft model; ``None`` if the ids are equal
 
 
 class DraftRunner:
@@ -70,11 +87,9 @@ class DraftRunner:
         """Load a draft model, once for all drafters of the target with the same model, dtype and weights.
 
         ``model`` is a folder or a Hub id; ``None`` is ``models/pronk-tiny-draft`` of a clone of the repository.
-        ``dtype`` and ``weights`` are those of :class:`~pronk.llm.LLM`. Errors begin with the name ``drafter``.
-
-        Raises:
-            CheckpointError: the model cannot be loaded.
-            OptionError: the vocabularies cannot be translated, or there is no default for this target.
+        ``dtype`` and ``weights`` are those of :class:`~pronk.llm.LLM`. Errors begin with the name ``drafter``. Raises
+        ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if the vocabularies cannot be translated, or
+        there is no default for this target.
         """
         path = _default_model(drafter, target) if model is None else resolve_model(model).absolute()
 

@@ -65,8 +65,7 @@ def write_datastore(
         sources: names of the files that the documents come from, kept in the header for ``pronk datastore info``.
         on_progress: called before each document and before the sort.
 
-    Raises:
-        OptionError: the documents have no tokens, or the sorting library is not installed.
+    Raises ``OptionError`` if the documents have no tokens, or the sorting library is not installed.
     """
     sorter = require_sorter()
     # TOKEN_TYPES and SUFFIX_TYPES are pairs (small type, large type): use the large one if values exceed the small one.

@@ -54,8 +54,7 @@ class Header:
     def read(cls, folder: Path) -> Header:
         """Read and check ``datastore.json``.
 
-        Raises:
-            CheckpointError: the file is missing, damaged, or of another format.
+        Raises ``CheckpointError`` if the file is missing, damaged, or of another format.
         """
         path = folder / HEADER
         if not path.is_file():

@@ -82,9 +82,8 @@ class Datastore:
             folder: folder written by ``pronk datastore build``.
             vocabulary: expected fingerprint of the tokenizer; ``None`` accepts any.
 
-        Raises:
-            CheckpointError: a file is missing, damaged, or of another format.
-            OptionError: the datastore was made with another tokenizer.
+        Raises ``CheckpointError`` if a file is missing, damaged, or of another format, ``OptionError`` if the datastore
+        was made with another tokenizer.
         """
         header = Header.read(folder)
         if vocabulary is not None and header.vocabulary != vocabulary:
@@ -110,8 +109,7 @@ class Datastore:
     def verify(self) -> None:
         """Read both files and compare checksums.
 
-        Raises:
-            CheckpointError: a file has changed since the datastore was built.
+        Raises ``CheckpointError`` if a file has changed since the datastore was built.
         """
         for name, expected in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
             with (self.folder / name).open("rb") as stream:

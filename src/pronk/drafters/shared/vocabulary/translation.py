@@ -71,10 +71,7 @@ class Translation:
         """Return the translation between two models.
 
         ``target_size`` and ``draft_size`` are the models' numbers of logits, padding included. ``drafter`` is the name
-        at the start of the error.
-
-        Raises:
-            OptionError: the vocabularies have too few tokens in common.
+        at the start of the error. Raises ``OptionError`` if the vocabularies have too few tokens in common.
         """
         missing_ids = _differences(target, draft)
         if missing_ids is not None:
