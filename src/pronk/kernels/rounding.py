@@ -29,8 +29,8 @@ _NUM_RANGES = {8: 0, 4: 6}
 def default_group(bits: Bits, inputs: int) -> int:
     """Return the group size, at most the default, with which a row needs the fewest bytes.
 
-    Rows are padded to whole groups. For example, 320 weights of 8 bits need 396 bytes in 3 groups of 128, 340 in 5
-    groups of 64, and 360 in 10 groups of 32, each with a scale of 4 bytes. If two sizes tie, the larger is returned.
+    Rows are padded to whole groups, each with a scale of 4 bytes. For example, 320 weights of 8 bits need 396 bytes in
+    3 groups of 128, 340 in 5 groups of 64. If two sizes tie, the larger is returned.
     """
 
     def nbytes(group: int) -> int:

@@ -93,11 +93,7 @@ class CompiledSuffixes:
         return f"{type(self).__name__}(max_match={self.max_match}, num_tokens={self.num_tokens})"
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens, with ids in [0, 2**31), to the current text.
-
-        Each token takes amortized constant time, plus at most ``max_match + 1`` steps to count substrings. After a
-        MemoryError the automaton is unusable.
-        """
+        """Append tokens, with ids in [0, 2**31), to the current text; unusable after a MemoryError."""
         ids = [*tokens]
         if self._library.pronk_suffixes_extend(self.handle, (c_int32 * len(ids))(*ids), len(ids)):
             raise MemoryError
@@ -134,12 +130,10 @@ class NativeTreeBuilder:
     """
 
     def __init__(self, library: Any, prior: Callable[[int, int], float]) -> None:
-        """Prepare the calls for one request.
+        """Prepare the calls of ``library`` for one request.
 
-        Args:
-            library: from :func:`open_suffix_library`.
-            prior: maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability;
-                called once per pair, with depths from 4 on as one.
+        ``prior`` maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability.
+        It is called once per pair, with depths from 4 on as one.
         """
         self._library = library
         self._num_verified, self._num_accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
@@ -165,10 +159,7 @@ class NativeTreeBuilder:
         self._call.weight = weight
 
     def set_counts(self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]) -> None:
-        """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets.
-
-        Numbers below 0 are no buckets and left out: a ctypes array would count them from its end.
-        """
+        """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets."""
         for counts, new_counts in ((self._num_verified, num_verified), (self._num_accepted, num_accepted)):
             memset(counts, 0, sizeof(counts))
             for bucket, count in new_counts.items():
@@ -188,7 +179,7 @@ class NativeTreeBuilder:
     ) -> NativeTree:
         """Build a draft tree from the tokens after earlier occurrences of the text's longest suffixes.
 
-        Draft tokens are added one by one, the one with the largest gain first.
+        Draft tokens are added one by one, the one with the largest gain first. Raises ``MemoryError``.
 
         Args:
             sources: automaton of the request's own text, then automata of other texts.
@@ -198,8 +189,6 @@ class NativeTreeBuilder:
             min_match: minimum number of tokens of a match.
             depth_factor: a match of ``m`` tokens gives draft tokens up to depth ``max(1, depth_factor * m)``.
             min_gain: minimum gain of a draft token.
-
-        Raises ``MemoryError`` if memory is exhausted.
         """
         call = self._call
         self._reserve(max_nodes + 1)

@@ -53,11 +53,8 @@ class WeightCache:
     ) -> WeightCache | None:
         """Return the cache for the option ``weight_cache`` of :class:`pronk.LLM`; ``None`` for ``False``.
 
-        Args:
-            option: ``True`` for the default folder, ``False``, or a folder.
-            identity: see the class; ``None`` if the model's weights cannot be cached.
-
-        Raises ``OptionError`` if the option is neither, the weights cannot be cached, or there is no home folder.
+        ``identity`` is that of the class; ``None`` if the model's weights cannot be cached. Raises ``OptionError`` if
+        the option is no bool or folder, the weights cannot be cached, or there is no home folder.
         """
         if option is False:
             return None
@@ -97,10 +94,7 @@ class WeightCache:
         self._new.clear()
 
     def _map(self) -> dict[str, Array]:
-        """Return the matrices as views of the mapped file.
-
-        The result is empty if the file is missing, damaged or of another source.
-        """
+        """Return the matrices as views of the mapped file; empty if it is missing, damaged or of another source."""
         # RecursionError: deeply nested JSON.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self.path.open("rb") as file:

@@ -97,10 +97,9 @@ class PackedMatrix:
         return f"int{bits} in groups of {self.struct.group}{super_blocks}"
 
     def slice_outputs(self, start: int, stop: int) -> PackedMatrix:
-        """Return outputs ``start .. stop - 1`` as a view.
+        """Return outputs ``start .. stop - 1`` as a view; ``start`` must be a multiple of 16.
 
-        The outputs must be packed one after the other: neither padded per attention head (``unit`` is ``N``) nor
-        interleaved with a gate. ``start`` must be a multiple of 16.
+        The outputs must be packed one after the other: neither padded per attention head nor interleaved with a gate.
         """
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"

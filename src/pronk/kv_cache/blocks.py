@@ -52,10 +52,7 @@ class BlockTable:
 
     @property
     def first_block(self) -> int | None:
-        """Number of the block of token 0; ``None`` without blocks or unless ``contiguous``.
-
-        If the leading blocks were released, the number that the block of token 0 would have.
-        """
+        """Number of the block of token 0, even if released; ``None`` without blocks or unless ``contiguous``."""
         return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
 
     def update_derived(self) -> None:
@@ -100,11 +97,7 @@ class BlockAllocator:
         return -(-tokens // self.block_size)
 
     def allocate(self, block_table: BlockTable, tokens: int) -> None:
-        """Allocate slots for the first ``tokens`` tokens of ``block_table``.
-
-        Raises:
-            CacheFullError: too few blocks are free; the table is unchanged.
-        """
+        """Allocate slots for the first ``tokens`` tokens; raise CacheFullError if too few blocks are free."""
         needed = self.num_blocks_for(tokens) - block_table.num_released - len(block_table.blocks)
         if needed <= 0:
             return

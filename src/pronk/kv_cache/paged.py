@@ -104,7 +104,7 @@ class PagedCache:
     def keep_hidden(self, kept: Kept, owner: object) -> None:
         """Keep the output of a layer (from 1), or a projection, for the tokens of every later forward pass.
 
-        ``owner`` is the object that reads it. After its deletion :meth:`drop_unused_hidden` frees the memory.
+        After the deletion of ``owner``, which reads it, :meth:`drop_unused_hidden` frees the memory.
         """
         self._owners.setdefault(kept, WeakSet()).add(owner)
         if kept not in self.hidden:

@@ -103,14 +103,9 @@ class PrefixCache:
     def insert(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
     ) -> None:
-        """Add the blocks of a table that have been filled since the last call.
+        """Add the blocks of a table with the text ``tokens`` that have been filled since the last call.
 
-        Args:
-            block_table: table with the blocks of the text.
-            tokens: tokens of the text.
-            salt: see :meth:`match`.
-            num_committed: number of leading tokens that cannot be rolled back any more; ``None`` means all of
-                the table's ``length`` tokens.
+        ``num_committed`` is the number of leading tokens that cannot be rolled back any more; ``None`` means all.
         """
         size = self._allocator.block_size
         stop = block_table.length if num_committed is None else min(num_committed, block_table.length)

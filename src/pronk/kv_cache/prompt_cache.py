@@ -47,8 +47,8 @@ class PromptCache:
     def store_blocks(self, block_table: BlockTable) -> None:
         """Copy the full blocks of a table that are not on disk yet, and queue the copies for the writer.
 
-        Blocks for which the queue has no room are copied in a later call. A call that finds more blocks of the
-        table's text on disk also records the use of all its blocks, for eviction.
+        Blocks for which the queue has no room are copied in a later call. A call that finds more blocks of the table's
+        text on disk also records their use, for eviction.
         """
         table, digests, size = block_table, block_table.digests, self._block_bytes
         if table.num_stored >= len(digests) or not self.store.has_room(size):
@@ -126,10 +126,7 @@ class PromptCache:
     def _read(
         self, block_table: BlockTable, tokens: Sequence[int], keys: Sequence[bytes], start: int, stop: int
     ) -> int:
-        """Read blocks ``start .. stop - 1`` of a text; return the number of the first one that is missing.
-
-        Without room in memory for all of them, none is read.
-        """
+        """Read blocks ``start .. stop - 1`` of a text if they fit; return the number of the first missing."""
         cache, size, number = self._cache, self._cache.block_size, start
         if cache.allocator.num_missing(block_table, stop * size) > cache.allocator.num_free:
             return start
@@ -144,10 +141,9 @@ class PromptCache:
         return number
 
     def _pays(self, num_read: int, num_saved: int, seconds_per_token: float | None) -> bool:
-        """Return whether reading blocks is faster than computing tokens, by measured durations.
+        """Return whether reading blocks is faster than computing tokens, by measured durations, if known.
 
-        What was never measured is tried. After each refusal the estimate is lowered by a tenth, so that a disk that
-        was slow once is tried again.
+        After each refusal the estimate is lowered by a tenth, so that a disk that was slow once is tried again.
         """
         if seconds_per_token is None or self._seconds_per_block is None:
             return True
@@ -165,10 +161,7 @@ class PromptCache:
         return self._cache.block_size * self._cache.bytes_per_token
 
     def _keys(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Return the keys on disk.
-
-        The bytes of a block include what the cache keeps for drafters, so other drafters have other keys.
-        """
+        """Return the keys on disk, which depend on what the cache keeps for drafters besides."""
         kept = "\n".join(sorted(map(self._cache.kept_name, self._cache.hidden)))
         if not kept:
             return list(digests)

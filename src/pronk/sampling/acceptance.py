@@ -10,8 +10,7 @@ rejection  with probability min(1, p / q); siblings one by one    :func:`pronk.s
 block      first children as a chain; others as in rejection      :func:`pronk.sampling.verify.block_verify`
 ========== ====================================================== ==============================================
 
-p and q are the target's and the drafter's probability of the draft token. The target's token depends on logits, seed
-and position; under the rejection and block rules also on the draft tokens. Greedy decoding always takes the argmax.
+p and q are the target's and the drafter's probability of the draft token. Greedy decoding always takes the argmax.
 """
 
 from __future__ import annotations

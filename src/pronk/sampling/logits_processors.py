@@ -101,7 +101,6 @@ class Penalties(_ContextProcessor):
         np.add.at(self.counts, np.array(context.committed[context.num_prompt :], np.intp), 1)
 
     def mask(self, logits: Array) -> Array:
-        """Apply the three penalties by the number of occurrences of each token so far."""
         p, logits, in_output = self.params, logits.copy(), self.counts > 0
         if p.repetition_penalty != 1.0:
             ids = np.flatnonzero(self.in_prompt | in_output)
@@ -115,11 +114,9 @@ class Penalties(_ContextProcessor):
         return logits
 
     def advance(self, token: int) -> None:
-        """Increment the count of ``token``."""
         self.counts[token] += 1
 
     def rollback(self, count: int) -> None:
-        """Decrement the counts of the last ``count`` tentative tokens."""
         for token in self.context.tentative[-count:] if count else ():
             self.counts[token] -= 1
 
@@ -133,7 +130,6 @@ class LogitBias(_ContextProcessor):
         self.values = np.array(list(bias.values()), np.float32)
 
     def mask(self, logits: Array) -> Array:
-        """Return ``logits[id] + value`` for each token id with a bias, and the other logits unchanged."""
         logits = logits.copy()
         logits[self.ids] += self.values
         return logits
@@ -148,7 +144,6 @@ class BadWords(_ContextProcessor):
         self.max_length = max(map(len, self.words))
 
     def mask(self, logits: Array) -> Array:
-        """Ban the last token of each sequence whose other tokens are the end of the text."""
         last = self.context.last_tokens(self.max_length)
         banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
         return _ban(logits, banned)
@@ -163,7 +158,6 @@ class MinTokens(_ContextProcessor):
         self.stop_token_ids = list(stop_token_ids)
 
     def mask(self, logits: Array) -> Array:
-        """Ban stop tokens if the output has fewer than ``min_tokens`` tokens."""
         too_short = self.context.num_generated < self.min_tokens
         return _ban(logits, self.stop_token_ids if too_short else [])
 

@@ -215,8 +215,7 @@ class Sampler:
     def block_verify(self, p: Callable[[int], Array], chain: Sequence[DraftSample]) -> tuple[int, Array]:
         """Return the number of accepted draft tokens of ``chain`` and the distribution of the next token.
 
-        ``p(i)`` is the target's distribution after the first ``i`` draft tokens. See
-        :func:`pronk.sampling.verify.block_verify`.
+        ``p(i)`` is the target's distribution after ``i`` draft tokens; see :func:`pronk.sampling.verify.block_verify`.
         """
         position = len(self.context)
         return block_verify(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)

@@ -50,15 +50,9 @@ class _State(NamedTuple):
 
 
 class ThinkingBudget:
-    """Allow only the end marker once a text has ``budget`` tokens of thoughts.
+    """Allow only the end marker once a text has ``budget`` tokens of thoughts; ``output`` was generated before.
 
     The state is a function of the tokens so far. The states of all generated tokens are kept for rollbacks.
-
-    Args:
-        budget: number of tokens.
-        markers: markers of the model's thinking.
-        prompt: token ids of the prompt.
-        output: token ids generated so far.
     """
 
     def __init__(
