@@ -73,7 +73,6 @@ class _Schedule(NamedTuple):
         return cls(priority, None if deadline is None else perf_counter() + deadline, salt, tenant)
 
     def apply(self, requests: Iterable[Request]) -> None:
-        """Set the options of requests."""
         for request in requests:
             request.priority, request.deadline, request.salt, request.tenant = self
 

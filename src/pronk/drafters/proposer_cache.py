@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import lru_cache
 from threading import RLock
 from typing import Any
@@ -67,12 +66,14 @@ class ProposerCache:
         _check_hashable(drafter)
         key = (drafter, None) if own is None else (own, adapter)
         proposer = self._get_current(key)
-        with self._bind_lock if self._get_current(key) is None else nullcontext():
-            proposer = self._get_current(key)  # another thread may have bound the drafter meanwhile
-            if proposer is None:
-                proposer = bind_proposer(key[0], self._target)
-                self._insert(key, proposer)
-            return proposer
+        proposer = self._get_current(key)
+        if proposer is None:
+            with self._bind_lock:
+                proposer = self._get_current(key)  # another thread may have bound the drafter since the first lookup
+                if proposer is None:
+                    proposer = bind_proposer(key[0], self._target)
+                    self._insert(key, proposer)
+        return proposer
 
     def _get_current(self, key: _Key) -> Proposer[Any] | None:
         """Return the cached proposer or ``None``; drop a proposer whose draft model has changed on disk."""
@@ -84,7 +85,6 @@ class ProposerCache:
             return proposer
 
     def _insert(self, key: _Key, proposer: Proposer[Any]) -> None:
-        """Cache a proposer, and evict the least recently used ones beyond the limits."""
         with self._cache_lock:
             self._cached[key] = proposer
             evictable = [(key, cached) for key, cached in self._cached.items() if cached is not self.default]

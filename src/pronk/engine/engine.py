@@ -281,7 +281,6 @@ class Engine:
         request.fail(PronkError(_not_finite_message(self.cache.dtype)) if not_finite else error)
 
     def _remove_finished(self) -> None:
-        """Remove the requests that have ended or were aborted."""
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if request.ended or request.aborted:
                 self._remove(request)

@@ -62,16 +62,13 @@ def score(
 
 def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
     """Split sorted alternatives into groups with trees of at most ``max_nodes`` nodes below the root."""
-    groups, num_nodes, previous = list[list[Tokens]](), 0, Tokens()
+    groups, nodes = list[list[Tokens]](), set[Tokens]()
     for alternative in alternatives:
-        num_shared = next(
-            (index for index, (a, b) in enumerate(zip(previous, alternative, strict=False)) if a != b), len(previous)
-        )
-        num_new = len(alternative) - 1 - max(0, min(num_shared, len(previous) - 1))
-        if not groups or num_nodes + num_new > max_nodes:
+        path = {alternative[:length] for length in range(1, len(alternative))}
+        if not groups or len(nodes | path) > max_nodes:
             groups.append([])
-            num_nodes, num_new = 0, len(alternative) - 1
-        num_nodes, previous = num_nodes + max(0, num_new), alternative
+            nodes = set()
+        nodes |= path
         groups[-1].append(alternative)
     return groups
 

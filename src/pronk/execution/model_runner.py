@@ -1,7 +1,7 @@
 """Forward passes over the draft trees of a batch of requests.
 
 A drafter may already have computed the first layers of a tree's leading nodes
-(:class:`~pronk.execution.early_rows.EarlyRows`). The forward pass then computes only the later layers of these nodes.
+(:class:`~pronk.execution.segment.EarlyRows`). The forward pass then computes only the later layers of these nodes.
 For example, with 3 nodes whose layers 0 and 1 are computed, and 5 other nodes ::
 
     layers 0, 1    5 rows
@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import Array, split_rows
-from pronk.execution.early_rows import EarlyRows, EarlyTokens
 from pronk.execution.forward_job import Executor, ForwardJob, LayerRange
 from pronk.execution.layer_executor import LayerExecutor
-from pronk.execution.segment import Segment
+from pronk.execution.segment import EarlyRows, EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
@@ -142,7 +141,6 @@ class ModelRunner:
         return None if min(read, default=early.num_layers + 1) <= early.num_layers else early
 
     def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
-        """Return the slots of the rows of all jobs."""
         slots = []
         for job in jobs:
             table, length = job.segment.block_table, job.segment.block_table.length

@@ -82,7 +82,6 @@ class CompiledSuffixes:
         finalize(self, library.pronk_suffixes_free, self.handle)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both automata were built from the same texts."""
         if not isinstance(other, CompiledSuffixes):
             return NotImplemented
         return bool(self._library.pronk_suffixes_equal(self.handle, other.handle))

@@ -57,7 +57,6 @@ class _Job:
 
     @property
     def size(self) -> int:
-        """Number of bytes to store."""
         return sum(map(len, self.blocks.values()))
 
 

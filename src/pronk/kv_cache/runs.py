@@ -50,7 +50,6 @@ class FreeRuns:
         self._runs[index : index + 1] = [part for part in rest if part]
 
     def _index_after(self, number: int) -> int:
-        """Return the index of the first run that begins after ``number``."""
         return bisect_right(self._runs, number, key=attrgetter("start"))
 
 

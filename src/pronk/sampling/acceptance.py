@@ -59,7 +59,7 @@ def acceptance_rule(
 def _verify_chain(sampler: Sampler, tree: TokenTree, logits: Logits, node: int) -> list[int]:
     """Verify the chain of first children below ``node``; return the decided tokens in reverse order.
 
-    The last of them is chosen among the other children of the node where the chain stops.
+    The final token is chosen among the other children of the node where the chain stops.
     """
     chain = tree.first_chain(node)
     draft_tokens = [tree.draft_sample(child) for child in chain]

@@ -1,7 +1,6 @@
 """Test of equality: the tokens are those of plain decoding, for every drafter and any batch.
 
-Texts sampled with a rule other than ``"coupled"`` are skipped: their tokens depend on the draft tokens, and only the
-distribution of their tokens is that of plain decoding.
+Texts sampled with a rule other than ``"coupled"`` are skipped: only their distribution is that of plain decoding.
 """
 
 from __future__ import annotations

@@ -136,7 +136,6 @@ class _ForcedTree:
             node = child
 
     def _add_node(self, parent: int, token: int) -> int:
-        """Add a forced token below ``parent``, with the gain of ``parent``, and return the new node."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)

@@ -161,14 +161,11 @@ class WindowTuner:
         return WINDOW_SIZES[self.index]
 
     def record_step(self, *, requests: int, rows: int, other_tokens: int, window_tokens: int, costs: CostCurve) -> None:
-        """Record one step, and change the size if another one has a higher expected throughput.
+        """Record a step of ``requests`` requests; change the size if another one has a higher expected throughput.
 
-        Args:
-            requests: number of requests in the step.
-            rows: number of rows of the forward pass, without the rows of windows.
-            other_tokens: number of committed tokens that are not counted in ``window_tokens``.
-            window_tokens: number of committed tokens from n-grams that only windows produced.
-            costs: seconds of a forward pass by its number of rows.
+        ``rows`` is the number of rows of the forward pass, without those of windows. ``window_tokens`` are committed
+        tokens from n-grams that only windows produced, ``other_tokens`` the others. ``costs`` has the seconds of a
+        forward pass.
         """
         self.num_steps += 1
         self.sums.update(requests=requests, rows=rows, other_tokens=other_tokens, window_tokens=window_tokens)

@@ -135,7 +135,6 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
     @property
     def shape(self) -> WindowShape:
-        """Return the current W, N and G."""
         window, ngram, guesses = self.options.window, self.options.ngram, self.options.guesses
         if window == "auto":
             return self._tuner.shape()
@@ -156,7 +155,6 @@ class LookaheadProposer(Proposer[LookaheadState]):
             self._verified.append((outcome.tree, outcome.path))
 
     def _index_text(self, context: DraftContext[LookaheadState]) -> None:
-        """Add the n-grams of newly committed tokens to the pool."""
         state, num_committed = context.state, context.root + 1
         if not self.options.use_prompt or self._forbids_pooling(context):
             return

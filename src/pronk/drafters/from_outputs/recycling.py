@@ -115,7 +115,6 @@ class RecyclingProposer(Proposer[RecyclingState]):
         state = outcome.state
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
-        # Count the committed tokens as read: rows from logits take the place of pairs of successive tokens.
         # Count the committed tokens as read: rows from logits take the place of pairs of successive tokens. Later nodes
         # overwrite the rows of earlier ones.
         if state.num_read == outcome.position + 1:

@@ -3,7 +3,7 @@
 From the hidden state of a token the target's own head predicts the next token, which is the root of the next tree.
 Head 1 predicts the token after the root, head 2 the one after that, and so on, all from the same hidden state. All
 heads of all requests run in one batch. Their likeliest tokens form a tree of constant shape
-(:mod:`pronk.drafters.from_target._ranked_heads`). After a step in which the engine keeps no node, the request does not
+(:mod:`pronk.drafters.shared.rank_tree`). After a step in which the engine keeps no node, the request does not
 draft for 2 steps. Each further such step doubles the pause, up to 32 steps.
 """
 
@@ -16,10 +16,9 @@ import numpy as np
 
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
-from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import TrainedDrafter, read_trained_drafter
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
-from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
+from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, draft_tree, main_chain_first
 from pronk.models.decoder import Decoder
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows

@@ -17,12 +17,11 @@ import numpy as np
 
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
-from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import read_trained_drafter
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop, extend_chains
 from pronk.drafters.shared.rank_tree import Path as Ranks
-from pronk.drafters.shared.rank_tree import check_paths, check_tree
+from pronk.drafters.shared.rank_tree import check_paths, check_tree, draft_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
 from pronk.errors import OptionError
 from pronk.models.program import Program

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.backends import open_torch
 from pronk.drafters.shared.chain import Chain
@@ -95,7 +95,11 @@ class DraftRunner:
 
         def load() -> DraftRunner:
             config = read_config(path)
-            translation = _make_translation(drafter, target, path, config)
+            sizes = target.decoder.config.vocab_size, config.vocab_size
+            translation = Translation.with_equal_ids(*sizes)
+            if target.tokenizer is not None:
+                tokenizer = Tokenizer.load(path, config.vocab_size)
+                translation = Translation.between(drafter, target.tokenizer, sizes[0], tokenizer, sizes[1])
             weights_dtype = parse_dtype(dtype, config)
             backend = target.decoder.backend
             if backend.kernels is None:
@@ -271,7 +275,7 @@ class DraftRunner:
         return [self.translation.to_target(logits[:]) for logits in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
-        """Fill an empty lane (a request's KV cache) with the text's longest prefix in the prefix cache."""
+        """Fill an empty lane with the text's longest prefix in the prefix cache."""
         lane.salt = salt
         is_empty = not (lane.block_table.blocks or lane.tokens)
         if is_empty and (cached := self.runner.cache.match_prefix(text, salt)) is not None:
@@ -313,11 +317,9 @@ class DraftRunner:
         num_future = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
         # First try to allocate the blocks of all future tokens, to get consecutive ones; then only those of this step.
         for num_extra in (num_future, 0):
-            try:
+            with suppress(CacheFullError):
                 self.runner.cache.prepare(lane.block_table, length + num_extra + context.max_nodes)
-            except CacheFullError:
-                continue
-            return True
+                return True
         return False
 
 
@@ -346,12 +348,3 @@ def _default_model(drafter: str, target: Target) -> Path:
         msg = f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this target, found {found}'
         raise OptionError(msg)
     return path
-
-
-def _make_translation(drafter: str, target: Target, path: Path, config: ModelConfig) -> Translation:
-    size = target.decoder.config.vocab_size
-    if target.tokenizer is None:
-        return Translation.with_equal_ids(size, config.vocab_size)
-    return Translation.between(
-        drafter, target.tokenizer, size, Tokenizer.load(path, config.vocab_size), config.vocab_size
-    )

@@ -175,7 +175,6 @@ class SideCache(SideLanes):
         return split_rows(outputs, [len(new) for new in tokens])
 
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
-        """Return a callback that runs one part on the rows of ``segments``."""
         packed = ProgramRows().set_segments([(segment.block_table, segment.tree, 0) for segment in segments])
         packed.rotate(self.rope)
 
@@ -187,7 +186,6 @@ class SideCache(SideLanes):
         return apply
 
     def _program(self, index: int) -> Program:
-        """Return the program of part ``index``; compile it once per version of the KV pool."""
         key = (index, self.cache.version)
         if key not in self._programs:
             size = self.cache.config.hidden_size

@@ -71,15 +71,10 @@ def verify_server(
 def verify_server_steps(
     server: RemoteServer, texts: Mapping[str, str], settings: RemoteSettings, progress: Progress
 ) -> Iterator[RemoteReport]:
-    """Yield the report after each check.
+    """Yield the report after each check of the prompts ``texts``, by name.
 
-    Args:
-        server: server to verify.
-        texts: prompts by name.
-        settings: lengths, repetitions and tolerances.
-        progress: receives the name of a check, the number of checks so far, and the number of all checks.
-
-    Raises ``ServerUnreachableError`` if the connection fails, or the server does not answer in time.
+    ``progress`` receives the name of a check, the number of checks so far, and the number of all checks. Raises
+    ``ServerUnreachableError`` if the connection fails, or the server does not answer in time.
     """
     report = RemoteReport(server.url, server.connect(), settings, texts)
     began = perf_counter()
@@ -122,7 +117,6 @@ class _Comparison:
     largest: float | None = None  # largest difference of two log-probabilities
 
     def add(self, expected: Answer, found: Answer, prompt: str, where: str) -> None:
-        """Compare two answers."""
         self.num_compared += 1
         if (difference := compare(expected, found, prompt, where, self.tolerance)) is not None:
             self.differences.append(difference)
@@ -131,7 +125,6 @@ class _Comparison:
             self.largest = max(self.largest or 0.0, *(abs(a.logprob - b.logprob) for a, b in pairs))
 
     def result(self, name: str, route: Route) -> CheckResult:
-        """Return the result of the check."""
         failed = bool(self.differences or self.failure)
         first = next(iter(self.differences), None)
         counts = self.num_compared, len(self.differences)
@@ -182,7 +175,6 @@ class _RouteVerifier:
         return found
 
     def check_max_tokens(self) -> _Comparison:
-        """Compare a shorter text with the beginning of the reference."""
         found = _Comparison()
         for name in self.texts:
             self._greedy(name)
@@ -196,7 +188,6 @@ class _RouteVerifier:
         return found
 
     def check_stream(self) -> _Comparison:
-        """Compare the joined chunks of a stream with the reference."""
         found = _Comparison()
         for name, text in self.texts.items():
             self._greedy(name)
@@ -206,7 +197,6 @@ class _RouteVerifier:
         return found
 
     def check_n(self) -> _Comparison:
-        """Compare two greedy samples of one request with the reference."""
         found = _Comparison()
         for name, text in self._some():
             self._greedy(name)
@@ -219,7 +209,6 @@ class _RouteVerifier:
         return found
 
     def check_batch(self) -> _Comparison:
-        """Compare answers among other requests with the references."""
         found = self._compare_batch({(name,): answer for name, answer in self._references.items()}, self._greedy)
         most = self._most_streams_at_once()
         found.note = "the server ran one request at a time" if most == 1 else f"up to {most} texts at the same time"
@@ -230,7 +219,6 @@ class _RouteVerifier:
         return found
 
     def check_seed(self) -> _Comparison:
-        """Compare sampled texts of one seed."""
         found = _Comparison()
         for name, _ in self._some():
             self._greedy(name)
@@ -251,7 +239,6 @@ class _RouteVerifier:
         return found
 
     def check_seed_batch(self) -> _Comparison:
-        """Compare sampled texts among other requests with those alone."""
         wanted = dict([*self._sampled.items()][: self.settings.batch // 2])
         return self._compare_batch(wanted, self._sample)
 
@@ -267,7 +254,6 @@ class _RouteVerifier:
         return found
 
     def check_logprobs_batch(self) -> _Comparison:
-        """Compare log-probabilities among other requests with those alone."""
         wanted = {(name,): answer for name, answer in self._reported.items()}
         return self._compare_batch(wanted, self._report, self.settings.tolerance)
 

@@ -116,16 +116,9 @@ class RemoteServer:
     def ask(self, route: Route, prompt: str, max_tokens: int, **options: Any) -> list[Answer]:
         """Return the choices of an answer without stream.
 
-        Args:
-            route: key of a route.
-            prompt: text to continue, or message of the user.
-            max_tokens: maximum number of tokens to generate.
-            options: ``temperature`` (default 0), ``seed``, ``n``, and ``top``: the number of likeliest tokens whose
-                log-probabilities to report.
-
-        Raises:
-            UnsupportedError: the server refuses the request or answers in another form.
-            ServerUnreachableError: see the class.
+        ``options`` are ``temperature`` (default 0), ``seed``, ``n``, and ``top``: the number of likeliest tokens whose
+        log-probabilities to report. Raises ``UnsupportedError`` if the server refuses the request or answers in another
+        form.
         """
         reply = self._send("POST", _PATHS[route], self._body(route, prompt, max_tokens, options))
         try:
@@ -212,7 +205,6 @@ class RemoteServer:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Convert errors of the connection."""
         try:
             yield
         except httpx.TimeoutException as error:

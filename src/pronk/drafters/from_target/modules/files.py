@@ -164,12 +164,11 @@ class DrafterWeights:
 
 
 def read_trained_drafter(drafter: str, model: str | None, default_folder: str, target: Target) -> TrainedDrafter:
-    """Read ``drafter.json`` of a trained drafter and check that the drafter was trained on the target.
+    """Read ``drafter.json`` of a trained drafter; raise OptionError if it was not trained on the target.
 
     ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the folder
     ``models/<default_folder>`` of a clone of the repository. Raises ``CheckpointError`` if the folder is missing or
-    damaged, ``OptionError`` if the drafter in the folder is another one or for another target, or there is no clone for
-    ``None``.
+    damaged, ``OptionError`` if it has another drafter, or there is no clone for ``None``.
     """
     folder = clone_model(default_folder) if model is None else resolve_model(model).absolute()
     command = f"pronk train {_TRAIN_ARGUMENTS.get(drafter, drafter)} --target …"
