@@ -15,7 +15,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -171,7 +171,7 @@ class AsyncLLM:
         async with aclosing(pieces):
             completions = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
         first, *others = (completions[index] for index in sorted(completions))
-        return first.with_others(others)
+        return replace(first, others=tuple(others))
 
     async def steps(
         self,

@@ -19,7 +19,7 @@ from pronk.kernels.build import suffix_library
 from pronk.kernels.library import load_library
 from pronk.kernels.structures import structure_fields
 
-__all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder", "open_suffix_library"]
+__all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder", "TreeLimits", "open_suffix_library"]
 
 _VERSION = 1  # version of the C interface: result of ``pronk_suffixes_version``
 
@@ -112,6 +112,16 @@ class CompiledSuffixes:
         return int(self._library.pronk_suffixes_bytes(self.handle))
 
 
+class TreeLimits(NamedTuple):
+    """Limits of a tree, and of the matches that the tree is built from."""
+
+    max_nodes: int  # maximum number of draft tokens
+    max_depth: int  # maximum number of draft tokens on a path
+    min_match: int  # minimum match length in tokens
+    depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
+    min_gain: float  # minimum gain of a node (probability that it and all its ancestors are accepted), 0..1
+
+
 class NativeTree(NamedTuple):
     """A draft tree as lists with one entry per node, each node after its parent; the root's parent is -1."""
 
@@ -165,17 +175,7 @@ class NativeTreeBuilder:
                 if bucket >= 0:
                     counts[bucket] = count
 
-    def build(
-        self,
-        sources: Sequence[CompiledSuffixes],
-        tail: Sequence[int],
-        *,
-        max_nodes: int,
-        max_depth: int,
-        min_match: int,
-        depth_factor: float,
-        min_gain: float,
-    ) -> NativeTree:
+    def build(self, sources: Sequence[CompiledSuffixes], tail: Sequence[int], limits: TreeLimits) -> NativeTree:
         """Build a draft tree from the tokens after earlier occurrences of the text's longest suffixes.
 
         Draft tokens are added one by one, the one with the largest gain first. Raises ``MemoryError``.
@@ -183,14 +183,10 @@ class NativeTreeBuilder:
         Args:
             sources: automaton of the request's own text, then automata of other texts.
             tail: last tokens of the text, at least one; the very last is the root of the tree.
-            max_nodes: maximum number of draft tokens; the root does not count.
-            max_depth: maximum depth of a draft token; the root has depth 0.
-            min_match: minimum number of tokens of a match.
-            depth_factor: a match of ``m`` tokens gives draft tokens up to depth ``max(1, depth_factor * m)``.
-            min_gain: minimum gain of a draft token.
+            limits: limits of the tree.
         """
         call = self._call
-        self._reserve(max_nodes + 1)
+        self._reserve(limits.max_nodes + 1)
         handles = [source.handle for source in sources]
         if handles != self._handles:  # what is compared is set last: after Ctrl-C, the next call sets all again
             call.sources, call.num_sources = (c_void_p * len(handles))(*handles), len(handles)
@@ -200,8 +196,7 @@ class NativeTreeBuilder:
             self._tail = longer
         self._tail[: len(tail)] = [*tail]
         call.tail_tokens = len(tail)
-        call.width, call.max_depth, call.min_match = max_nodes, max_depth, min_match
-        call.depth_factor, call.min_gain = depth_factor, min_gain
+        call.width, call.max_depth, call.min_match, call.depth_factor, call.min_gain = limits
         num_nodes = self._library.pronk_suffixes_grow(call)
         if self._raised:
             self._priors[:] = _UNKNOWN_PRIORS  # the failed call has stored 0

@@ -9,9 +9,9 @@ KV cache of their own (:mod:`pronk.drafters.shared.side_cache`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop
 from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree, draft_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
+from pronk.drafters.shared.stepwise import StepwiseState
 from pronk.errors import OptionError
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
@@ -36,11 +37,7 @@ _DEFAULT_FOLDER = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of
 _MAX_HEADS = 63
 
 
-@dataclass
-class MultiTokenState:
-    """State of one request."""
-
-    lane: SideLane = field(compare=False)  # the heads' KV cache of this request
+MultiTokenState: TypeAlias = StepwiseState[SideLane]
 
 
 class _HeadsRunner:

@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from pronk.kernels.library import KernelsError
-from pronk.kernels.suffixes import NUM_BUCKETS, CompiledSuffixes, NativeTreeBuilder, open_suffix_library
+from pronk.kernels.suffixes import NUM_BUCKETS, CompiledSuffixes, NativeTreeBuilder, TreeLimits, open_suffix_library
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Frontier, Trie
@@ -91,16 +91,6 @@ class SuffixIndex(Protocol):
         """End the current text: the next token begins another one."""
 
 
-class TreeLimits(NamedTuple):
-    """Limits of a tree, and of the matches that the tree is built from."""
-
-    max_nodes: int  # maximum number of draft tokens
-    max_depth: int  # maximum number of draft tokens on a path
-    min_match: int  # minimum match length in tokens
-    depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
-    min_gain: float  # minimum gain of a node (probability that it and all its ancestors are accepted), 0..1
-
-
 class TreeBuilder(Protocol):
     """Builder of one request's trees: ``PythonTreeBuilder`` or ``CompiledTreeBuilder``."""
 
@@ -155,7 +145,7 @@ class CompiledTreeBuilder:
             self._version = self.rates.version
         builder.set_prior_weight(self.rates.weight)
         tail = tokens[-indexes[0].max_match :]
-        tree = builder.build(indexes, tail, **limits._asdict())
+        tree = builder.build(indexes, tail, limits)
         if len(tree.tokens) == 1:
             return TokenTree((tail[-1],), (-1,), gain=(1.0,), origin=(("", 0),))
         origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket

@@ -42,21 +42,17 @@ class SuffixStore:
     max_match: int  # maximum match length in tokens
     max_tokens: int  # maximum number of tokens; 0 disables the store
     path: Path | None = None  # file that keeps the outputs across processes, or ``None``; ``open`` reads it
-    _generations: list[SuffixIndex] = field(default_factory=list, repr=False)
+    # The young and the old generation, as far as they exist; none before the first output.
+    generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     _vocab_size: int = field(default=0, repr=False)
     _file: Path | None = field(default=None, repr=False)  # ``path``; ``None`` before ``open`` and after a failed write
     _num_appended: int = field(default=0, repr=False)  # number of tokens appended since the file was last shortened
 
     @property
-    def generations(self) -> Sequence[SuffixIndex]:
-        """Return the young and the old generation, as far as they exist; none before the first output."""
-        return self._generations
-
-    @property
     def num_tokens(self) -> int:
         """Return the number of stored tokens."""
-        return sum(index.num_tokens for index in self._generations)
+        return sum(index.num_tokens for index in self.generations)
 
     def open(self, vocabulary: str | None, vocab_size: int) -> None:
         """Read the file, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
@@ -100,10 +96,10 @@ class SuffixStore:
         output = output[max(0, len(output) - max_generation) :]
         if not output:
             return
-        if not self._generations or self._generations[0].num_tokens + len(output) > max_generation:
-            self._generations = [make_suffix_index(self.max_match), *self._generations[:1]]
-        self._generations[0].extend(output)
-        self._generations[0].end_text()
+        if not self.generations or self.generations[0].num_tokens + len(output) > max_generation:
+            self.generations = [make_suffix_index(self.max_match), *self.generations[:1]]
+        self.generations[0].extend(output)
+        self.generations[0].end_text()
 
 
 def _header(vocabulary: str | None) -> bytes:

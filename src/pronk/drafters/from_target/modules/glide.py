@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pronk.architecture.config import ModelConfig, llama_config
+from pronk.checks import check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
 from pronk.models.backend import Backend
@@ -47,9 +48,8 @@ class GlideShape:
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "mlp", "block", "cache_layer"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                msg = f"{name.replace('_', '-')}: expected at least 1, found {value}"
-                raise OptionError(msg)
+            if value is not None:
+                check_integer(name.replace("_", "-"), value, 1)
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             msg = (
                 "expected heads to divide hidden into even parts, and kv-heads to divide heads; "

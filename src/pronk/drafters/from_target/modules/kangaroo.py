@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pronk.architecture.config import ModelConfig
-from pronk.checks import check_choice
+from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
 from pronk.models.decoder import Layer
@@ -39,10 +39,7 @@ class KangarooShape:
     def __post_init__(self) -> None:
         check_choice("adapter", self.adapter, ADAPTERS)
         for name in ("exit_layer", "heads", "mlp"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                msg = f"{name.replace('_', '-')}: expected an integer of at least 1, found {value!r}"
-                raise OptionError(msg)
+            check_integer(name.replace("_", "-"), getattr(self, name), 1)
 
     @classmethod
     def of_target(
