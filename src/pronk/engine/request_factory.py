@@ -165,7 +165,7 @@ class RequestFactory:
         sampler: type[Sampler] = Sampler,
         processors: Sequence[LogitsProcessor] = (),
     ) -> Request:
-        """Create one request.
+        """Create one request; raise OptionError if an option does not fit the model or the prompt.
 
         Args:
             prompt: token ids, at least one (see :meth:`encode_prompt`).
@@ -177,8 +177,6 @@ class RequestFactory:
             sampler: sampler class.
             processors: logits processors of this request, applied after those of the options; each receives the
                 tokens after ``prompt`` and ``output``.
-
-        Raises ``OptionError`` if an option does not fit the model or the prompt.
         """
         self._check(prompt, params)
         stop_token_ids, tokens = stop_ids_with_eos(params, self.config.eos_ids), [*prompt, *output]

@@ -1,11 +1,5 @@
 """Log-probabilities of alternative texts after a prompt, computed as one token tree.
 
-For the prompt ``is it …`` and three alternatives::
-
-    is it …    yes            ── yes
-               no        =       no ── way
-               no way
-
 The root of the tree is the prompt's last token. The logits of a row do not depend on sibling rows, so the sums are
 bit-equal to those of each alternative alone. The last token of an alternative needs no row. If the tree exceeds the
 row limit, the alternatives are split among several forward passes.

@@ -186,15 +186,10 @@ class ModelRunner:
     ) -> int:
         """Draft a chain for one request: one kernel call runs a forward pass per draft token.
 
-        Args:
-            job: input of the first forward pass; ``logits_nodes`` is the last node. Each later forward pass has one
-                row, the draft token before; :meth:`PagedCache.prepare` has allocated slots for all rows.
-            sampler: sampler of the draft tokens, with :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
-            max_tokens: maximum number of draft tokens, at least 1.
-            on_token: called with each draft token; returns whether to continue.
-
-        Returns:
-            The number of forward passes. The last one gives no draft token if it allows none or has non-finite logits.
+        The arguments are those of :func:`pronk.execution.draft_chain.draft_chain`. ``job`` is the input of the first
+        forward pass; ``logits_nodes`` is the last node. :meth:`PagedCache.prepare` has allocated slots for all rows.
+        Returns the number of forward passes. The last one gives no draft token if it allows none or has non-finite
+        logits.
         """
         assert self._layers is not None
         start_time = self.clock()

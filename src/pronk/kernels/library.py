@@ -99,12 +99,9 @@ class Kernels:
     ) -> tuple[int, float, NDArray[np.float32]]:
         """Sample a draft token with less precise noise than :meth:`choose`; a logit of ``-inf`` bans a token.
 
-        The arguments are those of :meth:`choose`, except that ``None`` as ``key`` means no noise. ``ids``, ``[vocab]``,
-        has the token of each logit; ``None``: 0, 1, ….
-
-        Returns:
-            The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; the token's softmax probability over
-            the scores; the scores (``logits / temperature + noise``), float32 ``[vocab]``.
+        ``key`` is ``None`` for no noise. ``ids``, ``[vocab]``, has the token of each logit; ``None``: 0, 1, …. Returns
+        the token, or -1 if all tokens are banned or a logit is NaN or ``inf``; its softmax probability over the scores;
+        the scores (``logits / temperature + noise``), float32 ``[vocab]``.
         """
         vocab, confidence = logits.size, c_float()
         scores = np.empty(vocab, np.float32)

@@ -43,14 +43,9 @@ def default_group(bits: Bits, inputs: int) -> int:
 def round_weights(kernels: Kernels, weight: Array, bits: Bits, group: int | None = None) -> QuantizedMatrix:
     """Quantize a matrix with a scale per group, without minima; all instruction sets give the same bits.
 
-    Args:
-        kernels: kernels to compute with.
-        weight: ``[outputs, inputs]``: float32, bfloat16 or float16, finite.
-        bits: 8 or 4.
-        group: number of inputs that share a scale, a multiple of 8; by default from :func:`default_group`.
-
-    Raises ``ValueError`` if a weight is not finite, ``MemoryError`` if memory for the kernel's buffers cannot be
-    allocated.
+    ``weight`` is ``[outputs, inputs]``: float32, bfloat16 or float16, finite. ``bits`` is 8 or 4. ``group`` is the
+    number of inputs that share a scale, a multiple of 8; by default from :func:`default_group`. Raises ``ValueError``
+    if a weight is not finite, ``MemoryError`` if memory for the kernel's buffers cannot be allocated.
     """
     outputs, inputs = weight.shape
     group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)

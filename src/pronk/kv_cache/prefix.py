@@ -68,13 +68,9 @@ class PrefixCache:
     def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
         """Return a table with the longest cached prefix of ``tokens``; ``None`` if no block is cached.
 
-        The prefix has whole blocks only. It never contains the last token, which must be computed to get logits.
-
-        Args:
-            tokens: tokens of the text.
-            salt: tenant's salt; only blocks inserted with the same salt match.
-            digests: digests of the text's first blocks; computed digests are appended. Pass the same list again for
-                the same or a longer text, so that each block is hashed only once.
+        The prefix has whole blocks only, of texts inserted with the same ``salt``. It never contains the last token,
+        which must be computed to get logits. ``digests`` are those of the text's first blocks; computed ones are
+        appended. Pass the same list again for the same or a longer text, so that each block is hashed only once.
         """
         size, digests = self._allocator.block_size, [] if digests is None else digests
         blocks, parent = list[int](), self._digest(b"", salt)

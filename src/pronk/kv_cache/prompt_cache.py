@@ -74,14 +74,10 @@ class PromptCache:
     ) -> Iterator[int]:
         """Read the blocks after a table's cached prefix from disk, in parts that extend the table.
 
-        Blocks of a sliding window are one part, because none is of use without the others.
-
-        Args:
-            block_table: table whose committed tokens, if any, are the cached prefix.
-            tokens: the text; its last token is never read, because it must be computed to get logits.
-            salt: tenant's salt.
-            digests: digests of the text's first blocks, in which computed ones are appended.
-            seconds_per_token: measured duration of computing a token of a prompt; ``None`` if unknown.
+        Blocks of a sliding window are one part, because none is of use without the others. The last token is never
+        read, because it must be computed to get logits. Computed digests are appended to ``digests``, those of the
+        text's first blocks. ``seconds_per_token`` is the measured duration of computing a token of a prompt; ``None``
+        if unknown.
 
         Yields:
             After each part but the last: the number of tokens that are left to read.

@@ -235,8 +235,7 @@ class Sampler:
             draw: under the rejection and block rules, whether to draw the token at random instead of the argmax.
             ids: the target's token of each logit; ``None``: 0, 1, ….
 
-        Returns:
-            The draft token; ``None`` if all tokens are banned, logits overflow, or the guide exceeds its work limit.
+        ``None`` is returned if all tokens are banned, logits overflow, or the guide exceeds its work limit.
         """
         # Return None after an error of the guide. An exception would discard the whole proposal, but whether a proposal
         # is discarded must not depend on randomly drawn tokens.

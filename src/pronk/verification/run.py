@@ -50,18 +50,15 @@ def verify_steps(
 
     Args:
         llm: model on the device and in the dtype to verify.
-        drafters: names, names with options, or options objects. Plain decoding is always included: its texts in a
-            batch are compared with its texts one at a time.
+        drafters: names, names with options, or options objects. Plain decoding is always included: its texts in a batch
+            are compared with its texts one at a time.
         prompts: prompts to continue; those that are too long for the model are left out and counted.
         settings: amount of text, seed and acceptance rule; ``None``: the defaults.
         required: whether every drafter must have an accepted draft token (see :attr:`VerifyReport.passed`).
         left_out: drafters that the caller left out, with the reasons; copied to the report.
         progress: callback ``(label of the current part, tokens done, tokens in all)``.
 
-    Raises:
-        PromptError: no prompt fits.
-        OptionError: a drafter cannot run on the model.
-        CacheFullError: the KV cache is too small for a prompt and its answer.
+    Raises ``PromptError`` if no prompt fits, ``OptionError`` if a drafter cannot run on the model.
     """
     settings = settings or VerifySettings()
     fitting = select_fitting(llm, prompts, settings.max_tokens)

@@ -2,15 +2,11 @@
 
 A draft token runs through the first ``l`` layers only once. Its keys and values, and its output of layer ``l``, are
 stored in the target's KV slots of the token. The target's forward pass reads them there and computes only the later
-layers of such an *early row*. Example: text ``a b c``, with ``a b`` in the target's cache, and draft tokens ``x y z``::
+layers of such an *early row*.
 
-    draft's forward passes     first l layers of c, then of x, then of y     one row each; they give x, y and z
-    target's forward pass      first l layers of z
-                               later layers of c x y z
-
-An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). The target's cache keeps
-the output of layer ``l`` for every token. From these outputs, tokens that the adapter did not draft (the prompt, bonus
-tokens, other drafters' tokens) are run through the adapter at the next proposal.
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). From the outputs of layer
+``l``, which the target's cache keeps, tokens that the adapter did not draft (the prompt, bonus tokens, other drafters'
+tokens) are run through the adapter at the next proposal.
 """
 
 from __future__ import annotations

@@ -99,11 +99,8 @@ class TreeBuilder(Protocol):
     def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Return a tree of continuations of the text's longest matches, chosen by gain.
 
-        Args:
-            indexes: index of the request's text, then the indexes of earlier outputs; all of the same class.
-            tokens: the request's text, possibly followed by another drafter's draft tokens; the last token is the root.
-                ``indexes[0]`` has the text only.
-            limits: limits of the tree.
+        ``indexes`` are that of the request's text, then those of earlier outputs; all of the same class. ``tokens`` may
+        end with another drafter's draft tokens, which the indexes lack; the last token is the root.
         """
 
 

@@ -155,14 +155,11 @@ def extend_chains(
     is_complete: Callable[[int, Chain], bool],
     ids: DraftIds | None = None,
 ) -> None:
-    """Add one token per round to every incomplete chain, until all are complete.
+    """Add one token per round to every incomplete one of the empty ``chains``, until all are complete.
 
-    Args:
-        chains: empty chains.
-        next_logits: given indices of ``chains``, returns the drafter's logits ``[draft vocab]`` after each of these
-            chains; ``None`` ends a chain.
-        is_complete: given an index of ``chains`` and that chain, returns whether the chain is complete.
-        ids: the target's token of each logit; ``None``: 0, 1, ….
+    ``next_logits``, given indices of ``chains``, returns the drafter's logits ``[draft vocab]`` after each of these
+    chains; ``None`` ends a chain. ``is_complete``, given an index and that chain, returns whether the chain is
+    complete. ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
     """
     incomplete = [index for index, chain in enumerate(chains) if not chain.is_full]
     with ExitStack() as stack:

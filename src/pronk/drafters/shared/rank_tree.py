@@ -126,9 +126,8 @@ def draft_tree(
         context: the request.
         logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's last token.
         sources: for each head, its name in the acceptance statistics.
-        shape: paths of ranks, the main chain first; paths beyond the request's limits are left out. With a number of
-            nodes instead, the paths are chosen by this step's calibrated probabilities, from the ``_MAX_RANKS``
-            likeliest tokens of each head.
+        shape: paths of ranks, the main chain first. With a number of nodes instead, the paths are chosen by this step's
+            calibrated probabilities, from the ``_MAX_RANKS`` likeliest tokens of each head.
     """
     max_depth = min(context.max_depth, len(logits))
     all_rates = [context.policy.acceptance.source(source) for source in sources]

@@ -231,8 +231,8 @@ def _tokens(route: Route, choice: Mapping[str, Any]) -> tuple[RemoteToken, ...]:
         tops = report.get("top_logprobs") or [{}] * len(report["tokens"])
         rows = zip(report["tokens"], report["token_logprobs"], tops, strict=True)
         return tuple(RemoteToken(str(text), float(value), tuple((top or {}).values())) for text, value, top in rows)
-    rows = [(each, each.get("top_logprobs") or ()) for each in report["content"]]
+    contents = [(each, each.get("top_logprobs") or ()) for each in report["content"]]
     return tuple(
         RemoteToken(str(each["token"]), float(each["logprob"]), tuple(top["logprob"] for top in tops))
-        for each, tops in rows
+        for each, tops in contents
     )
