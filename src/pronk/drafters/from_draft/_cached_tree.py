@@ -17,19 +17,16 @@ from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
 
 __all__ = ["CachedTree", "compute_new_nodes", "model_context"]
 
 
-class CachedTree:
-    """Token tree below one request's text in the draft's KV cache.
+class CachedTree(Trie):
+    """Token tree, of the target's ids, below one request's text in the draft's KV cache; gains are not used.
 
     Attributes:
         context: the request; ``context.state`` is the request's state in the draft model's proposer.
-        tokens: token id (of the target's vocabulary) of each node, in order of insertion. Node 0 is the root: the
-            text's last token.
-        parents: parent of each node; -1 for the root.
-        depths: depth of each node; 0 for the root.
         lane: the draft model's KV cache of this request (:mod:`pronk.drafters.shared.draft`).
         pending_text: tokens of the text before the root that are not in the KV cache yet, as ids of the draft model's
             vocabulary. The first forward pass computes these tokens; from then on the list is empty.
@@ -39,17 +36,13 @@ class CachedTree:
 
     def __init__(self, draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], missing: Sequence[int]) -> None:
         """Create the root; ``missing`` are the draft's ids of all tokens not in ``lane``, the root's last."""
-        self.context = context
-        self.tokens = [context.tokens[-1]]
-        self.parents = [-1]
-        self.depths = [0]
-        self.lane = lane
+        super().__init__(context.tokens[-1])
+        self.context, self.lane = context, lane
         self.pending_text = list(missing[:-1])
-        self._draft = draft
         self.draft_ids = list(missing[-1:])
         self.logits: list[Array] = []
+        self._draft = draft
         self._draft_tokens: dict[int, DraftToken | None] = {}
-        self._children: list[dict[int, int]] = [{}]
 
     @classmethod
     def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, CachedTree]:
@@ -62,9 +55,6 @@ class CachedTree:
             for index, lane, missing in zip(active, lanes, missing_tokens, strict=True)
             if missing is not None  # ``None``: the request cannot draft in this step
         }
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     @property
     def max_depth(self) -> int:
@@ -82,19 +72,13 @@ class CachedTree:
 
         Return ``None`` if the draft model's vocabulary lacks the token, or if the tree is full.
         """
-        node = self._children[parent].get(token)
-        if node is not None:
+        if (node := self.child(parent, token)) is not None:
             return node
         ids = self._draft.to_draft_ids([token])
         if not ids or self.depths[parent] >= self.max_depth or self.num_free_nodes <= 0:
             return None
-        node = self._children[parent][token] = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
         self.draft_ids += ids
-        self._children.append({})
-        return node
+        return self.add(parent, token, 1.0, ("", 0))
 
     def is_computed(self, node: int) -> bool:
         """Whether the draft model has computed the node, so that :meth:`draft_token` may be called for it."""
