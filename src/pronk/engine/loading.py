@@ -83,7 +83,7 @@ def load_engine(  # noqa: PLR0913 - independent options
     progress: Callable[[int, int], None] | None,
     **engine: Any,
 ) -> LoadedEngine:
-    """Load a model and build its engine; arguments of :class:`pronk.LLM`, and in ``engine`` of :class:`Engine`.
+    """Load a model and build its engine; arguments are those of :class:`pronk.LLM` and :class:`Engine`.
 
     Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option does not fit it.
     """

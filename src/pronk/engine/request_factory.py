@@ -52,7 +52,7 @@ class RequestFactory:
         return AnswerFormat(self.tokenizer)
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the token ids of a prompt; raise PromptError if it is empty or has ids outside the vocabulary.
+        """Return the token ids of a prompt; raise PromptError if it is empty or has unknown ids.
 
         Raises ``ContextError`` if the prompt is too long.
         """

@@ -87,7 +87,7 @@ class Kernels:
         return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
     def choose(self, logits: Array, temperature: float, key: int) -> int:
-        """Return the target's token, the first argmax of ``logits / temperature + noise``; -1 if one is not finite.
+        """Return the first argmax of ``logits / temperature + noise``; -1 if a logit is not finite.
 
         ``logits``: float32 ``[vocab]``, contiguous. ``temperature``: 0 or more; 0 means no noise. ``key``: noise key of
         the position, in [0, 2**64); see :mod:`pronk.sampling.noise`.

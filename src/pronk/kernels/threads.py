@@ -28,7 +28,7 @@ _num_threads = _available_cores()
 
 
 def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> None:
-    """Set the number of threads of the kernels in this process; raise OptionError if a number is out of range.
+    """Set the kernels' number of threads in this process; raise OptionError if it is out of range.
 
     Args:
         threads: number of threads, 1..4096; ``None`` keeps or divides the current number, see ``divide``.

@@ -94,7 +94,7 @@ class WeightCache:
         self._new.clear()
 
     def _map(self) -> dict[str, Array]:
-        """Return the matrices as views of the mapped file; empty if it is missing, damaged or of another source."""
+        """Return the matrices as views of the mapped file; empty if missing, damaged or of another source."""
         # RecursionError: deeply nested JSON.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self.path.open("rb") as file:

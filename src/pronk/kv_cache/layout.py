@@ -52,7 +52,7 @@ class PoolLayout:
         return slots // self.panel, width // self._num_adjacent, self.panel, *adjacent
 
     def parts(self, pool: Array) -> list[Array]:
-        """Return views ``[kv_heads, panels, dimensions, slots of a panel, n]``: codes and scales of 8-bit panels."""
+        """Return views ``[kv_heads, panels, dimensions, slots of a panel, n]``; 8-bit panels: codes, scales."""
         if self.panel == 1:
             return [pool[..., None, None]]
         if not self._int8:

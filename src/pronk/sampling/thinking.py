@@ -50,9 +50,10 @@ class _State(NamedTuple):
 
 
 class ThinkingBudget:
-    """Allow only the end marker once a text has ``budget`` tokens of thoughts; ``output`` was generated before.
+    """Allow only the end marker once a text has ``budget`` tokens of thoughts.
 
     The state is a function of the tokens so far. The states of all generated tokens are kept for rollbacks.
+    ``output`` are the tokens generated before.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class ExactDistribution:
 
 
 def choose_extended(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
-    """Extend each prompt; return the distribution after the most informative one, or ``None`` if none is of use.
+    """Extend each prompt; return the distribution after the most informative one; ``None`` if none is.
 
     A prompt ``… X`` becomes ``… X abcd X efgh X ijkl X mnop X``. Each continuation of ``X`` begins with another of the
     likeliest tokens and goes on with tokens sampled by plain decoding. Drafters that copy from the text can therefore

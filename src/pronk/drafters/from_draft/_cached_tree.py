@@ -23,7 +23,7 @@ __all__ = ["CachedTree", "compute_new_nodes", "model_context"]
 
 
 class CachedTree(Trie):
-    """Token tree, of the target's ids, below one request's text in the draft's KV cache; gains are not used.
+    """Token tree (the target's ids, without gains) below one request's text in the draft's KV cache.
 
     Attributes:
         context: the request; ``context.state`` is the request's state in the draft model's proposer.

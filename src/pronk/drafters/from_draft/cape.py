@@ -110,6 +110,6 @@ class CapeProposer(WrapperProposer):
 
 
 def _siblings(draft_token: DraftToken, count: int) -> list[tuple[int, float]]:
-    """Return up to ``count`` siblings of ``draft_token``, likeliest first, as pairs (token id, probability)."""
+    """Return up to ``count`` siblings of a draft token, likeliest first, as (token id, probability)."""
     likeliest = draft_token.top_tokens(count + 1) if count > 0 else []  # the chain's own token may be among them
     return [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]

@@ -161,7 +161,7 @@ class WindowTuner:
         return WINDOW_SIZES[self.index]
 
     def record_step(self, *, requests: int, rows: int, other_tokens: int, window_tokens: int, costs: CostCurve) -> None:
-        """Record a step of ``requests`` requests; change the size if another one has a higher expected throughput.
+        """Record a step of ``requests`` requests; change the size if another has a higher throughput.
 
         ``rows`` is the number of rows of the forward pass, without those of windows. ``window_tokens`` are committed
         tokens from n-grams that only windows produced, ``other_tokens`` the others. ``costs`` has the seconds of a

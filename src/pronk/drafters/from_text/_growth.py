@@ -1,4 +1,4 @@
-"""Suffix indexes, and the tree builder of the drafter ``suffix``: continuations of matches, largest gain first.
+"""Suffix indexes and the tree builder of ``suffix``: continuations of matches, largest gain first.
 
 A *match* is a suffix of the request's text that also occurs earlier in the text or in a stored output. Tokens that
 follow the match there are its *continuations*; they become draft tokens.
@@ -183,7 +183,7 @@ class PythonSuffixes:
 
 
 class _Candidate(NamedTuple):
-    """A possible child of ``parent``: a token that follows the match ``string`` in index number ``number``."""
+    """A possible child of ``parent``: a token after the match ``string`` in index number ``number``."""
 
     parent: int
     number: int

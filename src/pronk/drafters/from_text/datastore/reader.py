@@ -178,7 +178,7 @@ class Datastore:
     def _exact_interval(
         self, samples: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Return ``low`` and ``high`` of the :class:`Child` whose token the samples ``samples[start:stop]`` have.
+        """Return ``low`` and ``high`` of the :class:`Child` whose token ``samples[start:stop]`` have.
 
         ``samples`` are indices of suffixes, and ``run`` is ``(start, stop)``.
         """
