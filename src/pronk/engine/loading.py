@@ -55,8 +55,8 @@ class LoadedEngine(NamedTuple):
 def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
     """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
 
-    Chunks of one window are those of Mistral 7B (Jiang et al. 2023, figure 3): a chunk then sees itself and the chunk
-    before it. Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window.
+    Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window. With chunks of one window
+    (Jiang et al. 2023, figure 3) a chunk sees itself and the chunk before it.
     """
     if prefill_chunk != "window":
         return check_integer("prefill_chunk", prefill_chunk, 16, 8192)

@@ -136,10 +136,9 @@ class RequestFactory:
     ) -> list[list[int]]:
         """Return the token ids of each text as a continuation of ``prompt``, whose token ids are ``ids``.
 
-        A text is encoded together with the prompt. It is encoded alone if ``prompt`` is a list of token ids, or if its
-        first characters would merge with the prompt's last token.
-
-        Raises ``OptionError`` if the tokenizer has no tokens for a text.
+        A text is encoded together with the prompt; alone if ``prompt`` is a list of token ids, or if its first
+        characters would merge with the prompt's last token. Raises ``OptionError`` if the tokenizer has no tokens for a
+        text.
         """
         continuations: list[list[int]] = []
         for text in texts:

@@ -27,10 +27,8 @@ def score(
 ) -> list[float]:
     """Return the log-probability of each alternative (the token ids of one text) after a prompt.
 
-    Raises:
-        PromptError: the prompt has a single token, or an alternative exceeds the limit of a tree or of the context.
-        CacheFullError: the prompt and the alternatives do not fit into the KV cache.
-        PronkError: logits are infinite or NaN.
+    Raises ``PromptError`` if the prompt has a single token, or an alternative exceeds the limit of a tree or of the
+    context; ``CacheFullError``; ``PronkError`` if logits are infinite or NaN.
     """
     max_nodes, max_length = engine.scheduler.max_tree - 1, max(map(len, alternatives))
     if len(prompt) < 2:

@@ -1,13 +1,9 @@
 """Forward passes over the draft trees of a batch of requests.
 
 A drafter may already have computed the first layers of a tree's leading nodes
-(:class:`~pronk.execution.segment.EarlyRows`). The forward pass then computes only the later layers of these nodes.
-For example, with 3 nodes whose layers 0 and 1 are computed, and 5 other nodes ::
-
-    layers 0, 1    5 rows
-    layers 2 …     8 rows; the input of 3 of them is read from the cache
-
-Each range of layers is one program of the backend (:mod:`pronk.execution.layer_executor`).
+(:class:`~pronk.execution.segment.EarlyRows`). The forward pass then computes only the later layers of these nodes, and
+reads their input from the cache. Each range of layers is one program of the backend
+(:mod:`pronk.execution.layer_executor`).
 """
 
 from __future__ import annotations

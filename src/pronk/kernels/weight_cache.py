@@ -34,11 +34,9 @@ _MAX_HEADER_BYTES = 1 << 24
 
 
 class WeightCache:
-    """The packed matrices of one model: those that the file has, and new ones until :meth:`save`.
+    """The packed matrices of one model: those of a file in ``folder``, and new ones until :meth:`save`.
 
-    Args:
-        folder: folder of the cache files.
-        identity: path, and other properties that change with the content, of each of the model's files.
+    ``identity``: path, and other properties that change with the content, of each of the model's files.
     """
 
     def __init__(self, folder: Path, identity: Sequence[tuple[str, int, int, int]]) -> None:

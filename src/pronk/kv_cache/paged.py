@@ -5,14 +5,12 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
     slot      0       16      32            16·B          16·B + 16
               | block 0 | block 1 | … | block B-1 | margin            |
 
-Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated; it is there because a vector
-load of the last slot may read past the end of the slot. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
+Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated: a vector load of the last slot
+may read past its end. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
 
-A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no values. A state has
-the slot of its token, so that whatever copies, moves, caches or drops keys does the same with states.
-
-For drafters, the cache may also keep the outputs of some layers, or a projection of several layers' outputs: a slot
-then holds, besides a token's keys and values, its hidden state after each of these layers, and its projection.
+A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no values. For
+drafters, the cache may also keep the outputs of some layers, or a projection of them. What is kept of a token has its
+slot, so that whatever copies, moves, caches or drops keys does the same with it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,6 @@
 
 A model that thinks writes its thoughts before its answer, between two markers such as ``<think>`` and ``</think>``.
 Once the thoughts have as many tokens as the budget allows, the processor allows only the tokens of the end marker.
-Example with a budget of 3 tokens::
-
-    <think> a b c </think> The answer
-            1 2 3 forced
 """
 
 from __future__ import annotations

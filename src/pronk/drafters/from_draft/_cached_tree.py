@@ -1,8 +1,8 @@
 """Token trees in a draft model's KV cache, grown by the drafters ``beam`` and ``staged``.
 
-Both drafters repeat these steps: add nodes to the tree, compute all new nodes in one forward pass of the draft model,
-and read its probabilities of the next token after each node. The tree that the drafter finally proposes is a different
-one: it may lack unlikely nodes of the cached tree, and it has leaves that the draft model has not computed.
+Both drafters add nodes to the tree, compute all new nodes in one forward pass of the draft model, and read its
+probabilities of the next token after each node. The proposed tree is a different one: it may lack unlikely nodes of the
+cached tree, and it has leaves that the draft model has not computed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _GROUP = 64  # number of ids in a group
 
 
 def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
-    """Return the ``count`` tokens with the largest logits after each of ``nodes`` (default: all), best first.
+    """Return the ``count`` tokens of largest logits after each of ``nodes`` (default: all), best first.
 
     The request's logit bias is applied first. Temperature and truncation do not change the order. Penalties are not
     applied, since they depend on the tokens before each node.

@@ -40,10 +40,10 @@ class _GlideLane(DraftLane):
 class _GlideRunner(DraftRunner):
     """Owns a GLIDE model and its KV pool; runs the model for several requests in shared forward passes.
 
-    In cross-attention, the rows of draft tokens see the target's cache up to the first draft token only. If they are
-    accepted, the target's cache grows, and the same rows would see more. With several layers, this would change the
-    cached keys and values of all layers but the first. Accepted draft tokens are therefore run again together with
-    the bonus token, so that a proposal depends only on the text.
+    In cross-attention, the rows of draft tokens see the target's cache up to the first draft token only. Once accepted,
+    the same rows would see more, which with several layers would change the cached keys and values of all layers but
+    the first. Accepted draft tokens are therefore run again together with the bonus token, so that a proposal depends
+    only on the text.
     """
 
     max_unread = None  # the positions are the target's, and a small model reads fast

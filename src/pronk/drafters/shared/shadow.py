@@ -1,10 +1,10 @@
 """Shadow passes: acceptance rates of a drafter with a model, learned without draft tokens.
 
 One forward pass of the drafter's model over tokens of the text that it has not read gives its choice after each of
-them. The next token of the text tells whether the choice is right (teacher forcing). So 16 to 64 choices are counted
-for the price of reading; drafting would count one or two. The tokens must be read before the next draft token anyway.
-If more than 64 are unread, the earlier ones are read in the same call, without counting. The tokens of the prompt are
-not the target's choices and do not count, nor do the first 16 that a model reads without the text before them.
+them, and the next token of the text tells whether the choice is right. So 16 to 64 choices are counted for the price of
+reading; drafting would count one or two. If more than 64 are unread, the earlier ones are read without counting. The
+tokens of the prompt are not the target's choices and do not count, nor do the first 16 that a model reads without the
+text before them.
 """
 
 from __future__ import annotations
