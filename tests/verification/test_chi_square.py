@@ -25,7 +25,7 @@ def test_extremes() -> None:
 
 def test_large_degrees_of_freedom() -> None:
     """Near the mean, the distribution approaches a normal one."""
-    for freedom in (10_000, 1_000_000):
+    for freedom in (10_000, 100_000):
         for deviations in (-6.0, -1.0, 0.0, 1.0, 6.0):
             statistic = freedom + deviations * (2 * freedom) ** 0.5
             assert p_value(statistic, freedom) == pytest.approx(math.erfc(deviations / 2**0.5) / 2, abs=0.005)
