@@ -16,7 +16,7 @@ import torch
 from guides import ToyFollower, with_forced
 from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig
-from pronk.arrays import FLOAT32, Array, DType
+from pronk.arrays import FLOAT32, INT8, Array, DType
 from pronk.drafters import Proposer
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
@@ -26,7 +26,7 @@ from pronk.execution.segment import Segment
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.layout import fill_poison
+from pronk.kv_cache.layout import PoolLayout, fill_poison
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder, Layer
@@ -241,6 +241,30 @@ asked = "auto"
 
 def kernels() -> Kernels:
     return load_kernels(asked)
+
+
+def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
+    """Return keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that have a block.
+
+    Of a layer with a short convolution, the keys are its states ``[1, tokens, hidden]``, and there are no values.
+    """
+    slots = cache.slots(block_table, block_table.num_released * cache.block_size, block_table.length)
+    if cache.kernels is None:
+        index = torch.from_numpy(slots)
+        return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
+    key_layout = cache._key_layout_of(layer)
+    return _numbers(key_layout, cache.keys[layer], slots), _numbers(cache._value_layout, cache.values[layer], slots)
+
+
+def _numbers(layout: PoolLayout, pool: Array, slots: Array) -> Array:
+    """Return the numbers ``[kv_heads, tokens, head_dim]`` in some slots of a pool."""
+    parts = [part[:, slots // layout.panel, :, slots % layout.panel] for part in layout.parts(pool)]
+    first, *scales = (np.swapaxes(part.reshape(*part.shape[:2], part.shape[2] * part.shape[3]), 0, 1) for part in parts)
+    if pool.dtype != INT8:
+        return first
+    if not scales:  # rows: codes, then the scale
+        first, scales = first[..., :-4], [np.ascontiguousarray(first[..., -4:]).view(np.float32)]
+    return first * scales[0]
 
 
 def make_cache(

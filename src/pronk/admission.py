@@ -22,9 +22,8 @@ class AdmissionLimit:
     def hold(self, count: int) -> Generator[None]:
         """Add ``count`` samples to the samples in progress for the duration of a ``with`` block.
 
-        Raises:
-            OptionError: ``count`` alone exceeds ``limit``.
-            OverloadedError: ``count`` and the samples already in progress together exceed ``limit``.
+        Raises ``OptionError`` if ``count`` alone exceeds ``limit``, ``OverloadedError`` if ``count`` and the samples
+        already in progress together exceed ``limit``.
         """
         if count > self.limit:
             msg = f"n: expected at most {self.limit} samples at a time, found {count}; ask for fewer"

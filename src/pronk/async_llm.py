@@ -15,7 +15,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -73,7 +73,6 @@ class _Schedule(NamedTuple):
         return cls(priority, None if deadline is None else perf_counter() + deadline, salt, tenant)
 
     def apply(self, requests: Iterable[Request]) -> None:
-        """Set the options of requests."""
         for request in requests:
             request.priority, request.deadline, request.salt, request.tenant = self
 
@@ -172,7 +171,7 @@ class AsyncLLM:
         async with aclosing(pieces):
             completions = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
         first, *others = (completions[index] for index in sorted(completions))
-        return first.with_others(others)
+        return replace(first, others=tuple(others))
 
     async def steps(
         self,

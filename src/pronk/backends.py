@@ -23,16 +23,9 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
     """Return the backend for a model.
 
     This is torch for ``kernels="torch"`` and for other devices than the CPU. If no kernels fit this processor and
-    model, it is torch as well, with a warning that gives the reason.
-
-    Args:
-        kernels: ``"auto"``, an instruction set, or ``"torch"``.
-        device: ``"cpu"``, or the name of a torch device.
-        config: configuration of the model.
-        dtype: dtype of the model's weights, in which torch computes.
-
-    Raises:
-        OptionError: an argument is unknown, the processor lacks the instruction set, or torch is needed and missing.
+    model, it is torch as well, with a warning that gives the reason. Torch computes in ``dtype``, that of the model's
+    weights. Raises ``OptionError`` if an argument is unknown, the processor lacks the instruction set, or torch is
+    needed and missing.
     """
     if kernels not in CHOICES:
         msg = f"kernels: expected {', '.join(CHOICES)}; found {kernels!r}"

@@ -59,8 +59,8 @@ class _Guard:
     def deliver(self) -> None:
         """If ``depth`` is 0, call ``handler`` for the first deferred signal, and drop the later ones.
 
-        While ``handler`` runs in an ``interruptible`` block, and after it has raised there, ``depth`` is above 0, so
-        that further signals are deferred.
+        While ``handler`` runs in an ``interruptible`` block, and after it has raised there, further signals are
+        deferred.
         """
         if self.deferred and not self.depth:
             first = self.deferred[0]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
@@ -47,10 +47,6 @@ class Completion:
         """Return the completion as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return values | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
-
-    def with_others(self, others: Iterable[Completion]) -> Completion:
-        """Return a copy of this completion with ``others``, the later samples of the same prompt."""
-        return replace(self, others=tuple(others))
 
     @classmethod
     def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:

@@ -18,9 +18,8 @@ from pronk.drafters.from_target._early_exit import EarlyExit
 from pronk.drafters.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.early_rows import EarlyTokens, EarlyTokensByTable
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.execution.segment import Segment
+from pronk.execution.segment import EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
@@ -39,6 +38,7 @@ from tiny_models import (
     make_cache,
     make_engine,
     make_request,
+    read_kv,
     run,
     tiny_decoder,
 )
@@ -94,7 +94,7 @@ def dense(noise: float) -> Dense:
 
 def kept_rows(runner: ModelRunner, block_table: BlockTable) -> list[Array]:
     """Return copies of the cached keys and values of a request in all layers."""
-    pools = [pool for layer in range(len(runner.cache.keys)) for pool in runner.cache.read(layer, block_table)]
+    pools = [pool for layer in range(len(runner.cache.keys)) for pool in read_kv(runner.cache, layer, block_table)]
     return [pool.copy() for pool in pools]
 
 
@@ -110,7 +110,7 @@ class Asked:
     early_tokens: EarlyTokens | None = None
 
 
-def early_tables(drafter: Proposer[Any]) -> EarlyTokensByTable | None:
+def early_tables(drafter: Proposer[Any]) -> dict[int, EarlyTokens] | None:
     """Return the early tokens of all block tables, or ``None`` if ``drafter`` has no early exit."""
     return next((model.runner.early_tokens for model in drafter.models if isinstance(model, EarlyExit)), None)
 
@@ -118,7 +118,7 @@ def early_tables(drafter: Proposer[Any]) -> EarlyTokensByTable | None:
 def early_tokens(drafter: Proposer[Any], block_table: BlockTable) -> EarlyTokens | None:
     """Return the request's tokens whose first layers an early exit has computed in this step, if any."""
     tables = early_tables(drafter)
-    return None if tables is None else tables.get(block_table)
+    return None if tables is None else tables.get(id(block_table))
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,16 @@ from pronk.models.loader import compute_dtype
 from pronk.models.program import Program
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.convert import to_array, to_tensor
-from tiny_models import StrictAllocator, kernels, make_cache, make_engine, pack_several_forms, tiny_decoder, tiny_module
+from tiny_models import (
+    StrictAllocator,
+    kernels,
+    make_cache,
+    make_engine,
+    pack_several_forms,
+    read_kv,
+    tiny_decoder,
+    tiny_module,
+)
 
 LENGTH = 1300
 CHUNKS = (2, 3, 5, 16, 33, 64, 100, 512)  # the reference has chunks of 1
@@ -150,7 +159,7 @@ class Texts:
 
     def held(self, block_table: BlockTable) -> list[Array]:
         """Return the keys and values of the text that are still held, layer by layer."""
-        return [each for layer in range(len(self.cache.keys)) for each in self.cache.read(layer, block_table)]
+        return [each for layer in range(len(self.cache.keys)) for each in read_kv(self.cache, layer, block_table)]
 
 
 def same(one: Array, other: Array) -> bool:

@@ -21,7 +21,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.convert import to_array
 from pronk.train.modules.decoder import Attend, DecoderModule
-from tiny_models import VOCAB, make_cache, make_engine, make_request, run, tiny_decoder, tiny_module
+from tiny_models import VOCAB, make_cache, make_engine, make_request, read_kv, run, tiny_decoder, tiny_module
 
 LAYERS = (1, 2, 3)
 
@@ -99,7 +99,7 @@ class CacheReader(ModelReader):
     def propose(self, contexts: Sequence[DraftContext[list[int]]]) -> list[TokenTree]:
         for context in contexts:
             held = list(context.tokens[: context.block_table.length])
-            kv = [self.cache[0].read(layer, context.block_table) for layer in range(2)]
+            kv = [read_kv(self.cache[0], layer, context.block_table) for layer in range(2)]
             self.read.append((held, [(k.copy(), v.copy()) for k, v in kv]))
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 

@@ -10,13 +10,12 @@ import pytest
 from drafters.kernel_calls import Calls
 from engine.cases import text
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType, is_finite
-from pronk.execution.early_rows import EarlyRows, EarlyTokens
 from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
-from pronk.execution.segment import Segment
+from pronk.execution.segment import EarlyRows, EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
 from pronk.speculation.tree import TokenTree
-from tiny_models import VOCAB, make_cache, tiny_decoder
+from tiny_models import VOCAB, make_cache, read_kv, tiny_decoder
 
 LENGTHS = (1, 30, 508, 77)
 MIXED, WINDOWS = (None, 24, None, 24), (24, 24, 24, 24)
@@ -67,7 +66,7 @@ class TextsInCache:
         cache, rows = self.runner.cache, list[Array]()
         for block_table, tree in zip(self.tables, trees, strict=True):
             held = replace(block_table, length=block_table.length + len(tree))
-            rows += [part for layer in range(len(cache.keys)) for part in cache.read(layer, held)]
+            rows += [part for layer in range(len(cache.keys)) for part in read_kv(cache, layer, held)]
             rows += [cache.read_hidden(layer, held, 0, held.length) for layer in cache.hidden]
         return rows
 

@@ -9,7 +9,7 @@ import pytest
 
 from pronk.kernels import library
 from pronk.kernels.library import KernelsError
-from pronk.kernels.suffixes import CompiledSuffixes, NativeTreeBuilder, open_suffix_library
+from pronk.kernels.suffixes import CompiledSuffixes, NativeTreeBuilder, TreeLimits, open_suffix_library
 
 LIBRARY: Any = open_suffix_library()
 
@@ -75,12 +75,12 @@ def test_exceptions_of_a_prior_propagate() -> None:
         return 0.5
 
     builder = NativeTreeBuilder(LIBRARY, prior, 4.0)
-    limits: dict[str, Any] = {"max_nodes": 3, "max_depth": 3, "min_match": 1, "depth_factor": 4.0, "min_gain": 0.0}
+    limits = TreeLimits(3, 3, 1, 4.0, 0.0)
     with pytest.raises(KeyError, match="1"):
-        builder.build([made], b"abc", **limits)
+        builder.build([made], b"abc", limits)
     assert raised == [1, 2, 3], "the library calls the prior again after an exception"
     fails = False
-    assert builder.build([made], b"abc", **limits).gains == [1.0, 0.5, 0.25, 0.125]
+    assert builder.build([made], b"abc", limits).gains == [1.0, 0.5, 0.25, 0.125]
 
 
 def test_failed_allocations_raise(monkeypatch: pytest.MonkeyPatch) -> None:

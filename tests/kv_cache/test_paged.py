@@ -31,7 +31,7 @@ from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.cache import TorchCache
-from tiny_models import kernels, make_cache, text_logits, tiny_config, tiny_decoder, tiny_module
+from tiny_models import kernels, make_cache, read_kv, text_logits, tiny_config, tiny_decoder, tiny_module
 
 CONFIG = tiny_config(heads=2, kv_heads=2, head_dim=6)
 HIDDEN = CONFIG.hidden_size
@@ -133,7 +133,7 @@ def start_text(cache: PagedCache) -> BlockTable:
 def every(cache: PagedCache, slots: slice | Array = slice(None)) -> list[Array]:
     """Return slots of all pools as float32 ``[heads, slots, size]``: K and V of each layer, then kept layer outputs."""
     whole = BlockTable([*range(cache.allocator.num_blocks)], length=cache.num_slots)
-    found = [pool for layer in range(len(cache.keys)) for pool in cache.read(layer, whole)]
+    found = [pool for layer in range(len(cache.keys)) for pool in read_kv(cache, layer, whole)]
     found += [cache.read_hidden(layer, whole, 0, cache.num_slots)[None] for layer in cache.hidden]
     return [pool[:, slots].astype(np.float32) for pool in found]
 
@@ -194,7 +194,7 @@ def test_panels(dtype: DType) -> None:
                 found = panel[d, slot % 16, 0] if dtype == FLOAT32 else panel[d // 2, slot % 16, d % 2]
                 assert found == keys[place, head, d]
     block_table.length = 48
-    for found, want in zip(cache.read(0, block_table), (keys, -keys), strict=True):
+    for found, want in zip(read_kv(cache, 0, block_table), (keys, -keys), strict=True):
         assert found.dtype == dtype
         assert np.array_equal(found.swapaxes(0, 1), want)
     assert np.isnan(every(cache, slice(48, 64))[0]).all()
@@ -219,7 +219,7 @@ def test_codes_of_8_bits() -> None:
                 assert own[:6].tolist() == np.rint(row * (np.float32(127) / max(largest, np.float32(1e-30)))).tolist()
                 assert own[6:].copy().view(np.float32) == largest / np.float32(127)
     block_table.length = 48
-    found = [each.swapaxes(0, 1) for each in cache.read(1, block_table)]
+    found = [each.swapaxes(0, 1) for each in read_kv(cache, 1, block_table)]
     for kept, given in zip(found, (keys, values), strict=True):
         assert (np.abs(kept - given) <= np.abs(given).max(-1, keepdims=True) * (0.5001 / 127)).all()
     assert not found[0][5].any()
@@ -255,7 +255,7 @@ def test_kernels_and_torch_write_the_same_rows(dtype: DType, kv_dtype: DType | N
         job = ForwardJob(Segment(block_table, TokenTree.chain(range(70))), range(70), 70)
         ModelRunner(decoder, cache).forward([job])
         cache.commit(block_table, range(70))
-        found.append([each.astype(np.float32) for each in cache.read(0, block_table)])
+        found.append([each.astype(np.float32) for each in read_kv(cache, 0, block_table)])
         assert all(each.shape == (2, 70, 16) for each in found[-1])
     near = {"rtol": 0.0, "atol": 1e-5} if dtype == FLOAT32 else {"rtol": 2e-2, "atol": 5e-2}
     for by_kernels, by_torch in zip(*found, strict=True):
@@ -304,7 +304,7 @@ def test_torch_stores_numbers_that_are_not_finite_as_zeros(dtype: DType) -> None
     cache.write_hidden(1, slots, hidden)
     cache.commit(block_table, range(3))
     want = keys.isfinite().float().transpose(0, 1).numpy()
-    for factor, found in zip((1, 2), cache.read(0, block_table), strict=True):
+    for factor, found in zip((1, 2), read_kv(cache, 0, block_table), strict=True):
         assert found.dtype == dtype
         assert np.array_equal(found, factor * want)
     assert np.array_equal(cache.read_hidden(1, block_table, 0, 3), hidden.isfinite().numpy())

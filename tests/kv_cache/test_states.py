@@ -13,7 +13,7 @@ from pronk.kv_cache.budget import BLOCK_SIZE, KVBudget
 from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.backend import KernelBackend
-from tiny_models import kernels, make_cache, tiny_config
+from tiny_models import kernels, make_cache, read_kv, tiny_config
 
 SIZE = 16
 CONFIG = replace(
@@ -45,7 +45,7 @@ def write(cache: PagedCache, table: BlockTable, values: list[int]) -> None:
 
 def held(cache: PagedCache, table: BlockTable) -> list[int]:
     """Return the values of a text, after a check that both layers have them."""
-    states = [cache.read(layer, table)[0].astype(np.float32) for layer in (0, 2)]
+    states = [read_kv(cache, layer, table)[0].astype(np.float32) for layer in (0, 2)]
     assert all(each.shape == (1, table.length, HIDDEN) for each in states)
     assert np.array_equal(states[0] + 2, states[1])
     assert np.array_equal(states[0][0], np.repeat(states[0][0, :, :1], HIDDEN, axis=1))
@@ -59,7 +59,7 @@ def test_sizes(options: dict[str, Any]) -> None:
     for layer in (0, 2):
         assert tuple(cache.keys[layer].shape) == (1, cache.num_slots, HIDDEN)
         assert len(cache.values[layer]) == 0
-        assert cache.read(layer, BlockTable())[1].size == 0
+        assert read_kv(cache, layer, BlockTable())[1].size == 0
     dtype: DType = options["dtype"]
     keys = kv_bytes_per_token(CONFIG, options.get("kv_dtype", dtype))
     assert keys == 2 * 2 * (6 + 4 if "kv_dtype" in options else 6 * dtype.itemsize)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from pronk.arrays import Array
-from pronk.sampling.logits_processors import BadWords, LogitBias, MinTokens, Penalties, make_processors
+from pronk.sampling.logits_processors import BadWords, LogitBias, MinTokens, Penalties, TokenContext, make_processors
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.sampling.token_context import TokenContext
 from tiny_models import context_of
 
 VOCAB = 8

@@ -146,7 +146,7 @@ def test_an_untied_model_can_be_trained(checkpoint: MakeCheckpoint, tmp_path: Pa
             "equal-parameters: expected none with --init, whose model has it, found True; leave it out",
         ),
         ("--head-order causal", "head-order: expected none with --init, whose heads have it, found 'causal'"),
-        ("--future-tokens 99", "num-heads: expected 1 to 63, found 98"),
+        ("--future-tokens 99", "num-heads: expected an integer in 1..63, found 98"),
         ("--length 128", "length: expected an integer in 1..64, found 128"),
     ],
 )

@@ -1,16 +1,8 @@
 """All drafters, in packages by the source of their draft tokens.
 
-| package | source of the draft tokens |
-|---|---|
-| ``from_text`` | the request's text, outputs of earlier requests, or a corpus on disk (datastore) |
-| ``from_outputs`` | logits of the target's earlier forward passes |
-| ``from_draft`` | a smaller model |
-| ``from_target`` | the target's own layers with modules trained on them |
-| ``combined`` | other drafters |
-| ``shared`` | has no drafters, but code that several of these packages use |
-
-A module with the name of an entry of ``registry.py`` implements that drafter. Modules with a leading
-underscore are helpers of their package. The interface of drafters is :mod:`pronk.speculation.proposer`.
+A module with the name of an entry of ``registry.py`` implements that drafter. Modules with a leading underscore are
+helpers of their package. ``shared`` has code for several packages. The interface is
+:mod:`pronk.speculation.proposer`; ``docs/methods`` describes each drafter, when it pays, and what it costs.
 
 Functions with a parameter ``drafter`` accept an object (``PromptLookup(num_tokens=8)``), a name (``"prompt_lookup"``),
 or a name with options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). A combined drafter takes the drafters that it
@@ -28,15 +20,15 @@ from pronk.drafters.registry import REGISTRY, class_modules, make_drafter
 if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
     from pronk.drafters.combined.auto import Auto as Auto
-    from pronk.drafters.combined.first_of import FirstOf as FirstOf
     from pronk.drafters.combined.grammar import Grammar as Grammar
+    from pronk.drafters.combined.merged import FirstOf as FirstOf
     from pronk.drafters.combined.merged import Merged as Merged
     from pronk.drafters.from_draft.beam import Beam as Beam
     from pronk.drafters.from_draft.cape import Cape as Cape
     from pronk.drafters.from_draft.draft_model import DraftModel as DraftModel
     from pronk.drafters.from_draft.staged import Staged as Staged
     from pronk.drafters.from_draft.threshold import Threshold as Threshold
-    from pronk.drafters.from_outputs.gauss_seidel import GaussSeidel as GaussSeidel
+    from pronk.drafters.from_outputs.jacobi import GaussSeidel as GaussSeidel
     from pronk.drafters.from_outputs.jacobi import Jacobi as Jacobi
     from pronk.drafters.from_outputs.lookahead import Lookahead as Lookahead
     from pronk.drafters.from_outputs.recycling import Recycling as Recycling

@@ -1,7 +1,4 @@
-"""Plain autoregressive decoding: no draft tokens, one token per forward pass.
-
-Benchmarks and verification compare other drafters with it.
-"""
+"""Plain autoregressive decoding: no draft tokens, one token per forward pass."""
 
 from __future__ import annotations
 

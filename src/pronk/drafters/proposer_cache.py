@@ -23,10 +23,9 @@ _Key = tuple[Drafter, str | None]
 class ProposerCache:
     """An LRU cache of proposers: equal drafters share one proposer and its learned state.
 
-    A draft model is freed with its last proposer, as only proposers hold strong references to its weights and its KV
-    cache. (:meth:`~pronk.speculation.target.Target.load_shared` and :class:`~pronk.kv_cache.budget.KVBudget` hold only
-    weak ones.) Running requests, callers and this cache keep a proposer alive. The KV memory of a freed draft model is
-    divided among the KV caches of the target and the other draft models when the next draft model is loaded.
+    A draft model is freed with its last proposer: :meth:`~pronk.speculation.target.Target.load_shared` and
+    :class:`~pronk.kv_cache.budget.KVBudget` hold only weak references. Its KV memory is divided among the other KV
+    caches when the next draft model is loaded.
 
     The cache is thread-safe. Binding a drafter may read files for seconds, so it holds a lock of its own, and other
     threads can look up cached proposers meanwhile.
@@ -51,14 +50,11 @@ class ProposerCache:
     def get_proposer(self, spec: str | Drafter | None, adapter: str | None = None) -> Proposer[Any]:
         """Return the cached proposer of a drafter, or bind and cache a new one.
 
-        The drafter may be given as text, such as ``"suffix(num_nodes=8)"``; ``None`` is the default. A drafter that
-        keeps texts of other requests has a proposer for each ``adapter`` (:meth:`Drafter.for_adapter`).
-        A cached proposer whose draft model was rewritten on disk is replaced by one that loads the new files. If
-        ``spec`` is itself a proposer, it is bound to the target and not cached.
-
-        Raises:
-            OptionError: the drafter or option is unknown, or the drafter does not fit the target.
-            CheckpointError: the draft model cannot be loaded.
+        ``spec`` may be text, such as ``"suffix(num_nodes=8)"``; ``None`` is the default. A drafter that keeps texts of
+        other requests has a proposer for each ``adapter`` (:meth:`Drafter.for_adapter`). A proposer whose draft model
+        was rewritten on disk is replaced by one that loads the new files. If ``spec`` is itself a proposer, it is bound
+        to the target and not cached. Raises ``OptionError`` if the drafter or option is unknown, or the drafter does
+        not fit the target, ``CheckpointError`` if the draft model cannot be loaded.
         """
         drafter = self._drafter if spec is None else spec
         drafter = _make_drafter_cached(drafter) if isinstance(drafter, str) else make_drafter(drafter)
@@ -70,15 +66,14 @@ class ProposerCache:
         _check_hashable(drafter)
         key = (drafter, None) if own is None else (own, adapter)
         proposer = self._get_current(key)
-        return self._bind_and_cache(key) if proposer is None else proposer
-
-    def _bind_and_cache(self, key: _Key) -> Proposer[Any]:
-        with self._bind_lock:
-            proposer = self._get_current(key)  # another thread may have bound the drafter since the first lookup
-            if proposer is None:
-                proposer = bind_proposer(key[0], self._target)
-                self._insert(key, proposer)
-            return proposer
+        proposer = self._get_current(key)
+        if proposer is None:
+            with self._bind_lock:
+                proposer = self._get_current(key)  # another thread may have bound the drafter since the first lookup
+                if proposer is None:
+                    proposer = bind_proposer(key[0], self._target)
+                    self._insert(key, proposer)
+        return proposer
 
     def _get_current(self, key: _Key) -> Proposer[Any] | None:
         """Return the cached proposer or ``None``; drop a proposer whose draft model has changed on disk."""
@@ -90,7 +85,6 @@ class ProposerCache:
             return proposer
 
     def _insert(self, key: _Key, proposer: Proposer[Any]) -> None:
-        """Cache a proposer, and evict the least recently used ones beyond the limits."""
         with self._cache_lock:
             self._cached[key] = proposer
             evictable = [(key, cached) for key, cached in self._cached.items() if cached is not self.default]

@@ -24,7 +24,7 @@ __all__ = ["DRAFTERS", "REGISTRY", "class_modules", "make_drafter"]
 DRAFTERS: dict[str, str] = {
     "autoregressive": "drafters.autoregressive:Autoregressive",
     "jacobi": "drafters.from_outputs.jacobi:Jacobi",
-    "gauss_seidel": "drafters.from_outputs.gauss_seidel:GaussSeidel",
+    "gauss_seidel": "drafters.from_outputs.jacobi:GaussSeidel",
     "lookahead": "drafters.from_outputs.lookahead:Lookahead",
     "prompt_lookup": "drafters.from_text.prompt_lookup:PromptLookup",
     "suffix": "drafters.from_text.suffix:Suffix",
@@ -42,7 +42,7 @@ DRAFTERS: dict[str, str] = {
     "beam": "drafters.from_draft.beam:Beam",
     "glide": "drafters.from_target.glide:Glide",
     "vanilla": "drafters.from_target.glide:Vanilla",
-    "first_of": "drafters.combined.first_of:FirstOf",
+    "first_of": "drafters.combined.merged:FirstOf",
     "merged": "drafters.combined.merged:Merged",
     "auto": "drafters.combined.auto:Auto",
     "grammar": "drafters.combined.grammar:Grammar",

@@ -1,7 +1,4 @@
-"""Reads of KV blocks from the prompt cache on disk.
-
-Each step reads a part of the blocks, so that other requests go on meanwhile.
-"""
+"""Reads of KV blocks from disk, a part in each step, so that other requests go on meanwhile."""
 
 from __future__ import annotations
 

@@ -110,8 +110,7 @@ class Engine:
     def abort(self, request: Request) -> None:
         """Stop a request and free its KV blocks; without effect on a removed request.
 
-        If called during a step, for example by the garbage collector closing a stream, the request is removed at the
-        end of that step.
+        During a step, for example by the garbage collector closing a stream, the request is removed at its end.
         """
         with self.lock:
             request.aborted = True
@@ -121,11 +120,8 @@ class Engine:
     def step(self) -> None:
         """Run one step: one forward pass over all scheduled requests.
 
-        A failure of a single request ends that request and is stored in its
-        :attr:`~pronk.engine.request.Request.error`. An exception raised here concerns all requests.
-
-        Raises:
-            PronkError: a drafter or a logits processor calls this method during a step.
+        A failure of a single request is stored in its :attr:`~pronk.engine.request.Request.error` and ends it. An
+        exception raised here concerns all requests. Raises ``PronkError`` if called during a step.
         """
         with self._exclusive():
             self._step()
@@ -135,10 +131,8 @@ class Engine:
     ) -> list[Array]:
         """Return the logits ``[nodes, vocab]`` of token trees below a prompt, without creating a request.
 
-        The prompt does not include the roots. Running requests are stepped until enough KV blocks are free.
-
-        Raises:
-            CacheFullError: the prompt and the largest tree do not fit into the empty KV cache.
+        The prompt does not include the roots. Running requests are stepped until enough KV blocks are free. Raises
+        ``CacheFullError`` if the prompt and the largest tree do not fit into the empty KV cache.
         """
         num_blocks = self.scheduler.max_blocks_held(len(prompt) + max(map(len, trees)))
         with self.lock:
@@ -153,10 +147,8 @@ class Engine:
     def run(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> None:
         """Run new requests to completion, batched with requests that are already running.
 
-        ``progress`` is called before each step with the number of completed requests.
-
-        Raises:
-            Exception: one of the requests failed with this error; the others are aborted.
+        ``progress`` is called before each step with the number of completed requests. If one of the requests fails, its
+        error is raised, and the others are aborted.
         """
         with uninterrupted():  # Ctrl-C takes effect only in ``progress`` and in forward passes
             try:
@@ -289,7 +281,6 @@ class Engine:
         request.fail(PronkError(_not_finite_message(self.cache.dtype)) if not_finite else error)
 
     def _remove_finished(self) -> None:
-        """Remove the requests that have ended or were aborted."""
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if request.ended or request.aborted:
                 self._remove(request)

@@ -1,10 +1,9 @@
-"""Fair scheduling of tenants with virtual token counters.
+"""Fair scheduling of tenants with virtual token counters (Sheng et al. 2024).
 
 Each tenant has a counter of served tokens. Prompt tokens count once. Generated tokens count twice, because a forward
 pass yields few of them. The waiting tenant with the smallest counter starts first. If a tenant returns after a pause,
-its counter is raised to the minimum of the active tenants, so that a pause gives no advantage. The counters of two
-tenants with waiting requests differ by at most the tokens of one batch (Sheng et al. 2024, Fairness in Serving Large
-Language Models).
+its counter is raised to the minimum of the active tenants. The counters of two tenants with waiting requests differ by
+at most the tokens of one batch (*Fairness in Serving Large Language Models*).
 """
 
 from __future__ import annotations

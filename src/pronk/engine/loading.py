@@ -55,11 +55,8 @@ class LoadedEngine(NamedTuple):
 def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
     """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
 
-    Chunks of one window are those of Mistral 7B (Jiang et al. 2023, figure 3): a chunk then sees itself and the chunk
-    before it.
-
-    Raises:
-        OptionError: the number is not in 16..8192, or no layer has a sliding window.
+    Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window. With chunks of one window
+    (Jiang et al. 2023, figure 3) a chunk sees itself and the chunk before it.
     """
     if prefill_chunk != "window":
         return check_integer("prefill_chunk", prefill_chunk, 16, 8192)
@@ -86,13 +83,9 @@ def load_engine(  # noqa: PLR0913 - independent options
     progress: Callable[[int, int], None] | None,
     **engine: Any,
 ) -> LoadedEngine:
-    """Load a model and build its engine.
+    """Load a model and build its engine; arguments are those of :class:`pronk.LLM` and :class:`Engine`.
 
-    The arguments are those of :class:`pronk.LLM`, and in ``engine`` those of :class:`Engine`.
-
-    Raises:
-        CheckpointError: the model cannot be loaded.
-        OptionError: an option is out of range, or does not fit the model.
+    Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option does not fit it.
     """
     path, opened, config, dtype, backend, adapters, drafter = source
     is_split = parallel == "tensor" and workers > 1

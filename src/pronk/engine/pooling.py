@@ -79,10 +79,7 @@ class HiddenPooler:
     def add(self, first: int, rows: Array) -> None:
         """Add the last layer's outputs ``[rows, hidden]`` of the tokens from index ``first`` on.
 
-        Tokens that were added before a preemption are skipped.
-
-        Raises:
-            PronkError: the hidden states are infinite or NaN.
+        Tokens that were added before a preemption are skipped. Raises ``PronkError`` if a state is not finite.
         """
         stop = first + len(rows)
         start = max(self._num_seen, first) if self.needs_all_rows else max(first, self.num_tokens - 1)

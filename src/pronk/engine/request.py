@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from pronk.arrays import Array
 from pronk.engine.decision_trace import DecisionTrace
@@ -17,22 +17,11 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import Capabilities, Proposer
+from pronk.tokenization.stream import TextStream
 
-__all__ = ["AdmissionRefusal", "FinishReason", "Request", "TextOutput", "Token"]
+__all__ = ["AdmissionRefusal", "FinishReason", "Request", "Token"]
 
 FinishReason = Literal["stop", "length"]
-
-
-class TextOutput(Protocol):
-    """Incremental detokenizer with stop strings; see :class:`pronk.tokenization.stream.TextStream`."""
-
-    def push(self, token: int) -> tuple[str, str | None]:
-        """Return the text that became final with a token, and the completed stop string, if any."""
-        ...
-
-    def flush(self) -> tuple[str, str | None]:
-        """Return the remaining text, and the stop string in it, if any."""
-        ...
 
 
 class Token(NamedTuple):
@@ -68,7 +57,7 @@ class Request:
     seed: int
     proposer: Proposer[Any] | None  # ``None`` after the proposer has raised an exception
     sampler: Sampler
-    detokenizer: TextOutput
+    detokenizer: TextStream
     stop_token_ids: frozenset[int]  # token ids that end the text
     parent: Request | None = None  # first sample of the prompt, if this is a later one; its KV blocks may be shared
     priority: int = 0  # scheduling priority; higher values are scheduled first
@@ -82,9 +71,7 @@ class Request:
     num_charged: int = field(default=0, init=False)  # number of generated tokens in the tenant's counter
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
     digests: list[bytes] = field(default_factory=list, init=False)  # prefix-cache keys of the first full blocks
-    admission_refusal: AdmissionRefusal | None = field(
-        default=None, init=False
-    )  # set while too few KV blocks are free to start
+    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # set while too few blocks are free
     draft_state: Any = field(default=None, init=False)  # the proposer's state; set if ``draft_started``
     draft_started: bool = field(default=False, init=False)  # whether ``Proposer.start`` has been called
     from_draft: list[bool] = field(default_factory=list, init=False)  # whether each output token has a ``source``

@@ -52,10 +52,9 @@ class RequestFactory:
         return AnswerFormat(self.tokenizer)
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the token ids of a prompt.
+        """Return the token ids of a prompt; raise PromptError if it is empty or has unknown ids.
 
-        Raises:
-            PromptError: the prompt is empty, has ids outside the vocabulary, or is too long (``ContextError``).
+        Raises ``ContextError`` if the prompt is too long.
         """
         vocab, context = self.config.vocab_size, self.config.context
         if not isinstance(prompt, (str, list, tuple)):
@@ -94,10 +93,8 @@ class RequestFactory:
         """Create the ``params.n`` samples of one prompt; later samples share the prompt's KV blocks.
 
         ``adapter`` is an adapter of the model; ``None``: the model alone. ``processors`` returns new logits processors
-        for each sample, because they have state per text (see :meth:`create_request`).
-
-        Raises:
-            OptionError: an option does not fit the model or the prompt.
+        for each sample, because they have state per text (see :meth:`create_request`). Raises ``OptionError`` if an
+        option does not fit the model or the prompt.
         """
         seed = random_seed() if params.seed is None else params.seed
         first = self.create_request(prompt, params, proposer, seed=seed, processors=processors())
@@ -120,9 +117,7 @@ class RequestFactory:
     ) -> list[Request]:
         """Create one request per text that computes an embedding, with ``adapter``, and generates no tokens.
 
-        Raises:
-            OptionError: an option does not fit the model.
-            PromptError: see :meth:`encode_prompt`.
+        Raises ``OptionError`` if an option does not fit the model; ``PromptError`` as :meth:`encode_prompt`.
         """
         options.check(self.config.hidden_size)
         if isinstance(texts, str):
@@ -141,10 +136,9 @@ class RequestFactory:
     ) -> list[list[int]]:
         """Return the token ids of each text as a continuation of ``prompt``, whose token ids are ``ids``.
 
-        A text is encoded together with the prompt. It is encoded alone if ``prompt`` is a list of token ids, or if its
-        first characters would merge with the prompt's last token.
-
-        Raises ``OptionError`` if the tokenizer has no tokens for a text.
+        A text is encoded together with the prompt; alone if ``prompt`` is a list of token ids, or if its first
+        characters would merge with the prompt's last token. Raises ``OptionError`` if the tokenizer has no tokens for a
+        text.
         """
         continuations: list[list[int]] = []
         for text in texts:
@@ -170,7 +164,7 @@ class RequestFactory:
         sampler: type[Sampler] = Sampler,
         processors: Sequence[LogitsProcessor] = (),
     ) -> Request:
-        """Create one request.
+        """Create one request; raise OptionError if an option does not fit the model or the prompt.
 
         Args:
             prompt: token ids, at least one (see :meth:`encode_prompt`).
@@ -182,9 +176,6 @@ class RequestFactory:
             sampler: sampler class.
             processors: logits processors of this request, applied after those of the options; each receives the
                 tokens after ``prompt`` and ``output``.
-
-        Raises:
-            OptionError: an option does not fit the model or the prompt.
         """
         self._check(prompt, params)
         stop_token_ids, tokens = stop_ids_with_eos(params, self.config.eos_ids), [*prompt, *output]
@@ -211,10 +202,10 @@ class RequestFactory:
     def _thinking_budget(
         self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
     ) -> list[LogitsProcessor]:
-        markers = None if params.thinking_budget is None else self.answer_format.thinking_markers
-        if params.thinking_budget is None or markers is None:
+        budget = params.thinking_budget
+        if budget is None or (markers := self.answer_format.thinking_markers) is None:
             return []
-        return [ThinkingBudget(params.thinking_budget, markers, prompt, output)]
+        return [ThinkingBudget(budget, markers, prompt, output)]
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``; cached."""

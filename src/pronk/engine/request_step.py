@@ -78,12 +78,9 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: Mode
 def verify(step: RequestStep, result: JobResult) -> VerifiedStep:
     """Verify one request's draft against the logits of the target.
 
-    The sampler advances past the sampled tokens;
-    :meth:`~pronk.engine.output_processor.OutputProcessor.commit` appends them to the text.
-
-    Raises:
-        NotFiniteError: logits needed for sampling are infinite or NaN.
-        OptionError: the request's options ban every token.
+    The sampler advances past the sampled tokens; :meth:`~pronk.engine.output_processor.OutputProcessor.commit` appends
+    them to the text. Raises ``NotFiniteError`` if logits needed for sampling are infinite or NaN, ``OptionError`` if
+    the request's options ban every token.
     """
     request, logits = step.request, result.logits
     if request.pooler is not None:

@@ -290,9 +290,9 @@ class Scheduler:
             self.cache.trim(request.block_table, request.block_table.length + tokens_by_request.get(request, 0))
 
     def _allocate(self, request: Request, num_tokens: int, tokens_by_request: Mapping[Request, int]) -> bool:
-        """Reserve KV slots for pending tokens. Preempt later requests if necessary.
+        """Reserve KV slots for pending tokens, if necessary by preempting later requests, at last ``request``.
 
-        If that is not enough, preempt ``request`` and return False. ``tokens_by_request``: requests already scheduled.
+        Return False if ``request`` was preempted. ``tokens_by_request`` are the requests already scheduled.
         """
         if request not in self.running:
             return False

@@ -1,11 +1,5 @@
 """Log-probabilities of alternative texts after a prompt, computed as one token tree.
 
-For the prompt ``is it …`` and three alternatives::
-
-    is it …    yes            ── yes
-               no        =       no ── way
-               no way
-
 The root of the tree is the prompt's last token. The logits of a row do not depend on sibling rows, so the sums are
 bit-equal to those of each alternative alone. The last token of an alternative needs no row. If the tree exceeds the
 row limit, the alternatives are split among several forward passes.
@@ -33,10 +27,8 @@ def score(
 ) -> list[float]:
     """Return the log-probability of each alternative (the token ids of one text) after a prompt.
 
-    Raises:
-        PromptError: the prompt has a single token, or an alternative exceeds the limit of a tree or of the context.
-        CacheFullError: the prompt and the alternatives do not fit into the KV cache.
-        PronkError: logits are infinite or NaN.
+    Raises ``PromptError`` if the prompt has a single token, or an alternative exceeds the limit of a tree or of the
+    context; ``CacheFullError``; ``PronkError`` if logits are infinite or NaN.
     """
     max_nodes, max_length = engine.scheduler.max_tree - 1, max(map(len, alternatives))
     if len(prompt) < 2:
@@ -62,16 +54,13 @@ def score(
 
 def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
     """Split sorted alternatives into groups with trees of at most ``max_nodes`` nodes below the root."""
-    groups, num_nodes, previous = list[list[Tokens]](), 0, Tokens()
+    groups, nodes = list[list[Tokens]](), set[Tokens]()
     for alternative in alternatives:
-        num_shared = next(
-            (index for index, (a, b) in enumerate(zip(previous, alternative, strict=False)) if a != b), len(previous)
-        )
-        num_new = len(alternative) - 1 - max(0, min(num_shared, len(previous) - 1))
-        if not groups or num_nodes + num_new > max_nodes:
+        path = {alternative[:length] for length in range(1, len(alternative))}
+        if not groups or len(nodes | path) > max_nodes:
             groups.append([])
-            num_nodes, num_new = 0, len(alternative) - 1
-        num_nodes, previous = num_nodes + max(0, num_new), alternative
+            nodes = set()
+        nodes |= path
         groups[-1].append(alternative)
     return groups
 

@@ -23,8 +23,7 @@ _TOLERANCE = 1e-3  # allowed difference between 1 and the sum of a distribution,
 def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int) -> TokenTree:
     """Check a proposed tree; drop nodes beyond the limits or the vocabulary and nodes the guide forbids.
 
-    Raises:
-        OptionError, TypeError, ValueError: the tree is invalid, or its root is not the last token.
+    Raises ``OptionError``, ``TypeError`` or ``ValueError`` if the tree is invalid, or its root is not the last token.
     """
     if tree.num_draft_tokens:
         tree = _to_plain_types(tree)

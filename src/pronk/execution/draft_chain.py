@@ -29,6 +29,8 @@ def draft_chain(
 ) -> int:
     """Draft a chain for one request: run a program, sample a token, run the program for it, and so on.
 
+    Returns the number of forward passes, as :meth:`~pronk.execution.model_runner.ModelRunner.draft_chain`.
+
     Args:
         program: program of the kernels that ends with an LM head. It begins with an embedding, or reads features from
             the stream and leaves there the features of the next run.
@@ -37,13 +39,8 @@ def draft_chain(
         sampler: sampler of the draft tokens, with :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
         vocab_size: number of logits of the LM head.
         max_tokens: maximum number of draft tokens, at least 1.
-        on_token: called with each draft token; returns whether to continue. Its exceptions end the chain and are
-            raised.
+        on_token: called with each draft token; returns whether to continue. Its exceptions end the chain.
         ids: the target's token of each logit; ``None``: 0, 1, ….
-
-    Returns:
-        The number of forward passes. The last one gives no draft token if all tokens are banned or a logit is
-        not finite.
     """
     scores, logits = np.empty((max_tokens, vocab_size), FLOAT32), np.empty((1, vocab_size), FLOAT32)
     next_scores, errors = iter(scores), list[BaseException]()

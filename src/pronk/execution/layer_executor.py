@@ -73,7 +73,10 @@ class LayerExecutor:
     def _pack(self, layer_range: LayerRange, *, embedded: bool = False, extra_positions: int = 0) -> ProgramRows:
         jobs = [(segment.block_table, segment.tree, segment.num_computed) for _, segment in layer_range.jobs]
         tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
-        packed = ProgramRows().set_segments(jobs, tokens, self._cross_block_tables(layer_range))
+        # A job that only measures a duration has no table in the cross-attention source.
+        tables = [job.cross_block_table or BlockTable() for job, _ in layer_range.jobs]
+        cross = None if self.cross_source is None else tables
+        packed = ProgramRows().set_segments(jobs, tokens, cross)
         prompt_lengths = [job.prompt_length for job, _ in layer_range.jobs] if self.has_dynamic_rope else []
         for number, rope in self._ropes.items():
             packed.rotate(rope, number, prompt_lengths=prompt_lengths, num_extra=extra_positions)
@@ -109,10 +112,3 @@ class LayerExecutor:
         if layer_range.logits_rows:
             program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
         return program
-
-    def _cross_block_tables(self, layer_range: LayerRange) -> list[BlockTable] | None:
-        """Return each job's block table in the cross-attention source, or ``None`` without a source."""
-        if self.cross_source is None:
-            return None
-        # A job that only measures a duration has no table.
-        return [job.cross_block_table or BlockTable() for job, _ in layer_range.jobs]

@@ -1,13 +1,9 @@
 """Forward passes over the draft trees of a batch of requests.
 
 A drafter may already have computed the first layers of a tree's leading nodes
-(:class:`~pronk.execution.early_rows.EarlyRows`). The forward pass then computes only the later layers of these nodes.
-For example, with 3 nodes whose layers 0 and 1 are computed, and 5 other nodes ::
-
-    layers 0, 1    5 rows
-    layers 2 …     8 rows; the input of 3 of them is read from the cache
-
-Each range of layers is one program of the backend (:mod:`pronk.execution.layer_executor`).
+(:class:`~pronk.execution.segment.EarlyRows`). The forward pass then computes only the later layers of these nodes, and
+reads their input from the cache. Each range of layers is one program of the backend
+(:mod:`pronk.execution.layer_executor`).
 """
 
 from __future__ import annotations
@@ -21,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import Array, split_rows
-from pronk.execution.early_rows import EarlyRows, EarlyTokensByTable
 from pronk.execution.forward_job import Executor, ForwardJob, LayerRange
 from pronk.execution.layer_executor import LayerExecutor
-from pronk.execution.segment import Segment
+from pronk.execution.segment import EarlyRows, EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
@@ -87,7 +82,8 @@ class ModelRunner:
         self.clock = clock
         mixture = decoder.config.mixture
         self.cost_model = CostModel() if mixture is None else CostModel(*expert_costs(decoder))
-        self.early_tokens = EarlyTokensByTable()  # tokens whose first layers a drafter has computed in this step
+        # Tokens whose first layers a drafter has computed in this step, by ``id`` of the request's block table.
+        self.early_tokens: dict[int, EarlyTokens] = {}
         self.dtype = cache.dtype
         self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
@@ -134,14 +130,13 @@ class ModelRunner:
         would skip one of these layers, or one that a projection reads, the result is ``None``, so that it computes all
         layers of all nodes.
         """
-        early = EarlyRows.of(self.early_tokens.get(block_table), tree)
+        early = EarlyRows.of(self.early_tokens.get(id(block_table)), tree)
         if early is None:
             return None
         read = (*hidden, *(layer for projection in self.cache.projections for layer in projection.layers))
         return None if min(read, default=early.num_layers + 1) <= early.num_layers else early
 
     def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
-        """Return the slots of the rows of all jobs."""
         slots = []
         for job in jobs:
             table, length = job.segment.block_table, job.segment.block_table.length
@@ -187,15 +182,10 @@ class ModelRunner:
     ) -> int:
         """Draft a chain for one request: one kernel call runs a forward pass per draft token.
 
-        Args:
-            job: input of the first forward pass; ``logits_nodes`` is the last node. Each later forward pass has one
-                row, the draft token before; :meth:`PagedCache.prepare` has allocated slots for all rows.
-            sampler: sampler of the draft tokens, with :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
-            max_tokens: maximum number of draft tokens, at least 1.
-            on_token: called with each draft token; returns whether to continue.
-
-        Returns:
-            The number of forward passes. The last one gives no draft token if it allows none or has non-finite logits.
+        The arguments are those of :func:`pronk.execution.draft_chain.draft_chain`. ``job`` is the input of the first
+        forward pass; ``logits_nodes`` is the last node. :meth:`PagedCache.prepare` has allocated slots for all rows.
+        Returns the number of forward passes. The last one gives no draft token if it allows none or has non-finite
+        logits.
         """
         assert self._layers is not None
         start_time = self.clock()

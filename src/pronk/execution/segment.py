@@ -1,14 +1,41 @@
-"""Rows of one request in a forward pass."""
+"""Rows of one request in a forward pass.
+
+*Early rows* are rows whose first layers a drafter has computed before the target's forward pass: Kangaroo drafts with
+the target's own first layers (Liu et al. 2024, section 3.2). The keys and values of these layers, and the output of the
+last of them, are then already in the target's cache, and the forward pass computes only the later layers.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from pronk.execution.early_rows import EarlyRows
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Segment"]
+__all__ = ["EarlyRows", "EarlyTokens", "Segment"]
+
+
+class EarlyTokens(NamedTuple):
+    """Tokens of a request whose first layers a drafter has computed in this step."""
+
+    num_layers: int  # number of first layers computed
+    tokens: tuple[int, ...]  # ids of the tokens; their KV slots follow those of the committed tokens
+
+
+class EarlyRows(NamedTuple):
+    """Early rows of a token tree: its first ``num_nodes`` nodes skip the first ``num_layers`` layers."""
+
+    num_layers: int
+    num_nodes: int
+
+    @classmethod
+    def of(cls, early: EarlyTokens | None, tree: TokenTree) -> EarlyRows | None:
+        """Return the leading main-chain nodes of ``tree`` with the tokens of ``early``; ``None`` if none."""
+        if early is None:
+            return None
+        same = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
+        num_nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(early.tokens), tree.main_chain))
+        return cls(early.num_layers, num_nodes) if num_nodes else None
 
 
 class Segment(NamedTuple):

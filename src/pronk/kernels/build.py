@@ -118,8 +118,7 @@ def build(
         extra: further flags for compiling and linking, such as a sanitizer's.
         native: whether to build only the instruction sets of this processor, in less than half the time.
 
-    Raises:
-        BuildError: there is no compiler, or the compiler fails; the message has the first line of its error.
+    Raises ``BuildError`` if there is no compiler, or it fails; the message has the first line of its error.
     """
     target = target or BuildTarget.current()
     compiler = list(compiler or find_compiler() or ())

@@ -1,8 +1,7 @@
 """Find, check and load the compiled kernels with :mod:`ctypes`.
 
-The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all its versions. If the library is
-missing, of another version, or fails the self-check, torch computes instead if it is installed (``pronk[torch]``), with
-a warning of one line.
+The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all its versions. Without a usable
+library, torch computes instead if it is installed (``pronk[torch]``), with a warning of one line.
 """
 
 from __future__ import annotations
@@ -79,24 +78,18 @@ class Kernels:
         _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
     def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
-        """Compute a chain of draft tokens; return the number of forward passes.
+        """Compute a chain of draft tokens; return the number of forward passes. Errors are those of ``run``.
 
-        The first forward pass computes the rows of ``call``, each further pass the draft token that was sampled from
-        the pass before. The chain ends after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0. Errors are
-        those of ``run``.
+        The first forward pass computes the rows of ``call``, each further pass the draft token before. The chain ends
+        after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0.
         """
         return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
     def choose(self, logits: Array, temperature: float, key: int) -> int:
-        """Sample a token of the target: the first argmax of ``logits / temperature + noise``.
+        """Return the first argmax of ``logits / temperature + noise``; -1 if a logit is not finite.
 
-        Args:
-            logits: float32 ``[vocab]``, contiguous.
-            temperature: 0 or more; 0 returns the first argmax of the logits.
-            key: noise key of the position, in [0, 2**64); see :mod:`pronk.sampling.noise`.
-
-        Returns:
-            The token, or -1 if a logit is not finite.
+        ``logits``: float32 ``[vocab]``, contiguous. ``temperature``: 0 or more; 0 means no noise. ``key``: noise key of
+        the position, in [0, 2**64); see :mod:`pronk.sampling.noise`.
         """
         return int(self.library.pronk_sample(logits.ctypes.data, logits.size, temperature, key, self.isa))
 
@@ -105,12 +98,9 @@ class Kernels:
     ) -> tuple[int, float, NDArray[np.float32]]:
         """Sample a draft token with less precise noise than :meth:`choose`; a logit of ``-inf`` bans a token.
 
-        The arguments are those of :meth:`choose`, except that ``None`` as ``key`` means no noise. ``ids``, ``[vocab]``,
-        has the token of each logit; ``None``: 0, 1, ….
-
-        Returns:
-            The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; the token's softmax probability over
-            the scores; the scores (``logits / temperature + noise``), float32 ``[vocab]``.
+        ``key`` is ``None`` for no noise. ``ids``, ``[vocab]``, has the token of each logit; ``None``: 0, 1, …. Returns
+        the token, or -1 if all tokens are banned or a logit is NaN or ``inf``; its softmax probability over the scores;
+        the scores (``logits / temperature + noise``), float32 ``[vocab]``.
         """
         vocab, confidence = logits.size, c_float()
         scores = np.empty(vocab, np.float32)
@@ -132,10 +122,7 @@ class Kernels:
         self.library.pronk_read(data.ctypes.data, data.nbytes, num_threads())
 
     def multiply(self, rounds: int) -> float:
-        """Multiply 8-bit codes in registers on all threads; return the number of products.
-
-        Benchmarks time this to find how many products per second the instructions allow. AMX tiles are not used.
-        """
+        """Multiply 8-bit codes in registers on all threads, without AMX tiles; return the number of products."""
         return float(self.library.pronk_multiply(rounds, self.isa, num_threads()))
 
     @property
@@ -180,7 +167,7 @@ def open_library(path: Path) -> Any:
 def load_library(
     path: Path, prefix: str, version: int, structures: Sequence[type[Structure]], signatures: Mapping[str, Any]
 ) -> Any:
-    """Load a library and declare the signatures of its functions.
+    """Load the library at ``path`` and declare the signatures of its functions.
 
     Args:
         path: path of the library.
@@ -189,8 +176,7 @@ def load_library(
         structures: structures whose expected sizes are compared with those from ``{prefix}_sizes``.
         signatures: result type and argument types of each function, by its name without the prefix.
 
-    Raises:
-        KernelsError: the library is missing or damaged, or has another version or other sizes of structures.
+    Raises ``KernelsError`` if the library is missing or damaged, or has another version or other sizes of structures.
     """
     remedy = "install pronk again"
     if not path.is_file():
@@ -240,13 +226,9 @@ def installed_library() -> Path:
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     """Return one ``Kernels`` per instruction set that ``choice`` allows, best first, without self-checks.
 
-    Args:
-        choice: ``"auto"`` for every instruction set of this processor, or the name of an instruction set.
-        path: path of the library; by default the installed one.
-
-    Raises:
-        KernelsError: the library cannot be loaded.
-        OptionError: ``choice`` is not an instruction set, or this processor lacks it.
+    ``choice`` is ``"auto"`` for every instruction set of this processor, or the name of one. ``path`` is that of the
+    library, by default the installed one. Raises ``KernelsError`` if the library cannot be loaded, ``OptionError`` if
+    ``choice`` is not an instruction set, or this processor lacks it.
     """
     if choice not in CHOICES or choice == "torch":
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"

@@ -29,8 +29,8 @@ _NUM_RANGES = {8: 0, 4: 6}
 def default_group(bits: Bits, inputs: int) -> int:
     """Return the group size, at most the default, with which a row needs the fewest bytes.
 
-    Rows are padded to whole groups. For example, 320 weights of 8 bits need 396 bytes in 3 groups of 128, 340 in 5
-    groups of 64, and 360 in 10 groups of 32, each with a scale of 4 bytes. If two sizes tie, the larger is returned.
+    Rows are padded to whole groups, each with a scale of 4 bytes. For example, 320 weights of 8 bits need 396 bytes in
+    3 groups of 128, 340 in 5 groups of 64. If two sizes tie, the larger is returned.
     """
 
     def nbytes(group: int) -> int:
@@ -43,15 +43,9 @@ def default_group(bits: Bits, inputs: int) -> int:
 def round_weights(kernels: Kernels, weight: Array, bits: Bits, group: int | None = None) -> QuantizedMatrix:
     """Quantize a matrix with a scale per group, without minima; all instruction sets give the same bits.
 
-    Args:
-        kernels: kernels to compute with.
-        weight: ``[outputs, inputs]``: float32, bfloat16 or float16, finite.
-        bits: 8 or 4.
-        group: number of inputs that share a scale, a multiple of 8; by default from :func:`default_group`.
-
-    Raises:
-        ValueError: a weight is not finite.
-        MemoryError: memory for the kernel's buffers cannot be allocated.
+    ``weight`` is ``[outputs, inputs]``: float32, bfloat16 or float16, finite. ``bits`` is 8 or 4. ``group`` is the
+    number of inputs that share a scale, a multiple of 8; by default from :func:`default_group`. Raises ``ValueError``
+    if a weight is not finite, ``MemoryError`` if memory for the kernel's buffers cannot be allocated.
     """
     outputs, inputs = weight.shape
     group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)

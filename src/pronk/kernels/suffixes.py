@@ -19,7 +19,7 @@ from pronk.kernels.build import suffix_library
 from pronk.kernels.library import load_library
 from pronk.kernels.structures import structure_fields
 
-__all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder", "open_suffix_library"]
+__all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder", "TreeLimits", "open_suffix_library"]
 
 _VERSION = 1  # version of the C interface: result of ``pronk_suffixes_version``
 
@@ -82,7 +82,6 @@ class CompiledSuffixes:
         finalize(self, library.pronk_suffixes_free, self.handle)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both automata were built from the same texts."""
         if not isinstance(other, CompiledSuffixes):
             return NotImplemented
         return bool(self._library.pronk_suffixes_equal(self.handle, other.handle))
@@ -93,11 +92,7 @@ class CompiledSuffixes:
         return f"{type(self).__name__}(max_match={self.max_match}, num_tokens={self.num_tokens})"
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens, with ids in [0, 2**31), to the current text.
-
-        Each token takes amortized constant time, plus at most ``max_match + 1`` steps to count substrings. After a
-        MemoryError the automaton is unusable.
-        """
+        """Append tokens, with ids in [0, 2**31), to the current text; unusable after a MemoryError."""
         ids = [*tokens]
         if self._library.pronk_suffixes_extend(self.handle, (c_int32 * len(ids))(*ids), len(ids)):
             raise MemoryError
@@ -117,6 +112,16 @@ class CompiledSuffixes:
         return int(self._library.pronk_suffixes_bytes(self.handle))
 
 
+class TreeLimits(NamedTuple):
+    """Limits of a tree, and of the matches that the tree is built from."""
+
+    max_nodes: int  # maximum number of draft tokens
+    max_depth: int  # maximum number of draft tokens on a path
+    min_match: int  # minimum match length in tokens
+    depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
+    min_gain: float  # minimum gain of a node (probability that it and all its ancestors are accepted), 0..1
+
+
 class NativeTree(NamedTuple):
     """A draft tree as lists with one entry per node, each node after its parent; the root's parent is -1."""
 
@@ -134,13 +139,11 @@ class NativeTreeBuilder:
     """
 
     def __init__(self, library: Any, prior: Callable[[int, int], float], prior_weight: float) -> None:
-        """Prepare the calls for one request.
+        """Prepare the calls of ``library`` for one request.
 
-        Args:
-            library: from :func:`open_suffix_library`.
-            prior: maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability;
-                called once per pair, with depths from 4 on as one.
-            prior_weight: number of verified draft tokens that the prior counts as much as.
+        ``prior`` maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability,
+        which counts like ``prior_weight`` verified draft tokens. It is called once per pair, with depths from 4 on as
+        one.
         """
         self._library = library
         self._num_verified, self._num_accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
@@ -164,45 +167,25 @@ class NativeTreeBuilder:
         self._tail = (c_int32 * 0)()
 
     def set_counts(self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]) -> None:
-        """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets.
-
-        Numbers below 0 are no buckets and left out: a ctypes array would count them from its end.
-        """
+        """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets."""
         for counts, new_counts in ((self._num_verified, num_verified), (self._num_accepted, num_accepted)):
             memset(counts, 0, sizeof(counts))
             for bucket, count in new_counts.items():
                 if bucket >= 0:
                     counts[bucket] = count
 
-    def build(
-        self,
-        sources: Sequence[CompiledSuffixes],
-        tail: Sequence[int],
-        *,
-        max_nodes: int,
-        max_depth: int,
-        min_match: int,
-        depth_factor: float,
-        min_gain: float,
-    ) -> NativeTree:
+    def build(self, sources: Sequence[CompiledSuffixes], tail: Sequence[int], limits: TreeLimits) -> NativeTree:
         """Build a draft tree from the tokens after earlier occurrences of the text's longest suffixes.
 
-        Draft tokens are added one by one, the one with the largest gain first.
+        Draft tokens are added one by one, the one with the largest gain first. Raises ``MemoryError``.
 
         Args:
             sources: automaton of the request's own text, then automata of other texts.
             tail: last tokens of the text, at least one; the very last is the root of the tree.
-            max_nodes: maximum number of draft tokens; the root does not count.
-            max_depth: maximum depth of a draft token; the root has depth 0.
-            min_match: minimum number of tokens of a match.
-            depth_factor: a match of ``m`` tokens gives draft tokens up to depth ``max(1, depth_factor * m)``.
-            min_gain: minimum gain of a draft token.
-
-        Raises:
-            MemoryError: memory is exhausted.
+            limits: limits of the tree.
         """
         call = self._call
-        self._reserve(max_nodes + 1)
+        self._reserve(limits.max_nodes + 1)
         handles = [source.handle for source in sources]
         if handles != self._handles:  # what is compared is set last: after Ctrl-C, the next call sets all again
             call.sources, call.num_sources = (c_void_p * len(handles))(*handles), len(handles)
@@ -212,8 +195,7 @@ class NativeTreeBuilder:
             self._tail = longer
         self._tail[: len(tail)] = [*tail]
         call.tail_tokens = len(tail)
-        call.width, call.max_depth, call.min_match = max_nodes, max_depth, min_match
-        call.depth_factor, call.min_gain = depth_factor, min_gain
+        call.width, call.max_depth, call.min_match, call.depth_factor, call.min_gain = limits
         num_nodes = self._library.pronk_suffixes_grow(call)
         if self._raised:
             self._priors[:] = _UNKNOWN_PRIORS  # the failed call has stored 0

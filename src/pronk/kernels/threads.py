@@ -28,15 +28,12 @@ _num_threads = _available_cores()
 
 
 def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> None:
-    """Set the number of threads of the kernels in this process.
+    """Set the kernels' number of threads in this process; raise OptionError if it is out of range.
 
     Args:
         threads: number of threads, 1..4096; ``None`` keeps or divides the current number, see ``divide``.
         workers: number of processes that compute on this machine, 1..64.
         divide: whether ``None`` as ``threads`` divides the current number by ``workers``.
-
-    Raises:
-        OptionError: a number is out of its range.
     """
     global _num_threads  # noqa: PLW0603 - the setting is the process's
     check_integer("workers", workers, 1, 64)

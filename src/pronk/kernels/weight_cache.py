@@ -34,11 +34,9 @@ _MAX_HEADER_BYTES = 1 << 24
 
 
 class WeightCache:
-    """The packed matrices of one model: those that the file has, and new ones until :meth:`save`.
+    """The packed matrices of one model: those of a file in ``folder``, and new ones until :meth:`save`.
 
-    Args:
-        folder: folder of the cache files.
-        identity: path, and other properties that change with the content, of each of the model's files.
+    ``identity``: path, and other properties that change with the content, of each of the model's files.
     """
 
     def __init__(self, folder: Path, identity: Sequence[tuple[str, int, int, int]]) -> None:
@@ -53,12 +51,8 @@ class WeightCache:
     ) -> WeightCache | None:
         """Return the cache for the option ``weight_cache`` of :class:`pronk.LLM`; ``None`` for ``False``.
 
-        Args:
-            option: ``True`` for the default folder, ``False``, or a folder.
-            identity: see the class; ``None`` if the model's weights cannot be cached.
-
-        Raises:
-            OptionError: the option is neither, the weights cannot be cached, or there is no home folder.
+        ``identity`` is that of the class; ``None`` if the model's weights cannot be cached. Raises ``OptionError`` if
+        the option is no bool or folder, the weights cannot be cached, or there is no home folder.
         """
         if option is False:
             return None
@@ -98,10 +92,7 @@ class WeightCache:
         self._new.clear()
 
     def _map(self) -> dict[str, Array]:
-        """Return the matrices as views of the mapped file.
-
-        The result is empty if the file is missing, damaged or of another source.
-        """
+        """Return the matrices as views of the mapped file; empty if missing, damaged or of another source."""
         # RecursionError: deeply nested JSON.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self.path.open("rb") as file:

@@ -97,10 +97,9 @@ class PackedMatrix:
         return f"int{bits} in groups of {self.struct.group}{super_blocks}"
 
     def slice_outputs(self, start: int, stop: int) -> PackedMatrix:
-        """Return outputs ``start .. stop - 1`` as a view.
+        """Return outputs ``start .. stop - 1`` as a view; ``start`` must be a multiple of 16.
 
-        The outputs must be packed one after the other: neither padded per attention head (``unit`` is ``N``) nor
-        interleaved with a gate. ``start`` must be a multiple of 16.
+        The outputs must be packed one after the other: neither padded per attention head nor interleaved with a gate.
         """
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"
@@ -141,8 +140,7 @@ def pack(
         gated: whether the first half of the outputs is the gate and the second half the up projection.
         cache: packed blocks of earlier loads, and where to add others; weights in other forms are not cached.
 
-    Raises:
-        ValueError: a scale in a block is not finite.
+    Raises ``ValueError`` if a scale in a block is not finite.
     """
     rows, inputs = weight.shape
     outputs = rows // 2 if gated else rows

@@ -110,10 +110,9 @@ def _create_tables(path: Path) -> None:
 
 
 def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:
-    """Open the database without the transactions of Python's own.
+    """Open the database without the transactions of Python's own; several threads may read, one at a time.
 
     ``timeout`` is the number of seconds to wait for the lock of another process, by default those of a writer.
-    Several threads may read, one at a time: the engine's lock serializes them.
     """
     connection = sqlite3.connect(path, timeout=timeout or _WRITE_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:

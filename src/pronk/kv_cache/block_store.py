@@ -57,7 +57,6 @@ class _Job:
 
     @property
     def size(self) -> int:
-        """Number of bytes to store."""
         return sum(map(len, self.blocks.values()))
 
 
@@ -69,14 +68,10 @@ class BlockStore:
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Open or create the database in ``folder``.
+        """Open or create the database in ``folder``, readable by this user only.
 
-        Args:
-            folder: created if it does not exist, readable by this user only.
-            max_bytes: maximum number of bytes of the stored blocks; beyond, the least recently used are deleted.
-
-        Raises:
-            OptionError: ``folder`` is no folder, or not writable.
+        ``max_bytes`` is the maximum number of bytes of the stored blocks; beyond, the least recently used are deleted.
+        Raises ``OptionError`` if ``folder`` is no folder, or not writable.
         """
         path = create_database(folder)
         self.counts = StoreCounts()

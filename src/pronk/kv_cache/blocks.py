@@ -11,12 +11,15 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pronk.errors import CacheFullError
 from pronk.kv_cache.runs import FreeRuns, to_runs
 
-__all__ = ["BlockAllocator", "BlockTable", "CachedBlockIndex"]
+if TYPE_CHECKING:
+    from pronk.kv_cache.prefix import PrefixCache
+
+__all__ = ["BlockAllocator", "BlockTable"]
 
 
 @dataclass
@@ -49,28 +52,13 @@ class BlockTable:
 
     @property
     def first_block(self) -> int | None:
-        """Number of the block of token 0; ``None`` without blocks or unless ``contiguous``.
-
-        If the leading blocks were released, the number that the block of token 0 would have.
-        """
+        """Number of the block of token 0, even if released; ``None`` without blocks or unless ``contiguous``."""
         return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
 
     def update_derived(self) -> None:
         """Update ``contiguous`` and drop the array of ``c_blocks`` after a change of ``blocks``."""
         self.contiguous = all(b - a == 1 for a, b in pairwise(self.blocks))
         self._c_blocks = None
-
-
-class CachedBlockIndex(Protocol):
-    """Methods of the prefix cache that the allocator calls."""
-
-    def is_cached(self, block: int) -> bool:
-        """Return whether later prompts can reuse the content of the block."""
-        ...
-
-    def evict(self, block: int) -> None:
-        """Remove a block from the prefix cache, because its content is about to be overwritten."""
-        ...
 
 
 class BlockAllocator:
@@ -83,10 +71,10 @@ class BlockAllocator:
         self.num_free = num_blocks  # number of blocks that no table holds: the empty and the evictable ones
         # Cached blocks that no table holds, least recently used first; allocated if there are too few empty blocks.
         self.evictable: dict[int, None] = {}
-        self.prefix_cache: CachedBlockIndex | None = None
+        self.prefix_cache: PrefixCache | None = None
         self._empty = FreeRuns(num_blocks)  # blocks that neither a table nor the prefix cache holds
 
-    def set_prefix_cache(self, prefix_cache: CachedBlockIndex) -> None:
+    def set_prefix_cache(self, prefix_cache: PrefixCache) -> None:
         """Connect an empty prefix cache; blocks that only the previous prefix cache held become empty."""
         self.prefix_cache = prefix_cache
         for run in to_runs(self.evictable):
@@ -109,11 +97,7 @@ class BlockAllocator:
         return -(-tokens // self.block_size)
 
     def allocate(self, block_table: BlockTable, tokens: int) -> None:
-        """Allocate slots for the first ``tokens`` tokens of ``block_table``.
-
-        Raises:
-            CacheFullError: too few blocks are free; the table is unchanged.
-        """
+        """Allocate slots for the first ``tokens`` tokens; raise CacheFullError if too few blocks are free."""
         needed = self.num_blocks_for(tokens) - block_table.num_released - len(block_table.blocks)
         if needed <= 0:
             return

@@ -53,12 +53,11 @@ def full_context_blocks(config: ModelConfig, max_requests: int) -> int:
 class KVBudget:
     """Memory budget of the KV pools: one pool for the target and one for each draft model.
 
-    All pools have the same number of blocks with the same number of tokens, and a request that releases blocks of the
-    target's pool releases those of the other pools too. If the target's pool has enough blocks for a request, a draft
-    model's pool therefore usually has enough, too. Exceptions: the target has a sliding window, requests share blocks
-    (samples of one prompt, or a prefix that is cached in the target's pool only), or two drafters of a request use the
-    same draft model. A drafter without blocks proposes nothing. After a drafter is deleted, adding the next pool
-    reclaims the memory of the deleted drafter's pool.
+    All pools have the same number of blocks of equal size, and a request that releases blocks of the target's pool
+    releases those of the other pools too. A draft model's pool therefore usually has enough blocks for the target's
+    requests. Exceptions: the target has a sliding window, requests share blocks, or two drafters of a request use one
+    draft model. A drafter without blocks proposes nothing. The pool of a deleted drafter is freed when the next is
+    added.
     """
 
     def __init__(
@@ -88,10 +87,8 @@ class KVBudget:
         """Return a new pool; all other pools shrink to make space.
 
         ``make_pool`` gets the arguments of :class:`PagedCache` without ``kernels``; see ``Backend.make_cache``. The
-        first call is for the target: its context determines the default size.
-
-        Raises:
-            OptionError: the budget is too small for one block of every pool, or a pool that has to shrink is in use.
+        first call is for the target: its context determines the default size. Raises ``OptionError`` if the budget is
+        too small for one block of every pool, or a pool that has to shrink is in use.
         """
         if self._max_blocks is None:
             self._max_blocks = full_context_blocks(config, self.max_requests)

@@ -13,13 +13,12 @@ panels of 8 bits       ``[kv_heads, slots / 16, head_dim + 4, 16]`` bytes: codes
 
 In 8 bits a number is ``scale * code``. Each key or value of a head has its own scale, its largest magnitude divided by
 127, so the codes of a token do not depend on other tokens. The kernels write keys and values; this module copies the
-stored bytes of slots, and reads their numbers for tests.
+stored bytes of slots.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 
@@ -33,107 +32,63 @@ PANEL = 16
 _SCALE_BYTES = FLOAT32.itemsize
 
 
-class PoolLayout(Protocol):
-    """Arrangement of keys, values or layer outputs in an array (the pool) with the heads as dimension 0."""
+class PoolLayout:
+    """Arrangement of keys, values or layer outputs in an array (the pool) with the heads as dimension 0.
+
+    Attributes:
+        panel: number of slots of a panel; 1 for rows.
+    """
+
+    def __init__(self, panel: int = 1, num_adjacent: int = 1, *, int8: bool = False) -> None:
+        """``num_adjacent`` is ``n`` in the table above: number of adjacent dimensions of one key in a panel."""
+        self.panel, self._num_adjacent, self._int8 = panel, num_adjacent, int8
 
     def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
         """Return the shape of the pool without the first dimension."""
+        width = head_dim + (_SCALE_BYTES if self._int8 else 0)
+        if self.panel == 1:
+            return slots, width
+        adjacent = () if self._int8 else (self._num_adjacent,)
+        return slots // self.panel, width // self._num_adjacent, self.panel, *adjacent
 
-    def read(self, pool: Array, slots: Array) -> Array:
-        """Return the numbers in the slots ``slots`` ``[tokens]``, ``[kv_heads, tokens, head_dim]``."""
+    def parts(self, pool: Array) -> list[Array]:
+        """Return views ``[kv_heads, panels, dimensions, slots of a panel, n]``; 8-bit panels: codes, scales."""
+        if self.panel == 1:
+            return [pool[..., None, None]]
+        if not self._int8:
+            return [pool]
+        scales = pool.reshape(*pool.shape[:2], -1)[..., -_SCALE_BYTES * PANEL :].view(np.float32)
+        return [pool[:, :, :-_SCALE_BYTES, :, None], scales[:, :, None, :, None]]
 
     def slot_bytes(self, pool: Array) -> int:
         """Return the number of bytes of one slot in the pool."""
+        return sum(part[:, 0, :, 0].nbytes for part in self.parts(pool))
 
     def read_bytes(self, pool: Array, slots: Array) -> Array:
         """Return the stored bytes of the slots ``slots`` ``[tokens]``, uint8 ``[tokens, bytes per slot]``."""
+        parts = [part[:, slots // self.panel, :, slots % self.panel] for part in self.parts(pool)]
+        return np.concatenate([np.ascontiguousarray(x).reshape(len(slots), -1).view(UINT8) for x in parts], axis=1)
 
     def write_bytes(self, pool: Array, slots: Array, data: Array) -> None:
         """Store bytes that :meth:`read_bytes` returned for a pool with the same layout."""
-
-
-class _RowLayout:
-    """Rows of numbers, or with ``int8`` rows of codes and their scale."""
-
-    def __init__(self, *, int8: bool = False) -> None:
-        self._int8 = int8
-
-    def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
-        return slots, head_dim + (_SCALE_BYTES if self._int8 else 0)
-
-    def read(self, pool: Array, slots: Array) -> Array:
-        stored = pool[:, slots]
-        if not self._int8:
-            return stored
-        scales = np.ascontiguousarray(stored[..., -_SCALE_BYTES:]).view(np.float32)
-        return stored[..., :-_SCALE_BYTES] * scales
-
-    def slot_bytes(self, pool: Array) -> int:
-        return pool.shape[0] * pool.shape[2] * pool.itemsize
-
-    def read_bytes(self, pool: Array, slots: Array) -> Array:
-        return _to_bytes(pool[:, slots].swapaxes(0, 1))
-
-    def write_bytes(self, pool: Array, slots: Array, data: Array) -> None:
-        pool[:, slots] = _from_bytes(data, pool, (pool.shape[0], pool.shape[2])).swapaxes(0, 1)
-
-
-class _PanelLayout:
-    def __init__(self, num_adjacent: int) -> None:
-        self._num_adjacent = num_adjacent  # ``n`` in the table above: number of adjacent dimensions of one key
-
-    def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
-        return slots // PANEL, head_dim // self._num_adjacent, PANEL, self._num_adjacent
-
-    def read(self, pool: Array, slots: Array) -> Array:
-        rows = pool[:, slots // PANEL, :, slots % PANEL]  # ``[tokens, kv_heads, head_dim / n, n]``
-        return rows.reshape(len(slots), pool.shape[0], -1).swapaxes(0, 1)
-
-    def slot_bytes(self, pool: Array) -> int:
-        return pool.shape[0] * pool.shape[2] * pool.shape[4] * pool.itemsize
-
-    def read_bytes(self, pool: Array, slots: Array) -> Array:
-        return _to_bytes(pool[:, slots // PANEL, :, slots % PANEL])
-
-    def write_bytes(self, pool: Array, slots: Array, data: Array) -> None:
-        shape = pool.shape[0], pool.shape[2], pool.shape[4]
-        pool[:, slots // PANEL, :, slots % PANEL] = _from_bytes(data, pool, shape)
-
-
-class _Int8PanelLayout:
-    def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
-        return slots // PANEL, head_dim + _SCALE_BYTES, PANEL
-
-    def read(self, pool: Array, slots: Array) -> Array:
-        panel, offset = slots // PANEL, slots % PANEL
-        codes = pool[:, panel, :-_SCALE_BYTES, offset].swapaxes(0, 1)
-        return codes * _scales_of(pool)[:, panel, offset][..., None]
-
-    def slot_bytes(self, pool: Array) -> int:
-        return pool.shape[0] * pool.shape[2]
-
-    def read_bytes(self, pool: Array, slots: Array) -> Array:
-        panel, offset = slots // PANEL, slots % PANEL
-        scales = _scales_of(pool)[:, panel, offset].swapaxes(0, 1)
-        return np.concatenate((_to_bytes(pool[:, panel, :-_SCALE_BYTES, offset]), _to_bytes(scales)), axis=1)
-
-    def write_bytes(self, pool: Array, slots: Array, data: Array) -> None:
-        panel, offset, heads = slots // PANEL, slots % PANEL, pool.shape[0]
-        codes, scales = np.split(data, [data.shape[1] - heads * _SCALE_BYTES], axis=1)
-        pool[:, panel, :-_SCALE_BYTES, offset] = _from_bytes(codes, pool, (heads, pool.shape[2] - _SCALE_BYTES))
-        _scales_of(pool)[:, panel, offset] = np.ascontiguousarray(scales).view(np.float32).swapaxes(0, 1)
+        begin = 0
+        for part in self.parts(pool):
+            slot = part[:, 0, :, 0]
+            values = np.ascontiguousarray(data[:, begin : begin + slot.nbytes]).view(part.dtype)
+            part[:, slots // self.panel, :, slots % self.panel] = values.reshape(len(slots), *slot.shape)
+            begin += slot.nbytes
 
 
 # Layout of the states of short convolutions, and of the outputs of a layer that the cache keeps for drafters: rows with
 # one head of the hidden size.
-ROWS: PoolLayout = _RowLayout()
+ROWS = PoolLayout()
 
 
 def choose_layouts(kv_dtype: DType) -> tuple[PoolLayout, PoolLayout]:
     """Return the kernels' layouts of keys and of values stored in ``kv_dtype``."""
     if kv_dtype == INT8:
-        return _Int8PanelLayout(), _RowLayout(int8=True)
-    return _PanelLayout(1 if kv_dtype == FLOAT32 else 2), ROWS
+        return PoolLayout(PANEL, int8=True), PoolLayout(int8=True)
+    return PoolLayout(PANEL, 1 if kv_dtype == FLOAT32 else 2), ROWS
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: DType) -> int:
@@ -153,18 +108,3 @@ def fill_poison(pool: Array, poison: float) -> None:
     """Overwrite a pool with ``poison``; in 8 bits, with a byte that makes the scales NaN or huge."""
     # Four bytes of -1 are the float32 scale NaN; four bytes of 100 are 1.7e22.
     pool[...] = (-1 if math.isnan(poison) else 100) if pool.dtype == INT8 else poison
-
-
-def _to_bytes(values: Array) -> Array:
-    """Return the bytes of the numbers ``values`` ``[tokens, …]``, uint8 ``[tokens, bytes per token]``."""
-    return np.ascontiguousarray(values).reshape(len(values), -1).view(UINT8)
-
-
-def _from_bytes(data: Array, pool: Array, shape: tuple[int, ...]) -> Array:
-    """Return the numbers ``[tokens, *shape]`` with the bytes ``data``, in the dtype of the pool."""
-    return np.ascontiguousarray(data).view(pool.dtype).reshape(len(data), *shape)
-
-
-def _scales_of(pool: Array) -> Array:
-    """Return the scales of a pool of 8-bit panels as a view, ``[kv_heads, panels, 16]``."""
-    return pool.reshape(*pool.shape[:2], -1)[..., -_SCALE_BYTES * PANEL :].view(np.float32)

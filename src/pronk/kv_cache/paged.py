@@ -5,14 +5,12 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
     slot      0       16      32            16·B          16·B + 16
               | block 0 | block 1 | … | block B-1 | margin            |
 
-Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated; it is there because a vector
-load of the last slot may read past the end of the slot. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
+Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated: a vector load of the last slot
+may read past its end. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
 
-A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no values. A state has
-the slot of its token, so that whatever copies, moves, caches or drops keys does the same with states.
-
-For drafters, the cache may also keep the outputs of some layers, or a projection of several layers' outputs: a slot
-then holds, besides a token's keys and values, its hidden state after each of these layers, and its projection.
+A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no values. For
+drafters, the cache may also keep the outputs of some layers, or a projection of them. What is kept of a token has its
+slot, so that whatever copies, moves, caches or drops keys does the same with it.
 """
 
 from __future__ import annotations
@@ -85,11 +83,7 @@ class PagedCache:
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         kept = tuple(self.hidden)
-        self.keys, self.values, self.hidden = (
-            [],
-            [],
-            {},
-        )  # frees arrays that no program uses before others are allocated
+        self.keys, self.values, self.hidden = [], [], {}  # frees the arrays before others are allocated
         config, layers = self.config, range(self.config.num_layers)
         key_shape, value_shape = (
             each.shape(self.num_slots, config.head_dim) for each in (self._key_layout, self._value_layout)
@@ -108,7 +102,7 @@ class PagedCache:
     def keep_hidden(self, kept: Kept, owner: object) -> None:
         """Keep the output of a layer (from 1), or a projection, for the tokens of every later forward pass.
 
-        ``owner`` is the object that reads it. After its deletion :meth:`drop_unused_hidden` frees the memory.
+        After the deletion of ``owner``, which reads it, :meth:`drop_unused_hidden` frees the memory.
         """
         self._owners.setdefault(kept, WeakSet()).add(owner)
         if kept not in self.hidden:
@@ -162,10 +156,8 @@ class PagedCache:
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
 
-        Missing blocks are allocated, and blocks that several tables hold are replaced by copies.
-
-        Raises:
-            CacheFullError: too few blocks are free.
+        Missing blocks are allocated, and blocks that several tables hold are replaced by copies. Raises
+        ``CacheFullError`` if too few blocks are free.
         """
         if not block_table.blocks:
             block_table.version = self.version
@@ -228,16 +220,6 @@ class PagedCache:
     def write_projection(self, projection: Projection, slots: NDArray[np.int64], values: Array) -> None:
         """Store values ``[rows, width]`` of a projection at ``slots`` ``[rows]``."""
         self.hidden[projection][0, slots] = values
-
-    def read(self, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
-        """Return keys and values ``[kv_heads, tokens, head_dim]`` of a layer, to inspect them.
-
-        The tokens are the committed ones whose blocks have not been released. Of a layer with a short convolution, the
-        keys are its states ``[1, tokens, hidden]``, and there are no values.
-        """
-        slots = self.slots(block_table, block_table.num_released * self.block_size, block_table.length)
-        keys = self._key_layout_of(layer).read(self.keys[layer], slots)
-        return keys, self._value_layout.read(self.values[layer], slots)
 
     def _key_layout_of(self, layer: int) -> PoolLayout:
         return ROWS if self.config.convolution_of(layer) else self._key_layout

@@ -31,7 +31,7 @@ class _Entry:
 
 
 class PrefixCache:
-    """The cached blocks of one :class:`PagedCache`, by digest; implements :class:`CachedBlockIndex`."""
+    """The cached blocks of one :class:`PagedCache`, by digest."""
 
     def __init__(self) -> None:
         self.key = secrets.token_bytes(32)  # key of the hash; changed only while no block is cached
@@ -68,13 +68,9 @@ class PrefixCache:
     def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
         """Return a table with the longest cached prefix of ``tokens``; ``None`` if no block is cached.
 
-        The prefix has whole blocks only. It never contains the last token, which must be computed to get logits.
-
-        Args:
-            tokens: tokens of the text.
-            salt: tenant's salt; only blocks inserted with the same salt match.
-            digests: digests of the text's first blocks; computed digests are appended. Pass the same list again for
-                the same or a longer text, so that each block is hashed only once.
+        The prefix has whole blocks only, of texts inserted with the same ``salt``. It never contains the last token,
+        which must be computed to get logits. ``digests`` are those of the text's first blocks; computed ones are
+        appended. Pass the same list again for the same or a longer text, so that each block is hashed only once.
         """
         size, digests = self._allocator.block_size, [] if digests is None else digests
         blocks, parent = list[int](), self._digest(b"", salt)
@@ -103,14 +99,9 @@ class PrefixCache:
     def insert(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
     ) -> None:
-        """Add the blocks of a table that have been filled since the last call.
+        """Add the blocks of a table with the text ``tokens`` that have been filled since the last call.
 
-        Args:
-            block_table: table with the blocks of the text.
-            tokens: tokens of the text.
-            salt: see :meth:`match`.
-            num_committed: number of leading tokens that cannot be rolled back any more; ``None`` means all of
-                the table's ``length`` tokens.
+        ``num_committed`` is the number of leading tokens that cannot be rolled back any more; ``None`` means all.
         """
         size = self._allocator.block_size
         stop = block_table.length if num_committed is None else min(num_committed, block_table.length)

@@ -47,8 +47,8 @@ class PromptCache:
     def store_blocks(self, block_table: BlockTable) -> None:
         """Copy the full blocks of a table that are not on disk yet, and queue the copies for the writer.
 
-        Blocks for which the queue has no room are copied in a later call. A call that finds more blocks of the
-        table's text on disk also records the use of all its blocks, for eviction.
+        Blocks for which the queue has no room are copied in a later call. A call that finds more blocks of the table's
+        text on disk also records their use, for eviction.
         """
         table, digests, size = block_table, block_table.digests, self._block_bytes
         if table.num_stored >= len(digests) or not self.store.has_room(size):
@@ -74,14 +74,10 @@ class PromptCache:
     ) -> Iterator[int]:
         """Read the blocks after a table's cached prefix from disk, in parts that extend the table.
 
-        Blocks of a sliding window are one part, because none is of use without the others.
-
-        Args:
-            block_table: table whose committed tokens, if any, are the cached prefix.
-            tokens: the text; its last token is never read, because it must be computed to get logits.
-            salt: tenant's salt.
-            digests: digests of the text's first blocks, in which computed ones are appended.
-            seconds_per_token: measured duration of computing a token of a prompt; ``None`` if unknown.
+        Blocks of a sliding window are one part, because none is of use without the others. The last token is never
+        read, because it must be computed to get logits. Computed digests are appended to ``digests``, those of the
+        text's first blocks. ``seconds_per_token`` is the measured duration of computing a token of a prompt; ``None``
+        if unknown.
 
         Yields:
             After each part but the last: the number of tokens that are left to read.
@@ -126,10 +122,7 @@ class PromptCache:
     def _read(
         self, block_table: BlockTable, tokens: Sequence[int], keys: Sequence[bytes], start: int, stop: int
     ) -> int:
-        """Read blocks ``start .. stop - 1`` of a text; return the number of the first one that is missing.
-
-        Without room in memory for all of them, none is read.
-        """
+        """Read blocks ``start .. stop - 1`` of a text if they fit; return the number of the first missing."""
         cache, size, number = self._cache, self._cache.block_size, start
         if cache.allocator.num_missing(block_table, stop * size) > cache.allocator.num_free:
             return start
@@ -144,10 +137,9 @@ class PromptCache:
         return number
 
     def _pays(self, num_read: int, num_saved: int, seconds_per_token: float | None) -> bool:
-        """Return whether reading blocks is faster than computing tokens, by measured durations.
+        """Return whether reading blocks is faster than computing tokens, by measured durations, if known.
 
-        What was never measured is tried. After each refusal the estimate is lowered by a tenth, so that a disk that
-        was slow once is tried again.
+        After each refusal the estimate is lowered by a tenth, so that a disk that was slow once is tried again.
         """
         if seconds_per_token is None or self._seconds_per_block is None:
             return True
@@ -165,10 +157,7 @@ class PromptCache:
         return self._cache.block_size * self._cache.bytes_per_token
 
     def _keys(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Return the keys on disk.
-
-        The bytes of a block include what the cache keeps for drafters, so other drafters have other keys.
-        """
+        """Return the keys on disk, which depend on what the cache keeps for drafters besides."""
         kept = "\n".join(sorted(map(self._cache.kept_name, self._cache.hidden)))
         if not kept:
             return list(digests)

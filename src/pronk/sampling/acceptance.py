@@ -10,8 +10,7 @@ rejection  with probability min(1, p / q); siblings one by one    :func:`pronk.s
 block      first children as a chain; others as in rejection      :func:`pronk.sampling.verify.block_verify`
 ========== ====================================================== ==============================================
 
-p and q are the target's and the drafter's probability of the draft token. The target's token depends on logits, seed
-and position; under the rejection and block rules also on the draft tokens. Greedy decoding always takes the argmax.
+p and q are the target's and the drafter's probability of the draft token. Greedy decoding always takes the argmax.
 """
 
 from __future__ import annotations
@@ -40,66 +39,37 @@ def acceptance_rule(
         logits: target's logits after each node, ``[nodes, vocab]``.
         sampled: node to the target's token after it, if the executor has already sampled it; coupled rule only.
     """
-    if not sampler.params.rejects:
-        return _CoupledRule(sampler, logits, sampled or {})
-    rule = _BlockRule if sampler.params.rule == "block" else _RejectionRule
-    return rule(sampler, tree, logits)
+    rule, sampled = sampler.params.rule if sampler.params.rejects else "coupled", sampled or {}
+    decided_tokens: list[int] = []  # block rule: tokens for later calls, in reverse order
+
+    def choose(node: int) -> int:
+        if rule == "coupled":
+            token = sampled[node] if node in sampled else sampler.choose(logits[node])
+        elif rule == "rejection":
+            token = sampler.rejection_sample(sampler.distribution(logits[node]), tree.draft_samples(node))
+        else:
+            decided_tokens.extend([] if decided_tokens else _verify_chain(sampler, tree, logits, node))
+            token = decided_tokens.pop()
+        sampler.advance(token)
+        return token
+
+    return choose
 
 
-def _advance(sampler: Sampler, token: int) -> int:
-    sampler.advance(token)
-    return token
+def _verify_chain(sampler: Sampler, tree: TokenTree, logits: Logits, node: int) -> list[int]:
+    """Verify the chain of first children below ``node``; return the decided tokens in reverse order.
 
-
-class _CoupledRule:
-    """Sample the target's token without looking at the draft tokens."""
-
-    def __init__(self, sampler: Sampler, logits: Logits, sampled: Mapping[int, int]) -> None:
-        self.sampler, self.logits, self.sampled = sampler, logits, sampled
-
-    def __call__(self, node: int) -> int:
-        token = self.sampled[node] if node in self.sampled else self.sampler.choose(self.logits[node])
-        return _advance(self.sampler, token)
-
-
-class _RejectionRule:
-    """Accept or reject the children of a node one after the other, until one is accepted."""
-
-    def __init__(self, sampler: Sampler, tree: TokenTree, logits: Logits) -> None:
-        self.sampler, self.tree, self.logits = sampler, tree, logits
-
-    def __call__(self, node: int) -> int:
-        p = self.sampler.distribution(self.logits[node])
-        return _advance(self.sampler, self.sampler.rejection_sample(p, self.tree.draft_samples(node)))
-
-
-class _BlockRule(_RejectionRule):
-    """Try the chain of first children together, then the other children of the node where the chain stops.
-
-    Verification of a chain decides several tokens, but each call returns one. ``remaining_tokens`` has the decided
-    tokens for later calls, in reverse order.
+    The final token is chosen among the other children of the node where the chain stops.
     """
+    chain = tree.first_chain(node)
+    draft_tokens = [tree.draft_sample(child) for child in chain]
 
-    def __init__(self, sampler: Sampler, tree: TokenTree, logits: Logits) -> None:
-        super().__init__(sampler, tree, logits)
-        self.remaining_tokens: list[int] = []
+    def distribution(i: int) -> Array:
+        with sampler.after([token for token, _ in draft_tokens[:i]]):
+            return sampler.distribution(logits[(node, *chain)[i]])
 
-    def __call__(self, node: int) -> int:
-        if not self.remaining_tokens:
-            self.remaining_tokens = self._verify_chain(node)
-        return _advance(self.sampler, self.remaining_tokens.pop())
-
-    def _verify_chain(self, node: int) -> list[int]:
-        """Verify the chain of first children below ``node``; return the decided tokens in reverse order."""
-        sampler, chain = self.sampler, self.tree.first_chain(node)
-        draft_tokens = [self.tree.draft_sample(child) for child in chain]
-
-        def distribution(i: int) -> Array:
-            with sampler.after([token for token, _ in draft_tokens[:i]]):
-                return sampler.distribution(self.logits[(node, *chain)[i]])
-
-        accepted, p = sampler.block_verify(distribution, draft_tokens)
-        tokens = [token for token, _ in draft_tokens[:accepted]]
-        with sampler.after(tokens):
-            tokens.append(sampler.rejection_sample(p, self.tree.draft_samples((node, *chain)[accepted])[1:]))
-        return tokens[::-1]
+    accepted, p = sampler.block_verify(distribution, draft_tokens)
+    tokens = [token for token, _ in draft_tokens[:accepted]]
+    with sampler.after(tokens):
+        tokens.append(sampler.rejection_sample(p, tree.draft_samples((node, *chain)[accepted])[1:]))
+    return tokens[::-1]

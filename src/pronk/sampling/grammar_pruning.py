@@ -15,12 +15,8 @@ def visit(
 ) -> None:
     """Visit a draft tree depth-first, and advance a guide's processor to the parent of each visited node.
 
-    Args:
-        tokens: token of each node; node 0, the root, is the last token of the text.
-        children: children of each node.
-        guide: processor that has consumed the text; rolled back to the text at the end.
-        on_node: called with each node but the root, after ``guide`` has consumed the tokens of the node's ancestors;
-            returns whether to visit the node's children.
+    ``guide``, which has consumed the text, is rolled back to the text at the end. ``on_node`` is called with each node
+    but the root, whose token in ``tokens`` is the last of the text, and returns whether to visit the node's children.
     """
     depth = 0
     stack = [(child, 0) for child in reversed(children[0])]

@@ -14,13 +14,38 @@ import numpy as np
 
 from pronk.arrays import Array
 from pronk.sampling.params import SamplingParams
-from pronk.sampling.token_context import TokenContext
 
-__all__ = ["GuideProcessor", "LogitsProcessor", "make_processors"]
+__all__ = ["GuideProcessor", "LogitsProcessor", "TokenContext", "make_processors"]
 
 
 # Largest absolute value of a logit after penalties: divided by the lowest temperature, it does not overflow float32.
 _MAX_LOGIT = 1e8
+
+
+class TokenContext:
+    """A request's committed tokens, followed by tentative tokens.
+
+    ``committed`` is the request's own list, not a copy, so tokens that the request appends are visible here at once.
+    The first ``num_prompt`` committed tokens are the prompt, by default all.
+    """
+
+    def __init__(self, committed: Sequence[int], num_prompt: int | None = None) -> None:
+        self.committed = committed  # owned by the request and not modified here
+        self.tentative: list[int] = []  # tokens appended during verification or drafting
+        self.num_prompt = len(committed) if num_prompt is None else num_prompt
+
+    def __len__(self) -> int:
+        return len(self.committed) + len(self.tentative)
+
+    @property
+    def num_generated(self) -> int:
+        """Number of tokens after the prompt, draft tokens included."""
+        return len(self) - self.num_prompt
+
+    def last_tokens(self, count: int) -> list[int]:
+        """Return the last ``count`` tokens, or all if there are fewer; ``count`` is at least 1."""
+        num_committed = max(0, count - len(self.tentative))
+        return [*self.committed[max(0, len(self.committed) - num_committed) :], *self.tentative[-count:]]
 
 
 class LogitsProcessor(Protocol):
@@ -76,7 +101,6 @@ class Penalties(_ContextProcessor):
         np.add.at(self.counts, np.array(context.committed[context.num_prompt :], np.intp), 1)
 
     def mask(self, logits: Array) -> Array:
-        """Apply the three penalties by the number of occurrences of each token so far."""
         p, logits, in_output = self.params, logits.copy(), self.counts > 0
         if p.repetition_penalty != 1.0:
             ids = np.flatnonzero(self.in_prompt | in_output)
@@ -90,11 +114,9 @@ class Penalties(_ContextProcessor):
         return logits
 
     def advance(self, token: int) -> None:
-        """Increment the count of ``token``."""
         self.counts[token] += 1
 
     def rollback(self, count: int) -> None:
-        """Decrement the counts of the last ``count`` tentative tokens."""
         for token in self.context.tentative[-count:] if count else ():
             self.counts[token] -= 1
 
@@ -108,7 +130,6 @@ class LogitBias(_ContextProcessor):
         self.values = np.array(list(bias.values()), np.float32)
 
     def mask(self, logits: Array) -> Array:
-        """Return ``logits[id] + value`` for each token id with a bias, and the other logits unchanged."""
         logits = logits.copy()
         logits[self.ids] += self.values
         return logits
@@ -123,7 +144,6 @@ class BadWords(_ContextProcessor):
         self.max_length = max(map(len, self.words))
 
     def mask(self, logits: Array) -> Array:
-        """Ban the last token of each sequence whose other tokens are the end of the text."""
         last = self.context.last_tokens(self.max_length)
         banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
         return _ban(logits, banned)
@@ -138,7 +158,6 @@ class MinTokens(_ContextProcessor):
         self.stop_token_ids = list(stop_token_ids)
 
     def mask(self, logits: Array) -> Array:
-        """Ban stop tokens if the output has fewer than ``min_tokens`` tokens."""
         too_short = self.context.num_generated < self.min_tokens
         return _ban(logits, self.stop_token_ids if too_short else [])
 

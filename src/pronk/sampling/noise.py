@@ -125,10 +125,7 @@ def rejection_uniform(seed: int, position: int, trial: int) -> float:
 
 
 def rejection_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]:
-    """Return :func:`gumbel_noise` for the draw after all draft tokens at a position were rejected.
-
-    The noise is independent of the trials of these draft tokens.
-    """
+    """Return :func:`gumbel_noise` for the draw after all draft tokens at a position were rejected."""
     return gumbel_noise(seed + _REJECTION, position, tokens)
 
 

@@ -144,11 +144,7 @@ class SamplingParams:
 
 
 def params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """Return the options of each of ``count`` prompts, given those of all prompts or a list.
-
-    Raises:
-        OptionError: ``params`` is neither, or a list of another length.
-    """
+    """Return the options of each of ``count`` prompts; raise OptionError for a list of another length."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):

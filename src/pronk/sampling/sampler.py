@@ -21,7 +21,7 @@ from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
 from pronk.kernels.structures import CDraftChain
 from pronk.sampling.draft_token import DraftIds, DraftToken, argmax_token
-from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, make_processors
+from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, TokenContext, make_processors
 from pronk.sampling.noise import (
     block_uniform,
     draft_noise,
@@ -34,7 +34,6 @@ from pronk.sampling.noise import (
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.thinking import ThinkingBudget
-from pronk.sampling.token_context import TokenContext
 from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import DraftSample
@@ -144,9 +143,7 @@ class Sampler:
     def choose(self, logits: Array) -> int:
         """Return the target's next token: argmax of processed ``logits`` ``[vocab]`` plus the seed's noise.
 
-        Raises:
-            NotFiniteError: a logit is not finite.
-            OptionError: every token is banned.
+        Raises ``NotFiniteError`` if a logit is not finite, ``OptionError`` if every token is banned.
         """
         logits = np.asarray(logits, np.float32)
         if self.kernels is not None:
@@ -218,8 +215,7 @@ class Sampler:
     def block_verify(self, p: Callable[[int], Array], chain: Sequence[DraftSample]) -> tuple[int, Array]:
         """Return the number of accepted draft tokens of ``chain`` and the distribution of the next token.
 
-        ``p(i)`` is the target's distribution after the first ``i`` draft tokens. See
-        :func:`pronk.sampling.verify.block_verify`.
+        ``p(i)`` is the target's distribution after ``i`` draft tokens; see :func:`pronk.sampling.verify.block_verify`.
         """
         position = len(self.context)
         return block_verify(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
@@ -239,8 +235,7 @@ class Sampler:
             draw: under the rejection and block rules, whether to draw the token at random instead of the argmax.
             ids: the target's token of each logit; ``None``: 0, 1, ….
 
-        Returns:
-            The draft token; ``None`` if all tokens are banned, logits overflow, or the guide exceeds its work limit.
+        ``None`` is returned if all tokens are banned, logits overflow, or the guide exceeds its work limit.
         """
         # Return None after an error of the guide. An exception would discard the whole proposal, but whether a proposal
         # is discarded must not depend on randomly drawn tokens.

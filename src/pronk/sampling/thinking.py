@@ -2,10 +2,6 @@
 
 A model that thinks writes its thoughts before its answer, between two markers such as ``<think>`` and ``</think>``.
 Once the thoughts have as many tokens as the budget allows, the processor allows only the tokens of the end marker.
-Example with a budget of 3 tokens::
-
-    <think> a b c </think> The answer
-            1 2 3 forced
 """
 
 from __future__ import annotations
@@ -53,12 +49,7 @@ class ThinkingBudget:
     """Allow only the end marker once a text has ``budget`` tokens of thoughts.
 
     The state is a function of the tokens so far. The states of all generated tokens are kept for rollbacks.
-
-    Args:
-        budget: number of tokens.
-        markers: markers of the model's thinking.
-        prompt: token ids of the prompt.
-        output: token ids generated so far.
+    ``output`` are the tokens generated before.
     """
 
     def __init__(

@@ -73,13 +73,6 @@ class TorchCache(PagedCache):
         rows = to_tensor(values).to(self.device).nan_to_num(0.0, 0.0, 0.0)
         self.hidden[projection][0, self.to_index(slots)] = rows
 
-    def read(self, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
-        """Return keys and values as arrays; see :meth:`PagedCache.read`."""
-        first = block_table.num_released * self.block_size
-        index = self.to_index(self.slots(block_table, first, block_table.length))
-        keys, values = self.tensors(layer)
-        return to_array(keys[:, index]), to_array(values[:, index])
-
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy the slots ``source`` to ``target``; a slot in both is read before it is overwritten."""
         source_index, target_index = self.to_index(source), self.to_index(target)

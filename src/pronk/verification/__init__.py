@@ -5,9 +5,9 @@
     report = verify_model(llm, ["prompt_lookup"], [NamedPrompt("mine", llm.tokenizer.encode("def f(x):"))])
     report.passed
 
-Three checks compare each drafter with the model itself. ``equality``: the tokens are those of plain decoding.
-``rescoring``: the log-probabilities are those of one forward pass over the whole text. ``distribution``: sampled
-strings follow the model's distribution. A check that passes without any accepted draft token is ``vacuous``.
+``equality``: the tokens are those of plain decoding. ``rescoring``: the log-probabilities are those of one forward pass
+over the whole text. ``distribution``: sampled strings follow the model's distribution. A check that passes without any
+accepted draft token is ``vacuous``.
 """
 
 from __future__ import annotations

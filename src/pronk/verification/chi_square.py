@@ -10,9 +10,6 @@ __all__ = ["MIN_EXPECTED", "chi_square", "merge_small", "p_value"]
 # Minimum expected count of a cell; with fewer, the chi-square approximation is poor (Cochran 1954).
 MIN_EXPECTED = 5.0
 
-_EPSILON = 1e-15  # relative size of the last term of a series
-_TINY = 1e-300  # replaces a denominator that is 0
-
 
 def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[list[float], list[float]]:
     """Merge cells, smallest expected count first, until each expects at least :data:`MIN_EXPECTED`.
@@ -27,10 +24,8 @@ def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[l
             merged.append(merging)
             merging = [0.0, 0.0]
     if merging != [0.0, 0.0]:
-        if merged:
-            merged[-1] = [merged[-1][0] + merging[0], merged[-1][1] + merging[1]]
-        else:
-            merged.append(merging)
+        last = merged.pop() if merged else [0.0, 0.0]
+        merged.append([last[0] + merging[0], last[1] + merging[1]])
     return [count for count, _ in merged], [mean for _, mean in merged]
 
 
@@ -41,42 +36,13 @@ def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[fl
 
 
 def p_value(statistic: float, freedom: int) -> float:
-    """Return the probability of a statistic at least this large by chance; 1 if ``freedom`` is 0."""
-    if freedom < 1:
-        return 1.0
-    return _upper_gamma(freedom / 2, statistic / 2)
+    """Return the probability of a statistic at least this large by chance; 1 if ``freedom`` is 0.
 
-
-def _upper_gamma(a: float, x: float) -> float:
-    """Return the regularized upper incomplete gamma function Q(a, x).
-
-    Both ways are those of Press et al., Numerical Recipes, section 6.2: for small x the power series of 1 - Q, for
-    large x the continued fraction of Q, computed by the modified method of Lentz.
+    This is the regularized upper incomplete gamma function Q(freedom / 2, x) with x = statistic / 2, by Q(1/2, x) =
+    erfc(sqrt(x)), Q(0, x) = 0 and Q(a + 1, x) = Q(a, x) + x^a e^-x / gamma(a + 1).
     """
-    if x <= 0.0:
+    if freedom < 1 or statistic <= 0.0:
         return 1.0
-    factor = math.exp(a * math.log(x) - x - math.lgamma(a))
-    if x < a + 1.0:
-        term = total = 1.0 / a
-        n = a
-        while term > total * _EPSILON:
-            n += 1.0
-            term *= x / n
-            total += term
-        return max(0.0, 1.0 - factor * total)
-    b = x + 1.0 - a
-    c, d = 1.0 / _TINY, 1.0 / b
-    fraction, change, i = d, 0.0, 0
-    while abs(change - 1.0) > _EPSILON:
-        i += 1
-        numerator = i * (a - i)
-        b += 2.0
-        d = 1.0 / _nonzero(numerator * d + b)
-        c = _nonzero(b + numerator / c)
-        change = c * d
-        fraction *= change
-    return factor * fraction
-
-
-def _nonzero(x: float) -> float:
-    return x if abs(x) > _TINY else _TINY
+    x, odd = statistic / 2, freedom % 2
+    terms = (math.exp(a * math.log(x) - x - math.lgamma(a + 1.0)) for a in (i + odd / 2 for i in range(freedom // 2)))
+    return min(1.0, odd * math.erfc(math.sqrt(x)) + math.fsum(terms))

@@ -1,8 +1,7 @@
 """Test of the distribution: sampled strings of several tokens against the model's exact distribution.
 
-Under the acceptance rule ``"coupled"``, the test of equality implies this one if plain decoding samples correctly.
-Other rules accept draft tokens at random, and this is the only test of them. The seed determines the
-strings (under other rules together with the draft tokens), so a run can be repeated with the same verdict.
+Acceptance rules other than ``"coupled"`` accept draft tokens at random, and this is the only test of them. The seed
+determines the strings, so a run can be repeated with the same verdict.
 """
 
 from __future__ import annotations

@@ -48,11 +48,10 @@ class ExactDistribution:
 
     @classmethod
     def after(cls, llm: LLM, prompt: NamedPrompt) -> ExactDistribution:
-        """Compute the distribution of strings after ``prompt`` from logits of plain forward passes.
+        """Compute the distribution of strings after ``prompt`` from logits, without the sampler.
 
-        The sampler is not involved. A token's probability is softmax(logits / temperature) over the ``top_k`` largest
-        logits, in double precision. If ``llm`` is not exact, tokens that rounding may put among the ``top_k`` count as
-        possible, too.
+        A token's probability is softmax(logits / temperature) over the ``top_k`` largest logits, in double precision.
+        If ``llm`` is not exact, tokens that rounding may put among the ``top_k`` count as possible, too.
         """
         cells: dict[Cell, float] = {}
         possible: dict[Cell, frozenset[int]] = {}
@@ -91,12 +90,11 @@ class ExactDistribution:
 
 
 def choose_extended(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
-    """Extend each prompt; return the distribution after the most informative one, or ``None``.
+    """Extend each prompt; return the distribution after the most informative one; ``None`` if none is.
 
     A prompt ``… X`` becomes ``… X abcd X efgh X ijkl X mnop X``. Each continuation of ``X`` begins with another of the
     likeliest tokens and goes on with tokens sampled by plain decoding. Drafters that copy from the text can therefore
-    propose most tokens with which a string begins. ``None``: no extended prompt fits the context, or after each of
-    them one cell has a probability of almost 1.
+    propose most tokens with which a string begins.
     """
     extended = (_extend(llm, prompt) for prompt in prompts)
     candidates = [ExactDistribution.after(llm, prompt) for prompt in extended if prompt is not None]

@@ -75,14 +75,10 @@ def score_next(
 def rounding(llm: LLM, magnitude: float) -> float:
     """Estimate the rounding error of a logit; ``magnitude`` is the largest absolute logit of its row.
 
-    Each of the ``L`` layers adds to the residual stream twice, and the LM head reads it once. Each of these ``2L + 1``
-    operations rounds to the dtype, with an error of at most ``u × magnitude``, where the unit roundoff ``u`` is half a
-    unit in the last place (ulp) of 1. Independent errors add up as a random walk::
-
-        u × magnitude × sqrt(2L + 1)
-
-    For ``pronk-tiny`` in bfloat16 (L = 8) this is 2.1 ulp. The measured error of the PyTorch kernels, compared with
-    float32, has a root mean square of 0.28 ulp and a maximum of 1.9 ulp.
+    Each of the ``L`` layers adds to the residual stream twice, and the LM head reads it once. Each of these operations
+    rounds with an error of at most ``u × magnitude``, where the unit roundoff ``u`` is half an ulp of 1. Independent
+    errors add up as a random walk: ``u × magnitude × sqrt(2L + 1)``. For ``pronk-tiny`` in bfloat16 (L = 8) this is 2.1
+    ulp. The measured error of the PyTorch kernels has a root mean square of 0.28 ulp and a maximum of 1.9 ulp.
     """
     unit_roundoff = float(ml_dtypes.finfo(llm.dtype).eps) / 2  # type: ignore[no-untyped-call]
     return unit_roundoff * magnitude * math.sqrt(2 * llm.config.num_layers + 1)

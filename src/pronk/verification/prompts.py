@@ -30,10 +30,7 @@ class VerifySettings:
     """Amount of text, seed and acceptance rule of a verification.
 
     With a rule other than ``"coupled"`` sampled tokens depend on the draft tokens, so equality is checked for greedy
-    texts only.
-
-    Raises:
-        OptionError: a value is out of range.
+    texts only. Raises ``OptionError`` if a value is out of range.
     """
 
     max_tokens: int = 64  # generated tokens per text, at least 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,8 @@ class Rescoring:
         return self.wrong > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        names = ("failed", "tokens", "wrong", "worst", "tolerance", "where", "left_out", "drafted", "accepted")
-        return {name: getattr(self, name) for name in names}
+        """Return the fields and ``failed`` as JSON values."""
+        return {"failed": self.failed} | asdict(self)
 
 
 @dataclass

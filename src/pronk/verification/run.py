@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from pronk.drafters import REGISTRY, Autoregressive, Drafter, Proposer, make_drafter
@@ -50,18 +51,15 @@ def verify_steps(
 
     Args:
         llm: model on the device and in the dtype to verify.
-        drafters: names, names with options, or options objects. Plain decoding is always included: its texts in a
-            batch are compared with its texts one at a time.
+        drafters: names, names with options, or options objects. Plain decoding is always included: its texts in a batch
+            are compared with its texts one at a time.
         prompts: prompts to continue; those that are too long for the model are left out and counted.
         settings: amount of text, seed and acceptance rule; ``None``: the defaults.
         required: whether every drafter must have an accepted draft token (see :attr:`VerifyReport.passed`).
         left_out: drafters that the caller left out, with the reasons; copied to the report.
         progress: callback ``(label of the current part, tokens done, tokens in all)``.
 
-    Raises:
-        PromptError: no prompt fits.
-        OptionError: a drafter cannot run on the model.
-        CacheFullError: the KV cache is too small for a prompt and its answer.
+    Raises ``PromptError`` if no prompt fits, ``OptionError`` if a drafter cannot run on the model.
     """
     settings = settings or VerifySettings()
     fitting = select_fitting(llm, prompts, settings.max_tokens)
@@ -124,32 +122,19 @@ class _Checks:
     def check_drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
         """Yield the drafter's report after each group of texts; the test of the distribution comes last."""
         plain = isinstance(proposer, Autoregressive)
-        report = DrafterReport(name, plain, Equality(self.llm.exact), Rescoring(self.scorer.tolerance))
-        for mode in MODES:
-            for texts in self._texts(name, proposer, mode):
-                assert report.equality is not None
-                assert report.rescoring is not None
-                report = replace(
-                    report,
-                    equality=compare(self.llm, report.equality, self.reference[mode], texts),
-                    rescoring=rescore(self.scorer, report.rescoring, texts),
-                )
-                yield report
+        equality, rescoring = Equality(self.llm.exact), Rescoring(self.scorer.tolerance)
+        for mode, batch in product(MODES, (False, True)):
+            self.meter.begin(f"{name}: {mode}{', in a batch' if batch else ''}")
+            texts = generate_texts(self.llm, proposer, self.prompts, mode, self.settings, self.meter, batch=batch)
+            # The first drafter is plain decoding: its texts become the reference of all drafters.
+            equality = compare(self.llm, equality, self.reference.setdefault(mode, texts), texts)
+            rescoring = rescore(self.scorer, rescoring, texts)
+            yield DrafterReport(name, plain, equality, rescoring)
         if self.exact is not None:
             self.meter.begin(f"{name}: distribution")
             drawn = draw(self.llm, self.exact, proposer, self.settings, self.meter)
-            yield replace(report, distribution=judge_counts(self.exact, drawn, self.threshold))
-
-    def _texts(self, name: str, proposer: Proposer[Any], mode: str) -> Iterator[list[GeneratedText]]:
-        """Yield the drafter's texts of one mode: first one at a time, then in a batch."""
-        arguments = (self.llm, proposer, self.prompts, mode, self.settings, self.meter)
-        self.meter.begin(f"{name}: {mode}")
-        texts = generate_texts(*arguments, batch=False)
-        # The first drafter is plain decoding: its texts become the reference of all drafters.
-        self.reference.setdefault(mode, texts)
-        yield texts
-        self.meter.begin(f"{name}: {mode}, in a batch")
-        yield generate_texts(*arguments, batch=True)
+            distribution = judge_counts(self.exact, drawn, self.threshold)
+            yield DrafterReport(name, plain, equality, rescoring, distribution)
 
 
 def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:

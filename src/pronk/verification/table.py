@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pronk.verification.divergence import Candidate, Divergence
+from pronk.verification.equality import Candidate, Divergence
 from pronk.verification.report import DrafterReport, Verdict, VerifyReport
 
 __all__ = ["show"]

@@ -23,7 +23,7 @@ from drafters.from_draft.drafts import draft_folder
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from softmax import softmax
-from tiny_models import VOCAB
+from tiny_models import VOCAB, read_kv
 
 RIGHT, FAIR, POOR = 0.0, 0.03, 0.1
 MODEL = f"draft_model(model={draft_folder(FAIR)!r})"
@@ -214,7 +214,7 @@ def test_moved_rows_have_the_bits_of_a_new_draft_cache() -> None:
         assert lane.tokens + pending == tokens
         assert 1 <= len(pending) <= 3
         for layer in range(2):
-            got = draft.runner.cache.read(layer, lane.block_table)
+            got = read_kv(draft.runner.cache, layer, lane.block_table)
             want = dense(FAIR).rows(lane.tokens)[2 * layer : 2 * layer + 2]
             for one, other in zip(got, want, strict=True):
                 assert np.array_equal(one, other)

@@ -22,7 +22,7 @@ from engine.cases import total, watch
 from pronk.arrays import BFLOAT16, FLOAT32
 from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer, make_drafter
 from pronk.engine.engine import Engine
-from pronk.execution.early_rows import EarlyRows
+from pronk.execution.segment import EarlyRows
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
@@ -33,7 +33,7 @@ def drop_early_tokens(drafter: Proposer[Any], context: DraftContext[Any]) -> Non
     """Drop the request's early tokens, so that the target computes all layers of their rows."""
     tables = early_tables(drafter)
     assert tables is not None
-    tables.put(context.block_table, None)
+    tables.pop(id(context.block_table), None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from pronk.drafters.from_text._automaton import SuffixAutomaton
 from pronk.drafters.from_text._growth import (
     PRIORS,
     CompiledTreeBuilder,
+    PythonSuffixes,
     PythonTreeBuilder,
     SuffixIndex,
     TreeBuilder,
@@ -41,7 +41,7 @@ def sides(
     plain, compiled = (RequestAcceptance(stats or AcceptanceStats(), temperature) for _ in range(2))
     return (
         Side(
-            [SuffixAutomaton(max_match) for _ in range(sources)],
+            [PythonSuffixes(max_match) for _ in range(sources)],
             plain,
             PythonTreeBuilder(plain.source("suffix", PRIORS), "suffix"),
         ),
@@ -57,7 +57,7 @@ def sides(
 def test_both_implementations_grow_the_same_trees(letters: int) -> None:
     """The cases vary the repetitiveness of up to three texts, the limits of trees, and acceptance rates."""
     grown = learned = 0
-    for seed in range(60):
+    for seed in range(30):
         dice = random.Random(seed)
         both = sides(dice.randint(2, 20), dice.randint(1, 3), dice.choice((0.0, 0.7)))
         text = [dice.randrange(letters)]
@@ -79,8 +79,8 @@ def test_both_implementations_grow_the_same_trees(letters: int) -> None:
             learned += len(path)
         assert both[0].rates.offered == both[1].rates.offered
         assert both[0].rates.taken == both[1].rates.taken
-    assert grown > 2000
-    assert learned > 200
+    assert grown > 1000
+    assert learned > 100
 
 
 def extend_and_grow(

@@ -6,7 +6,7 @@ import pytest
 
 from drafters.helpers import Model, context, looping, step
 from pronk.drafters import PromptLookup
-from pronk.drafters.from_text.prompt_lookup import _PRIORS, LookupState, TextIndex
+from pronk.drafters.from_text.prompt_lookup import _PRIORS, TextIndex
 from pronk.speculation.policy import RequestPolicy
 
 
@@ -91,7 +91,7 @@ def test_gains_grow_with_the_match_and_follow_the_measured_acceptance() -> None:
 
 
 def counted_step(
-    drafter: PromptLookup, state: LookupState, tokens: list[int], model: Model, policy: RequestPolicy
+    drafter: PromptLookup, state: TextIndex, tokens: list[int], model: Model, policy: RequestPolicy
 ) -> None:
     """Decode one step, and count its proposal."""
     length = len(tokens)

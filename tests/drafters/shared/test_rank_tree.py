@@ -2,11 +2,12 @@
 
 import random
 from itertools import combinations, product
+from math import prod
 from typing import Any
 
 import pytest
 
-from pronk.drafters.shared.rank_tree import Path, _path_probability, best_paths, check_paths, main_chain_first
+from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, main_chain_first
 from pronk.errors import OptionError
 
 
@@ -21,7 +22,7 @@ def test_no_tree_of_the_size_has_a_larger_expected_length(size: int) -> None:
         accuracies = [sorted((dice.random() for _ in range(2)), reverse=True) for _ in range(3)]
         every = [path for depth in (1, 2, 3) for path in product(range(2), repeat=depth)]
         expected = {
-            paths: sum(_path_probability(accuracies, path) for path in paths)
+            paths: sum(prod(accuracies[depth][rank] for depth, rank in enumerate(path)) for path in paths)
             for paths in combinations(every, size)
             if closed(paths)
         }

@@ -1,17 +1,8 @@
 """The drafter ``auto``, the default: all sources that are installed, asked where they pay.
 
 The policy (:mod:`pronk.speculation.policy`) asks the sources one after the other, each only if its expected
-contribution to the draft tokens offered so far is worth its time. The proposal is the union of what they offer ::
-
-    suffix        return ── x ── +        .8 .6 .5       the text ends like an earlier passage
-    recycling      │       └──── *        .2
-    draft_model                                          not asked: costs more than it would add
-
-Sources, for every target: the request's own text (``suffix``) and the target's earlier outputs (``recycling``). In
-addition one drafter with a model: a head in the target's folder or checkpoint (EAGLE-3, MTP, multi-token), else a draft
-model of the table of pairs that is on this machine, else ``pronk-tiny-draft`` in a clone if its vocabulary is the
-target's. Drafters given as ``parts`` are added, and replace the sources of the same kind:
-``auto(draft_model(model='…'))``.
+contribution to the draft tokens offered so far is worth its time. The proposal is the union of what they offer.
+Drafters given as ``parts`` are added, and replace the sources of the same kind. ``docs/methods/auto.md`` lists them.
 """
 
 from __future__ import annotations
@@ -37,7 +28,7 @@ from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer,
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Auto", "AutoProposer"]
+__all__ = ["Auto"]
 
 
 @dataclass(frozen=True)
@@ -72,11 +63,7 @@ class Auto(Composite):
         return AutoProposer(self, [*without_model, *with_model], target)
 
     def _find(self, target: Target) -> list[Proposer[Any]]:
-        """Return a drafter with a model that is found without an option; an empty list if there is none.
-
-        The first of these that fits: a head in the target's folder or checkpoint, a model of the table of pairs that is
-        on this machine, ``pronk-tiny-draft`` in a clone.
-        """
+        """Return the first drafter with a model that fits and needs no option; an empty list if none does."""
         found: list[Drafter] = [each for each in (Eagle3(), Mtp()) if each.find_default(target) is not None]
         found += [MultiToken()] if find_target_heads(target) is not None else []
         if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
@@ -108,7 +95,6 @@ class AutoProposer(CompositeProposer):
         self.capabilities = replace(self.capabilities, logits=logits, self_budgeting=True)
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        """Return for each context the union of the trees of the sources that were asked."""
         for number, part in enumerate(self.parts):
             own_contexts = [context.with_state(context.state[number], draws=False) for context in contexts]
             ask(part, own_contexts, self.clock)
@@ -118,6 +104,5 @@ class AutoProposer(CompositeProposer):
         ]
 
     def observe(self, outcome: Outcome[States]) -> None:
-        """Pass the outcome to the sources that were asked in this step, or that observe all steps."""
         for number, part in enumerate(self.parts):
             observe(part, outcome, self.clock, number)

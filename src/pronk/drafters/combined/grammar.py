@@ -1,18 +1,6 @@
 """The drafter ``grammar``: tokens that a grammar forces, around the draft tokens of another drafter.
 
-Source of the draft tokens: the request's guide (JSON schema, regular expression or grammar) and one wrapped drafter.
-Text is *forced* if the guide allows only one continuation. Forced tokens are draft tokens that cost next to nothing and
-are nearly always accepted. The wrapped drafter proposes after the forced text ::
-
-    forced           {"name": "                                     ", "age":
-    wrapped drafter                    Ada ─┬─ Lovelace
-                                            └─ Yonath
-    tree             {"name": " ─ Ada ─┬─ Lovelace ─ ", "age":
-                                       └─ Yonath ─ ", "age":
-
-When it pays: always, for requests with a guide that forces text, such as a JSON schema. A request with
-``guide_mode="forced"`` automatically gets this drafter, which wraps the drafter of the request. Without a guide the
-proposal is that of the wrapped drafter.
+Text is *forced* if the guide allows only one continuation. The wrapped drafter proposes after the forced text.
 
 **Why forced tokens are accepted.** A text has several tokenizations: ``{"`` is one token, or ``{`` and ``"``. Forced
 tokens are the tokenizer's own encoding of the forced text after the output so far, as in the training data of models.
@@ -39,7 +27,7 @@ from pronk.speculation.target import Target
 from pronk.speculation.token_view import TokenView
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Grammar", "GrammarProposer"]
+__all__ = ["Grammar"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +62,6 @@ class GrammarProposer(CompositeProposer):
         self.capabilities = replace(self.capabilities, proposes=True)
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        """Return for each context a tree of forced tokens and the wrapped drafter's draft tokens."""
         forced = [_forced_tokens(context) for context in contexts]
         after_forced = [_extend_context(context, tokens) for context, tokens in zip(contexts, forced, strict=True)]
         drafting = [  # indices of contexts with room for draft tokens of the wrapped drafter after the forced ones
@@ -91,7 +78,6 @@ class GrammarProposer(CompositeProposer):
         return [self._add_forced(*arguments) for arguments in zip(contexts, forced, trees, strict=True)]
 
     def _add_forced(self, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> TokenTree:
-        """Return one tree: the chain ``forced``, ``tree`` at its end, and forced tokens below their nodes."""
         if context.sampler.guide is None:
             return tree
         combined = _ForcedTree(self.wrapped.name, context, forced, tree)
@@ -150,7 +136,6 @@ class _ForcedTree:
             node = child
 
     def _add_node(self, parent: int, token: int) -> int:
-        """Add a forced token below ``parent``, with the gain of ``parent``, and return the new node."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)

@@ -1,8 +1,8 @@
 """Token trees in a draft model's KV cache, grown by the drafters ``beam`` and ``staged``.
 
-Both drafters repeat these steps: add nodes to the tree, compute all new nodes in one forward pass of the draft model,
-and read its probabilities of the next token after each node. The tree that the drafter finally proposes is a different
-one: it may lack unlikely nodes of the cached tree, and it has leaves that the draft model has not computed.
+Both drafters add nodes to the tree, compute all new nodes in one forward pass of the draft model, and read its
+probabilities of the next token after each node. The proposed tree is a different one: it may lack unlikely nodes of the
+cached tree, and it has leaves that the draft model has not computed.
 """
 
 from __future__ import annotations
@@ -17,37 +17,32 @@ from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Trie
 
 __all__ = ["CachedTree", "compute_new_nodes", "model_context"]
 
 
-class CachedTree:
-    """Token tree below one request's text in the draft's KV cache.
+class CachedTree(Trie):
+    """Token tree (the target's ids, without gains) below one request's text in the draft's KV cache.
 
     Attributes:
         context: the request; ``context.state`` is the request's state in the draft model's proposer.
-        tokens: token id (of the target's vocabulary) of each node, in order of insertion. Node 0 is the root: the
-            text's last token.
-        parents: parent of each node; -1 for the root.
-        depths: depth of each node; 0 for the root.
         lane: the draft model's KV cache of this request (:mod:`pronk.drafters.shared.draft`).
         pending_text: tokens of the text before the root that are not in the KV cache yet, as ids of the draft model's
             vocabulary. The first forward pass computes these tokens; from then on the list is empty.
+        draft_ids: token id of each node in the draft model's vocabulary.
+        logits: for each computed node, the draft model's logits ``[vocab]`` after it.
     """
 
     def __init__(self, draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], missing: Sequence[int]) -> None:
         """Create the root; ``missing`` are the draft's ids of all tokens not in ``lane``, the root's last."""
-        self.context = context
-        self.tokens = [context.tokens[-1]]
-        self.parents = [-1]
-        self.depths = [0]
-        self.lane = lane
+        super().__init__(context.tokens[-1])
+        self.context, self.lane = context, lane
         self.pending_text = list(missing[:-1])
+        self.draft_ids = list(missing[-1:])
+        self.logits: list[Array] = []
         self._draft = draft
-        self._draft_ids = list(missing[-1:])
-        self._logits: list[Array] = []  # for each computed node: the draft model's logits ``[vocab]`` after it
         self._draft_tokens: dict[int, DraftToken | None] = {}
-        self._children: list[dict[int, int]] = [{}]
 
     @classmethod
     def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, CachedTree]:
@@ -60,9 +55,6 @@ class CachedTree:
             for index, lane, missing in zip(active, lanes, missing_tokens, strict=True)
             if missing is not None  # ``None``: the request cannot draft in this step
         }
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     @property
     def max_depth(self) -> int:
@@ -78,26 +70,19 @@ class CachedTree:
     def add_node(self, parent: int, token: int) -> int | None:
         """Return the child of ``parent`` with the target's token id ``token``; add it if it is new.
 
-        Return ``None`` if the draft model's vocabulary lacks the token, or if :attr:`max_depth` or
-        :attr:`num_free_nodes` forbids a new node.
+        Return ``None`` if the draft model's vocabulary lacks the token, or if the tree is full.
         """
-        node = self._children[parent].get(token)
-        if node is not None:
+        if (node := self.child(parent, token)) is not None:
             return node
         ids = self._draft.to_draft_ids([token])
         if not ids or self.depths[parent] >= self.max_depth or self.num_free_nodes <= 0:
             return None
-        node = self._children[parent][token] = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self._draft_ids += ids
-        self._children.append({})
-        return node
+        self.draft_ids += ids
+        return self.add(parent, token, 1.0, ("", 0))
 
     def is_computed(self, node: int) -> bool:
         """Whether the draft model has computed the node, so that :meth:`draft_token` may be called for it."""
-        return node < len(self._logits)
+        return node < len(self.logits)
 
     def path(self, node: int) -> list[int]:
         """Return the tokens from below the root down to ``node``."""
@@ -108,33 +93,21 @@ class CachedTree:
         return tokens[::-1]
 
     def draft_token(self, node: int) -> DraftToken | None:
-        """Return the likeliest token after a computed node, with the probabilities of all other tokens.
-
-        Return ``None`` in the cases of ``Sampler.draft_token``, for example if all tokens are banned.
-        """
+        """Return the likeliest token after a computed node; ``None`` in the cases of ``Sampler.draft_token``."""
         if node not in self._draft_tokens:
             sampler = self.context.sampler
             with sampler.after(self.path(node)):
-                self._draft_tokens[node] = sampler.draft_token(self._logits[node], self.context.root, draw=False)
+                self._draft_tokens[node] = sampler.draft_token(self.logits[node], self.context.root, draw=False)
         return self._draft_tokens[node]
-
-    def to_draft_tree(self) -> TokenTree:
-        """Return all nodes, computed or not, as a :class:`TokenTree` with the draft's token ids."""
-        return TokenTree(tuple(self._draft_ids), tuple(self.parents))
-
-    def append_logits(self, rows: Array) -> None:
-        """Store the logits ``[new nodes, vocab]`` of the nodes that a forward pass has just computed."""
-        self._logits.extend(rows)
-        self.pending_text = []
 
 
 def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
     """Compute the new nodes of all trees in one forward pass of the draft; each tree needs a new node."""
-    rows = draft.forward_trees(
-        [tree.lane for tree in trees], [tree.to_draft_tree() for tree in trees], [tree.pending_text for tree in trees]
-    )
+    own_trees = [TokenTree(tuple(tree.draft_ids), tuple(tree.parents)) for tree in trees]
+    rows = draft.forward_trees([tree.lane for tree in trees], own_trees, [tree.pending_text for tree in trees])
     for tree, new_rows in zip(trees, rows, strict=True):
-        tree.append_logits(new_rows)
+        tree.logits.extend(new_rows)
+        tree.pending_text = []
 
 
 def model_context(context: DraftContext[States]) -> DraftContext[DraftState]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from pronk.drafters.from_draft.draft_model import DraftModel
 from pronk.drafters.shared.chain import ChainDrafter, ChainProposer
@@ -14,17 +13,7 @@ from pronk.speculation.proposer import DraftContext, Outcome, bind_proposer
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
-__all__ = ["Wrapper", "WrapperProposer", "WrapperState"]
-
-OwnState = TypeVar("OwnState")
-
-
-@dataclass
-class WrapperState(Generic[OwnState]):
-    """One request's state in a wrapper and in its inner proposer."""
-
-    own: OwnState
-    inner: Any
+__all__ = ["Wrapper"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +54,8 @@ class Wrapper(ChainDrafter):
         return proposer
 
 
-class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
-    """Base of a wrapper's proposer, with the capabilities and models of the inner proposer."""
+class WrapperProposer(ChainProposer[Any]):
+    """Base of a wrapper's proposer, with the capabilities, models and state of the inner proposer."""
 
     def __init__(self, options: Wrapper, inner: ChainProposer[Any]) -> None:
         self.options, self.inner = options, inner
@@ -77,48 +66,39 @@ class WrapperProposer(ChainProposer[WrapperState[OwnState]]):
         """Drafter name in ``TokenTree.origin`` for draft tokens that the wrapper adds, such as siblings."""
         return self.options.source
 
-    def bind(self, target: Target) -> Self:
-        """Bind the inner proposer to the target; return ``self``."""
-        self.inner.bind(target)
-        return self
-
-    def chain_price(self, context: DraftContext[WrapperState[OwnState]]) -> ChainPrice | None:
-        """Return the inner proposer's price of draft tokens."""
-        return self.inner.chain_price(context.with_state(context.state.inner))
-
     @property
     def chain_source(self) -> str:
         """Name in the statistics of the inner proposer's draft tokens."""
         return self.inner.chain_source
 
-    def shadow(self, context: DraftContext[WrapperState[OwnState]]) -> bool:
-        """Count the inner proposer's choices at the last tokens of the text."""
-        return self.inner.shadow(context.with_state(context.state.inner))
+    def inner_state(self, state: Any) -> Any:
+        """Return the inner proposer's state; a wrapper with a state of its own overrides this."""
+        return state
 
-    @abstractmethod
-    def make_own_state(self) -> OwnState:
-        """Return :attr:`WrapperState.own` for a new request."""
+    def bind(self, target: Target) -> Self:
+        self.inner.bind(target)
+        return self
 
-    def start(self, prompt: Sequence[int]) -> WrapperState[OwnState]:
-        """Return the state of a new request: the wrapper's own state and the inner proposer's state."""
-        return WrapperState(self.make_own_state(), self.inner.start(prompt))
+    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
+        return self.inner.chain_price(context.with_state(self.inner_state(context.state)))
 
-    def observe(self, outcome: Outcome[WrapperState[OwnState]]) -> None:
-        """Pass the outcome of a step on to the inner proposer."""
-        self.inner.observe(outcome.with_state(outcome.state.inner))
+    def shadow(self, context: DraftContext[Any]) -> bool:
+        return self.inner.shadow(context.with_state(self.inner_state(context.state)))
 
-    def on_preempt(self, state: WrapperState[OwnState]) -> None:
-        """Release the KV blocks that the inner proposer holds for a preempted request."""
-        self.inner.on_preempt(state.inner)
+    def start(self, prompt: Sequence[int]) -> Any:
+        return self.inner.start(prompt)
 
-    def stop(self, state: WrapperState[OwnState]) -> None:
-        """Release the inner proposer's resources of a request that has ended."""
-        self.inner.stop(state.inner)
+    def observe(self, outcome: Outcome[Any]) -> None:
+        self.inner.observe(outcome.with_state(self.inner_state(outcome.state)))
 
-    def inner_contexts(
-        self, contexts: Sequence[DraftContext[WrapperState[OwnState]]], max_depth: int
-    ) -> list[DraftContext[Any]]:
+    def on_preempt(self, state: Any) -> None:
+        self.inner.on_preempt(self.inner_state(state))
+
+    def stop(self, state: Any) -> None:
+        self.inner.stop(self.inner_state(state))
+
+    def inner_contexts(self, contexts: Sequence[DraftContext[Any]], max_depth: int) -> list[DraftContext[Any]]:
         """Return ``contexts`` with the inner proposer's states, and with at most ``max_depth`` draft tokens."""
         return [
-            context.with_state(context.state.inner, max_depth=min(context.max_depth, max_depth)) for context in contexts
+            each.with_state(self.inner_state(each.state), max_depth=min(each.max_depth, max_depth)) for each in contexts
         ]

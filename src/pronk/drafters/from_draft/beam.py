@@ -2,9 +2,7 @@
 
 A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft model, the ``width`` likeliest
 hypotheses that are one token longer, or cannot be extended, replace the former ones. The proposal is the final
-hypotheses, merged into one tree. Prefer ``cape`` or ``staged``: beam search proposes about as many draft tokens as
-CAPE, but each forward pass of the draft has ``width`` rows instead of one. If two hypotheses differ in an early token,
-all later tokens of one are wasted.
+hypotheses, merged into one tree.
 """
 
 from __future__ import annotations
@@ -76,7 +74,6 @@ class BeamProposer(CompositeProposer):
         self.options, self.model = options, model
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        """Return one tree per context, merged from the final hypotheses."""
         model, options = self.model, self.options
         model_contexts = [model_context(context) for context in contexts]
         cached_trees = CachedTree.create(model, model_contexts)
@@ -99,10 +96,10 @@ class BeamProposer(CompositeProposer):
         return trees
 
     def _extend(self, cached_tree: CachedTree, beam: Sequence[_Hypothesis], *, last: bool) -> list[_Hypothesis]:
-        """Extend each hypothesis by one token; return the ``width`` likeliest of all extensions.
+        """Return the ``width`` likeliest extensions of all hypotheses by one token.
 
-        A hypothesis that cannot be extended stays as it is and competes with the extensions. Unless this is the
-        ``last`` extension, the new tokens are added to the cached tree, and the next forward pass computes them.
+        A hypothesis that cannot be extended competes as it is. Unless this is the ``last`` extension, the new tokens
+        are added to the cached tree, and the next forward pass computes them.
         """
         # Pairs (hypothesis, cached node that is the parent of its new token). ``None``: it has no new token.
         extensions: list[tuple[_Hypothesis, int | None]] = []

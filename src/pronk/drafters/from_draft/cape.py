@@ -1,26 +1,16 @@
 """CAPE: a chain plus siblings of its tokens, more siblings at lower confidence (Du et al. 2024, 4.2).
 
-At each position of a chain the drafter has a probability for every token of the vocabulary. The ``K`` likeliest tokens
-other than the chain's token become siblings of that token, and the target verifies them too. ``K`` depends on the
-drafter's confidence: by this table, or with ``sizes="fine"`` by that of appendix A, which has a row per 0.1. With
-``sizes=4``, K is always 4: the ablation of section 5.4 ::
-
-    confidence   (0, 0.3]   (0.3, 0.6]   (0.6, 0.8]   (0.8, 1]
-    K                7           5            3           1
-
-Siblings are leaves, so they cost the drafter no forward pass. The chain's nodes come first, as in the paper ::
+At each position of a chain the ``K`` likeliest tokens other than the chain's token become siblings of that token
+(``docs/methods/cape.md``). Siblings are leaves, so they cost the drafter no forward pass. The chain's nodes come first,
+as in the paper ::
 
     the ┬─ cat ┬─ sat ── on         node    0    1    2    3    4    5    6
         ├─ dog └─ ran               token   the  cat  sat  on   dog  man  ran
         └─ man                      parent       0    1    2    0    0    1
 
-The paper's attention mask for this order is the mask of the token tree.
-
-*Confidence.* In the paper and in greedy decoding it is the drafter's largest probability, max p. The coupled rule uses
-the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value depends on
-the noise as well as on the drafter's certainty. The rejection and block rules use max p at the request's temperature.
-Under these rules the chain's token is drawn from the drafter's distribution. The siblings are not drawn but the
-likeliest of the other tokens, so the rules treat a sibling as a distribution with all mass on one token.
+Under the rejection and block rules, the chain's token is drawn from the drafter's distribution. The siblings are not
+drawn but the likeliest of the other tokens, so the rules treat a sibling as a distribution with all mass on one token.
+The confidence that selects ``K`` is that of :class:`~pronk.sampling.draft_token.DraftToken`.
 """
 
 from __future__ import annotations
@@ -28,9 +18,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pronk.checks import check_choice, check_integer
-from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer, WrapperState
+from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
 from pronk.drafters.shared.chain import Chain, Stop
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
@@ -85,32 +76,28 @@ class Cape(Wrapper):
         return CapeProposer(self, self.bind_inner(target))
 
 
-class CapeProposer(WrapperProposer[None]):
+class CapeProposer(WrapperProposer):
     """Proposes the inner drafter's chains with siblings."""
 
     name = Cape.name
     options: Cape
     proposes_tree = True  # a chain with siblings is a tree
 
-    def make_own_state(self) -> None:
-        """Return no state."""
-
-    def chains(self, contexts: Sequence[DraftContext[WrapperState[None]]], stop: Stop | None = None) -> list[Chain]:
-        """Return the inner drafter's chains, without siblings."""
+    def chains(self, contexts: Sequence[DraftContext[Any]], stop: Stop | None = None) -> list[Chain]:
         return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
 
-    def propose(self, contexts: Sequence[DraftContext[WrapperState[None]]]) -> list[TokenTree]:
-        """Return one tree per context: the chain of draft tokens, with siblings of each token."""
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         return [self.expand(chain) for chain in self.chains(contexts)]
 
     def expand(self, chain: Chain) -> TokenTree:
-        """Return the tree of a chain and its tokens' siblings."""
         rates = chain.context.policy.acceptance.source(self.source)
         tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
         gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
         num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
         for depth, draft_token in enumerate(chain.draft_tokens):
-            siblings = self._siblings(draft_token, num_left)
+            sizes = self.options.sizes
+            wanted = sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](draft_token.confidence)
+            siblings = _siblings(draft_token, min(num_left, wanted))
             num_left -= len(siblings)
             kinds = [SourceRates.confidence_kind(prob) for _, prob in siblings]
             tokens += [token for token, _ in siblings]
@@ -121,15 +108,8 @@ class CapeProposer(WrapperProposer[None]):
         probs = None if chain_probs is None else chain_probs + (None,) * (len(tokens) - len(chain_probs))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
-    def _num_siblings(self, confidence: float) -> int:
-        """Return K, the number of siblings of a draft token."""
-        sizes = self.options.sizes
-        return sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](confidence)
 
-    def _siblings(self, draft_token: DraftToken, max_siblings: int) -> list[tuple[int, float]]:
-        """Return up to K siblings of ``draft_token``, likeliest first, as pairs (token id, probability)."""
-        count = min(max_siblings, self._num_siblings(draft_token.confidence))
-        if count <= 0:
-            return []
-        likeliest = draft_token.top_tokens(count + 1)  # one more than needed: the chain's own token may be among them
-        return [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]
+def _siblings(draft_token: DraftToken, count: int) -> list[tuple[int, float]]:
+    """Return up to ``count`` siblings of a draft token, likeliest first, as (token id, probability)."""
+    likeliest = draft_token.top_tokens(count + 1) if count > 0 else []  # the chain's own token may be among them
+    return [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]

@@ -1,9 +1,7 @@
 """A second, smaller model proposes chains (Leviathan et al. 2023, Chen et al. 2023).
 
-The draft model reads the request's text and generates up to ``num_tokens`` draft tokens, one forward pass each. Tokens
-that entered the text since the last proposal are run in one forward pass (:mod:`pronk.drafters.shared.draft`). All
-requests share the draft model's forward passes. A chain ends early where its next token would cost more time than it
-saves (:mod:`pronk.speculation.policy`), except with ``budget="all"``.
+The draft model generates up to ``num_tokens`` draft tokens, one forward pass each, which all requests share. Tokens
+that entered the text since the last proposal are run in one pass (:mod:`pronk.drafters.shared.draft`).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
-__all__ = ["DraftModel", "DraftState", "ModelDrafter", "ModelProposer"]
+__all__ = ["DraftModel", "DraftState", "ModelDrafter"]
 
 
 DraftState: TypeAlias = StepwiseState[DraftLane]
@@ -68,11 +66,9 @@ class ModelProposer(StepwiseProposer[DraftLane]):
         self.draft, self.target, self.models = draft, target, (draft,)
 
     def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - the first proposal reads it
-        """Return the state of a new request, with nothing cached."""
         return DraftState(self.draft.make_lane())
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context, empty if drafting does not pay or is impossible in this step."""
         chains, active = self.begin(contexts, stop)
         active_chains = [chains[number] for number in active]
         lanes = [chain.context.state.lane for chain in active_chains]
@@ -101,17 +97,14 @@ class ModelProposer(StepwiseProposer[DraftLane]):
         return chains
 
     def shadow(self, context: DraftContext[DraftState]) -> bool:
-        """Count the model's choices at the last tokens of the text."""
         return shadow(self.draft, context.state.lane, context, self.source)
 
     def stop(self, state: DraftState) -> None:
-        """Free the request's blocks in the draft's KV cache."""
         self.draft.release(state.lane)
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
     def chain_price(self, context: DraftContext[DraftState]) -> ChainPrice | None:
-        """Return the price of draft tokens; ``None`` if all are wanted."""
         return self.draft.chain_price(context.state.lane, context)
 
 

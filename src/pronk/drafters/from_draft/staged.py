@@ -6,15 +6,13 @@ likeliest candidate becomes a node of the tree, and the children of that node be
 only when the draft has computed the node. While the search waits for that, the node is *pending*.
 
 *The draft's forward passes.* One forward pass computes the pending node, the ``width - 1`` likeliest candidates, and
-the nodes that a smaller drafter (``parts[1]``) proposes below the pending node. If the draft agrees with the smaller
-drafter, one forward pass yields several levels of the tree. The smaller drafter saves forward passes and never changes
-the tree. For example, ``the cat sat`` occurs earlier in the text, so prompt lookup proposes ``cat sat`` below ``the``::
+the nodes that a smaller drafter (``parts[1]``) proposes below the pending node. The smaller drafter saves forward
+passes and never changes the tree. For example, ``the cat sat`` occurs earlier, so prompt lookup proposes ``cat sat``::
 
     pass 1   computes the, cat, sat       the → cat .6, dog .3       cat → sat .8       sat → on .9
     pass 2   computes on, dog             on (.6 · .8 · .9 = .43) is pending; dog (.3) is the likeliest candidate
 
-Growth ends before a forward pass of the draft that would not pay, except with ``budget="all"``. The tree is then filled
-up to ``num_nodes`` with the likeliest candidates so far.
+Growth ends before a forward pass of the draft that would not pay; then the likeliest candidates fill the tree.
 """
 
 from __future__ import annotations
@@ -90,9 +88,9 @@ class _TreeSearch:
                 self.add_cached_node(cached_parent, token)
 
     def add_cached_node(self, cached_parent: int, token: int) -> int | None:
-        """Add a node to ``cached_tree`` but not to ``trie``; return its index in ``cached_tree``.
+        """Add a node to ``cached_tree`` only; return its index, or ``None`` if there is no room for it.
 
-        Return ``None`` if :meth:`CachedTree.add_node` does, or if the last free nodes are reserved for ``trie``.
+        The last free nodes are reserved for ``trie``.
         """
         num_missing = self.max_nodes + 1 - len(self.trie)
         if self.cached_tree.num_free_nodes <= num_missing:
@@ -203,11 +201,9 @@ class StagedProposer(CompositeProposer):
         self.options, self.model, self.smaller_proposer = options, model, smaller_proposer
 
     def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
-        """Return the draft model's price of draft tokens."""
         return self.model.chain_price(model_context(context))
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        """Return a tree of the draft's likeliest nodes for each context."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         searches = self._start_searches(contexts)
         live = list(searches)

@@ -1,23 +1,16 @@
 """Threshold decoding: end a chain where the drafter's confidence falls below an adaptive threshold.
 
 The rule is from the survey *How to make LLMs go fast* (section "Threshold decoding"). Let ``c_i`` be the product of the
-confidences of the first ``i`` draft tokens. A chain ends after the first token with ``c_i < threshold``. If the target
-accepts ``k`` of the chain's tokens, the request's threshold changes, within ``lowest .. highest``::
+confidences of the first ``i`` draft tokens (:class:`~pronk.sampling.draft_token.DraftToken`). A chain ends after the
+first token with ``c_i < threshold``. If the target accepts ``k`` of the chain's tokens, the request's threshold
+changes, within ``lowest .. highest``::
 
     some rejected    threshold ← (threshold + c_(k+1)) / 2     towards the first rejected token
     all accepted     threshold ← threshold - boost             the chain was too short
 
-For example, the threshold is 0.4, and the confidences are 0.75 for ``the`` and 0.5 for ``next``: the chain ends with
-``next``, since c_2 = 0.375. If only ``the`` is accepted, the threshold becomes (0.4 + 0.375) / 2 = 0.3875.
-
 The rule is that of the survey's code. The survey's text uses the last accepted token instead: c_k, with c_0 = 1
 (``toward="accepted"``). This makes chains shorter: the measured speed is within 5 % of that of the best fixed length if
 the drafter is expensive, and 6 to 23 % lower if a draft token costs 1.3 % of a forward pass of the target.
-
-*Confidence.* With greedy decoding a confidence is the draft's largest probability, max p. Under the coupled acceptance
-rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value
-depends on the noise too. Under the rejection and block rules it is max p at the request's temperature, which may exceed
-the probability of the token drawn.
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pronk.checks import check_choice, check_integer, check_number
-from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer, WrapperState
+from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
 from pronk.drafters.shared.chain import Chain, Stop
 from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Outcome
@@ -40,6 +33,7 @@ __all__ = ["Threshold"]
 class _ThresholdState:
     """One request's threshold, and the chain of its last proposal."""
 
+    inner: Any  # the inner proposer's state
     threshold: float
     root_position: int = field(default=-1, compare=False)  # position of the chain's root in the text, from 0
     tokens: list[int] = field(default_factory=list, compare=False)  # the chain's draft tokens
@@ -98,37 +92,36 @@ class Threshold(Wrapper):
         return ThresholdProposer(self, self.bind_inner(target))
 
 
-class ThresholdProposer(WrapperProposer[_ThresholdState]):
+class ThresholdProposer(WrapperProposer):
     """Proposes the inner drafter's chains, each ended by the request's threshold."""
 
     name = Threshold.name
     options: Threshold
 
-    def make_own_state(self) -> _ThresholdState:
-        """Return a state with the initial threshold and without a chain."""
-        return _ThresholdState(self.options.threshold)
+    def inner_state(self, state: Any) -> Any:
+        return state.inner
 
-    def chains(
-        self, contexts: Sequence[DraftContext[WrapperState[_ThresholdState]]], stop: Stop | None = None
-    ) -> list[Chain]:
+    def start(self, prompt: Sequence[int]) -> _ThresholdState:
+        return _ThresholdState(self.inner.start(prompt), self.options.threshold)
+
+    def chains(self, contexts: Sequence[DraftContext[_ThresholdState]], stop: Stop | None = None) -> list[Chain]:
         """Return chains that end after the first token with ``c_i < threshold``."""
 
         def is_complete(number: int, chain: Chain) -> bool:
-            is_below = chain.cumulative_confidence[-1] < contexts[number].state.own.threshold
+            is_below = chain.cumulative_confidence[-1] < contexts[number].state.threshold
             return is_below or (stop is not None and stop(number, chain))
 
         chains = self.inner.chains(self.inner_contexts(contexts, self.options.max_tokens), is_complete)
         for context, chain in zip(contexts, chains, strict=True):
-            state = context.state.own
+            state = context.state
             state.root_position = len(context.tokens) - 1
             state.tokens = chain.tokens
             state.cumulative_confidence = [1.0, *chain.cumulative_confidence]
         return chains
 
-    def observe(self, outcome: Outcome[WrapperState[_ThresholdState]]) -> None:
-        """Adapt the request's threshold to the number of accepted tokens of its last chain."""
+    def observe(self, outcome: Outcome[_ThresholdState]) -> None:
         super().observe(outcome)
-        options, state = self.options, outcome.state.own
+        options, state = self.options, outcome.state
         verified = state.find_verified_nodes(outcome)
         if not verified:
             return

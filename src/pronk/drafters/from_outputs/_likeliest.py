@@ -17,15 +17,10 @@ _GROUP = 64  # number of ids in a group
 
 
 def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
-    """Return the tokens with the largest logits after each node, largest first.
+    """Return the ``count`` tokens of largest logits after each of ``nodes`` (default: all), best first.
 
     The request's logit bias is applied first. Temperature and truncation do not change the order. Penalties are not
     applied, since they depend on the tokens before each node.
-
-    Args:
-        outcome: outcome of a step, with logits.
-        count: number of tokens per node; limited to the vocabulary size.
-        nodes: indices of the tree's nodes; all nodes by default.
     """
     logits = outcome.logits
     assert logits is not None, "expected a drafter with Capabilities(logits=True)"

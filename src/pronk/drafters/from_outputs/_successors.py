@@ -51,9 +51,7 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
     """Write a table to a safetensors file with the int32 tensor ``successors`` ``[rows, 1 + top_k]``.
 
     A row is a token id and the ids of its successors, padded with -1. The metadata are ``format`` and ``vocabulary``.
-
-    Raises:
-        OptionError: the file cannot be written.
+    Raises ``OptionError`` if the file cannot be written.
     """
     rows = [[token, *ids, *[-1] * (table.top_k - len(ids))] for token, ids in table.rows.items()]
     tensor = np.array(rows, np.int32).reshape(len(rows), 1 + table.top_k)

@@ -82,10 +82,7 @@ class Window:
         return cls(position, tuple(tuple(cells[start : start + width]) for start in range(0, len(cells), width)))
 
     def shift_to(self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
-        """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``.
-
-        Positions without an output get a token of the prompt.
-        """
+        """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``."""
         rows = self.rows[-shape.ngram :]
         if len(rows) == shape.ngram:  # N rows, one too many after the latest outputs: drop the oldest
             rows = rows[1:]
@@ -164,14 +161,11 @@ class WindowTuner:
         return WINDOW_SIZES[self.index]
 
     def record_step(self, *, requests: int, rows: int, other_tokens: int, window_tokens: int, costs: CostCurve) -> None:
-        """Record one step, and change the size if another one has a higher expected throughput.
+        """Record a step of ``requests`` requests; change the size if another has a higher throughput.
 
-        Args:
-            requests: number of requests in the step.
-            rows: number of rows of the forward pass, without the rows of windows.
-            other_tokens: number of committed tokens that are not counted in ``window_tokens``.
-            window_tokens: number of committed tokens from n-grams that only windows produced.
-            costs: seconds of a forward pass by its number of rows.
+        ``rows`` is the number of rows of the forward pass, without those of windows. ``window_tokens`` are committed
+        tokens from n-grams that only windows produced, ``other_tokens`` the others. ``costs`` has the seconds of a
+        forward pass.
         """
         self.num_steps += 1
         self.sums.update(requests=requests, rows=rows, other_tokens=other_tokens, window_tokens=window_tokens)
@@ -186,7 +180,6 @@ class WindowTuner:
             self._evaluate(costs)
 
     def _evaluate(self, costs: CostCurve) -> None:
-        """Drop the window if it does not pay; enlarge it if the next size has a higher expected throughput."""
         window_tokens, index = self._mean("window_tokens"), self.index
         throughput = self._tokens_per_second(index, costs, window_tokens)
         larger = index + 1
@@ -207,6 +200,5 @@ class WindowTuner:
         return (self._mean("other_tokens") + window_tokens) / costs.at(round(rows))
 
     def _set_size(self, index: int) -> None:
-        """Set the current size, and begin a new measurement."""
         self.index, self.num_steps = index, 0
         self.sums.clear()

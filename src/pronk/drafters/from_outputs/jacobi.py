@@ -1,20 +1,12 @@
 """Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
 
-Source of the draft tokens: the target's greedy outputs in the previous forward pass. The tree is a chain with one draft
-token per unknown position. The target's output after position p is the draft token for position p + 1 in the next
-forward pass. A draft token that equals the target's choice at its parent is accepted. This is algorithm 2 of the
-lookahead paper (Fu et al. 2024). An example with ``num_tokens=4``, where ?1 to ?4 are arbitrary tokens of the prompt::
+The tree is a chain with one draft token per unknown position. The target's output after position p is the draft token
+for position p + 1 in the next forward pass. A block is ``num_tokens`` positions. The chain ends at the end of the
+block, so it gets shorter with every committed token. The next block begins when all positions have one. This is
+algorithm 2 of the lookahead paper (Fu et al. 2024); ``docs/methods/jacobi.md`` has an example.
 
-    forward pass 1   the ── ?1 ── ?2 ── ?3 ── ?4        outputs  cat  a   b   c   d
-    forward pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d'
-    forward pass 3   sat ── on ── c'                    outputs  on   …   …      the draft token "on" is accepted
-
-A block is ``num_tokens`` positions. The chain ends at the end of the block, so it gets shorter with every committed
-token. The next block begins when all positions of the block have a committed token.
-
-When it pays: rarely, since a token is rarely right before its predecessors are. It is the baseline that lookahead
-decoding improves on. It needs neither a draft model nor repeated text. Drafting takes 30 to 50 µs per step, most of
-it for one argmax over the logits.
+In Gauss-Seidel decoding every accepted token adds a new position, so the chain has ``num_tokens`` draft tokens in every
+forward pass.
 """
 
 from __future__ import annotations
@@ -28,7 +20,7 @@ from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Prop
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["Jacobi", "JacobiState"]
+__all__ = ["GaussSeidel", "Jacobi", "JacobiState"]
 
 _NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
 _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any measurement
@@ -79,8 +71,9 @@ class Jacobi(Proposer[JacobiState]):
         """Store the next draft tokens: the target's likeliest tokens, even if the request samples."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._block_end(state, first)  # as in ``propose``, which must not change the state
-        if outcome.logits is not None:
-            state.start, state.draft_tokens = first, _greedy_outputs(outcome)
+        if outcome.logits is not None:  # the main chain, without a composite drafter's branches
+            outputs = top_tokens(outcome, 1, range(outcome.tree.main_chain))
+            state.start, state.draft_tokens = first, tuple(token for (token,) in outputs)
 
     def _build_chain(self, context: DraftContext[JacobiState]) -> TokenTree:
         first = len(context.tokens)
@@ -98,6 +91,15 @@ class Jacobi(Proposer[JacobiState]):
         return state.end if first < state.end else first + self.num_tokens
 
 
-def _greedy_outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
-    """Return the target's greedy outputs after the main chain, without a composite drafter's branches."""
-    return tuple(token for (token,) in top_tokens(outcome, 1, range(outcome.tree.main_chain)))
+@dataclass(frozen=True)
+class GaussSeidel(Jacobi):
+    """Options and proposer of Gauss-Seidel decoding.
+
+    Attributes:
+        num_tokens: number of draft tokens per forward pass, 1..128.
+    """
+
+    name = "gauss_seidel"
+
+    def _block_end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - every step begins a block
+        return first + self.num_tokens

@@ -1,28 +1,13 @@
 """Lookahead decoding (Fu et al. 2024, algorithm 1): n-grams of a Jacobi iteration, verified later.
 
-Source of the draft tokens: a pool of n-grams (sequences of N tokens) from the target's own outputs and from the
-request's text. Each forward pass *verifies* up to G *candidates*: the n-grams of the pool that begin with the last
+Each forward pass *verifies* up to G *candidates*: n-grams (sequences of N tokens) of a pool that begin with the last
 token of the text, merged by common prefixes.
 
-The same forward pass produces new n-grams in the *window*, a table of W columns and N - 1 rows. A row holds outputs of
-one of the last N - 1 forward passes, the oldest first. Row 0 begins with the root and is a chain; each column continues
-downwards from it. The target's output at the lower end of a column completes an n-gram. With W = 5 and N = 4 (figure 2
-of the paper; rows o, g, r from old to new; digits are text positions after the root, which is 0) ::
-
-    0 ── o1 ── o2 ── o3 ── o4
-    │     │     │     │     │
-    g1    g2    g3    g4    g5      outputs at r2 … r6: n3 n4 n5 n6 n7
-    │     │     │     │     │       new n-grams: 0 g1 r2 n3, o1 g2 r3 n4, …
-    r2    r3    r4    r5    r6
-
-After the forward pass, row o is dropped, the outputs n become the newest row, and column 0 moves to the new root. The
-outputs are the target's likeliest tokens, even if the request samples.
-
-When it pays: on a GPU with idle arithmetic, where tens of rows cost as much as one. On a CPU every row costs time.
-There ``window="auto"`` selects a small window, or none and proposes n-grams of the text alone.
-
-Cost: 30 to 220 µs of host time per step, growing with the window (200 µs at W = 15). The pool takes 130 + 45 N bytes
-for each of at most ``max_ngrams`` n-grams: 23 MB with N = 5 and the defaults.
+The same forward pass produces new n-grams in the *window*, a table of W columns and N - 1 rows
+(``docs/methods/lookahead.md`` draws it). A row holds outputs of one of the last N - 1 forward passes, the oldest first.
+Row 0 begins with the root and is a chain; each column continues downwards from it. The target's output at the lower end
+of a column completes an n-gram. After the forward pass, the oldest row is dropped, the outputs become the newest row,
+and column 0 moves to the new root. The outputs are the target's likeliest tokens, even if the request samples.
 """
 
 from __future__ import annotations
@@ -30,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pronk.checks import check_choice, check_flag, check_integer
 from pronk.drafters.from_outputs._likeliest import top_tokens
@@ -72,13 +57,6 @@ class LookaheadState:
     pool: NgramPool  # the request's pool, or the proposer's pool with the option ``shared``
     window: Window | None = None  # ``None`` before the first outcome, and after an outcome without logits
     num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
-
-
-class _VerifiedTree(NamedTuple):
-    """One request's tree in the last step, and the accepted nodes."""
-
-    tree: TokenTree
-    path: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -153,35 +131,30 @@ class LookaheadProposer(Proposer[LookaheadState]):
         self._pool = NgramPool(options.max_ngrams) if options.shared else None
         self._tuner = WindowTuner()
         self._costs: CostCurve | None = None
-        self._verified: list[_VerifiedTree] = []
+        self._verified: list[tuple[TokenTree, tuple[int, ...]]] = []  # last step's trees, and their accepted nodes
 
     @property
     def shape(self) -> WindowShape:
-        """Return the current W, N and G."""
         window, ngram, guesses = self.options.window, self.options.ngram, self.options.guesses
         if window == "auto":
             return self._tuner.shape()
         return WindowShape(window, ngram or _DEFAULT_NGRAM, window if guesses is None else guesses)
 
     def start(self, prompt: Sequence[int]) -> LookaheadState:
-        """Return a state without a window; the first proposal adds the n-grams of the prompt to the pool."""
         pool = NgramPool(self.options.max_ngrams) if self._pool is None else self._pool
         return LookaheadState(tuple(prompt), pool)
 
     def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
-        """Return one tree per context: candidates from the pool, plus the nodes of the window."""
         self._tune()
         self._costs = contexts[0].policy.curve if contexts else None
         return [self._build_tree(context, self.shape) for context in contexts]
 
     def observe(self, outcome: Outcome[LookaheadState]) -> None:
-        """Add the new n-grams of the window to the pool, and the outputs to the window as its newest row."""
         self._update_window(outcome, self.shape)
         if self.options.window == "auto" and not outcome.params.rejects:
-            self._verified.append(_VerifiedTree(outcome.tree, outcome.path))
+            self._verified.append((outcome.tree, outcome.path))
 
     def _index_text(self, context: DraftContext[LookaheadState]) -> None:
-        """Add the n-grams of newly committed tokens to the pool."""
         state, num_committed = context.state, context.root + 1
         if not self.options.use_prompt or self._forbids_pooling(context):
             return
@@ -247,7 +220,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def _tune(self) -> None:
         """Report the last step's trees to the tuner; leave out trees that lack the current window."""
         shape, costs = self.shape, self._costs
-        verified = [item for item in self._verified if not shape.window or _window_nodes(item.tree, shape.window)]
+        verified = [each for each in self._verified if not shape.window or _window_nodes(each[0], shape.window)]
         self._verified.clear()
         if not verified or costs is None:
             return
@@ -255,8 +228,8 @@ class LookaheadProposer(Proposer[LookaheadState]):
         window_tokens = sum(name == self.name and kind >= _FROM_WINDOW for name, kind in accepted)
         self._tuner.record_step(
             requests=len(verified),
-            rows=sum(sum(item.tree.acceptable) for item in verified),  # without the window's nodes
-            other_tokens=sum(1 + len(item.path) for item in verified) - window_tokens,
+            rows=sum(sum(tree.acceptable) for tree, _ in verified),  # without the window's nodes
+            other_tokens=sum(1 + len(path) for _, path in verified) - window_tokens,
             window_tokens=window_tokens,
             costs=costs,
         )

@@ -1,23 +1,8 @@
 """Token recycling (Luo et al. 2024): propose successors of each token from earlier logits.
 
-Source of the draft tokens: the target's logits at all nodes of earlier trees, rejected nodes included. A table keeps
-the ``top_k`` likeliest successors of each token, by the latest logits after that token. The next tree grows from the
-table, largest gain first. A node's gain, the probability that it and its ancestors are accepted, is the product of the
-measured acceptance rates of the ranks on its path; the likeliest successor has rank 0 ::
-
-    successors          tree below "the", 5 draft tokens
-    the → cat dog sun   the ── cat ── sat
-    cat → sat ran was    │      └──── ran
-    sat → on  at  in     └──── dog ── ran
-    dog → ran sat was
-
-When it pays: for any text, above all for text without repetitions. It needs neither a draft model nor a match.
-
-Tables: each request has its own table, which begins with the rows of the file ``table`` and the token pairs of the
-prompt. With ``shared=True`` all requests share one table, which :meth:`RecyclingProposer.save` writes to a file.
-
-Cost: 0.1 ms of host time per step with a vocabulary of 8,192, and 0.6 ms with 128,256. A table has at most
-``max_tokens`` rows of ``top_k`` ids. A row takes about 300 bytes: 5 MB with the defaults.
+A table keeps the ``top_k`` likeliest successors of each token, by the target's latest logits after that token, at all
+nodes of earlier trees, rejected nodes included. The next tree grows from the table, largest gain first. A node's gain
+is the product of the measured acceptance rates of the ranks on its path; the likeliest successor has rank 0.
 """
 
 from __future__ import annotations
@@ -86,8 +71,7 @@ class Recycling(Drafter):
     def bind(self, target: Target) -> RecyclingProposer:
         """Load the table, if one is given, and return a proposer.
 
-        Raises:
-            OptionError: the file is missing, damaged, or of another vocabulary.
+        Raises ``OptionError`` if the file is missing, damaged, or of another vocabulary.
         """
         table = Successors(self.top_k, self.max_tokens)
         if self.table is not None:
@@ -112,8 +96,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
     def save(self, path: str | Path) -> None:
         """Write the shared table to a safetensors file.
 
-        Raises:
-            OptionError: the table is not shared, or the file cannot be written.
+        Raises ``OptionError`` if the table is not shared, or the file cannot be written.
         """
         if not self.options.shared:
             msg = f"{self.name}: expected shared=True to save a table, found one for each request; set shared=True"
@@ -122,20 +105,18 @@ class RecyclingProposer(Proposer[RecyclingState]):
         save_successors(Path(path), self._table, vocabulary)
 
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
-        """Return the initial state; the first proposal adds the pairs of successive tokens in the prompt."""
         successors = self._table if self.options.shared else self._table.copy()
         return RecyclingState(successors)
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
-        """Return one tree per context: the nodes of largest gain below the last token."""
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[RecyclingState]) -> None:
-        """Replace the row of each node's token by the tokens of largest logit; later nodes overwrite rows."""
         state = outcome.state
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
-        # Count the committed tokens as read: rows from logits take the place of pairs of successive tokens.
+        # Count the committed tokens as read: rows from logits take the place of pairs of successive tokens. Later nodes
+        # overwrite the rows of earlier ones.
         if state.num_read == outcome.position + 1:
             state.num_read += len(outcome.committed)
         successors = state.successors

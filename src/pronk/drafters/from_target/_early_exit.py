@@ -2,15 +2,11 @@
 
 A draft token runs through the first ``l`` layers only once. Its keys and values, and its output of layer ``l``, are
 stored in the target's KV slots of the token. The target's forward pass reads them there and computes only the later
-layers of such an *early row*. Example: text ``a b c``, with ``a b`` in the target's cache, and draft tokens ``x y z``::
+layers of such an *early row*.
 
-    draft's forward passes     first l layers of c, then of x, then of y     one row each; they give x, y and z
-    target's forward pass      first l layers of z
-                               later layers of c x y z
-
-An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). The target's cache keeps
-the output of layer ``l`` for every token. From these outputs, tokens that the adapter did not draft (the prompt, bonus
-tokens, other drafters' tokens) are run through the adapter at the next proposal.
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). From the outputs of layer
+``l``, which the target's cache keeps, tokens that the adapter did not draft (the prompt, bonus tokens, other drafters'
+tokens) are run through the adapter at the next proposal.
 """
 
 from __future__ import annotations
@@ -26,9 +22,8 @@ from pronk.drafters.from_target.modules.files import TrainedDrafter
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.execution.early_rows import EarlyTokens
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.execution.segment import Segment
+from pronk.execution.segment import EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
@@ -72,9 +67,7 @@ class EarlyExit:
     """Owns the adapter and its KV pool; drafts for several requests in shared forward passes.
 
     As long as this object exists, the target's cache also stores the output of layer ``exit_layer`` for every token.
-
-    Raises:
-        OptionError: there is no memory for the outputs of layer ``exit_layer``.
+    Raises ``OptionError`` if there is no memory for the outputs of layer ``exit_layer``.
     """
 
     def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
@@ -117,15 +110,16 @@ class EarlyExit:
         start_time = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
         for draft in drafts:  # remove the old early rows first: an error below must not leave incomplete ones
-            self.runner.early_tokens.put(draft.block_table, None)
+            self.runner.early_tokens.pop(id(draft.block_table), None)
         outputs = self.runner.run_first_layers(jobs, self.exit_layer)
         for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
             # Outputs that overflow are cached as zeros. After an overflow, the target computes all layers of the rows
             # itself, and so detects the error.
             draft.is_finite = draft.is_finite and is_finite(rows)
             draft.num_early_rows = len(job.segment.tree)
-            early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens) if draft.is_finite else None
-            self.runner.early_tokens.put(draft.block_table, early_tokens)
+            if draft.is_finite:
+                early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens)
+                self.runner.early_tokens[id(draft.block_table)] = early_tokens
         if self._side_cache is None:
             hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:

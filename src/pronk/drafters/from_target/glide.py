@@ -1,9 +1,7 @@
 """GLIDE: a small draft model that also attends to the target's KV cache (Du et al. 2024, 4.1).
 
-Like any draft model it drafts a chain, one forward pass per token, and has a KV cache of its own. ``vanilla`` is the
-same model without attention to the target's cache, for comparison. Both are trained on one target
-(``pronk train glide``) and use its vocabulary and positions. The layers are in
-:mod:`pronk.drafters.from_target.modules.glide`.
+``vanilla`` is the same model without attention to the target's cache, for comparison. Both are trained on one target
+and use its vocabulary and positions. The layers are in :mod:`pronk.drafters.from_target.modules.glide`.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ class _GlideLane(DraftLane):
 class _GlideRunner(DraftRunner):
     """Owns a GLIDE model and its KV pool; runs the model for several requests in shared forward passes.
 
-    In cross-attention, the rows of draft tokens see the target's cache up to the first draft token only. If they are
-    accepted, the target's cache grows, and the same rows would see more. With several layers, this would change the
-    cached keys and values of all layers but the first. Accepted draft tokens are therefore run again together with
-    the bonus token, so that a proposal depends only on the text.
+    In cross-attention, the rows of draft tokens see the target's cache up to the first draft token only. Once accepted,
+    the same rows would see more, which with several layers would change the cached keys and values of all layers but
+    the first. Accepted draft tokens are therefore run again together with the bonus token, so that a proposal depends
+    only on the text.
     """
 
     max_unread = None  # the positions are the target's, and a small model reads fast
@@ -90,7 +88,6 @@ class _GlideRunner(DraftRunner):
         return super().align_lanes(lanes, contexts)
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, num_computed: int = 0) -> ForwardJob:
-        """Return the input of a forward pass, with the request's KV blocks in the target's cache."""
         assert isinstance(lane, _GlideLane)
         return ForwardJob(
             Segment(lane.block_table, tree, num_computed), logits_nodes, lane.num_prompt, lane.target_block_table

@@ -2,14 +2,8 @@
 
 The draft model is the target up to layer ``l``, a small trained adapter, and the target's head
 (:mod:`pronk.drafters.from_target.modules.kangaroo`). The chain ends after the first token with
-``confidence <= eta`` (equation 4); this token is proposed too.
-
-*Confidence.* With greedy decoding the confidence is max p, the draft's largest probability, as in the paper. Under the
-coupled acceptance rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the
-position, so it depends on the noise too. Under the rejection and block rules it is max p at the request's temperature.
-
-The draft's forward passes compute the first ``l`` layers of rows that the target verifies. The target's forward pass
-computes only the later layers of these *early rows* (:mod:`pronk.drafters.from_target._early_exit`).
+``confidence <= eta`` (equation 4); this token is proposed too. The target's forward pass computes only the later layers
+of these rows (:mod:`pronk.drafters.from_target._early_exit`).
 """
 
 from __future__ import annotations
@@ -73,11 +67,9 @@ class KangarooProposer(StepwiseProposer[SideLane]):
         self.early_exit, self.target, self.models = early_exit, early_exit.target, (early_exit,)
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - the first proposal reads it
-        """Return the state of a new request, with nothing cached."""
         return KangarooState(SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context; it is empty if drafting does not pay or KV slots are missing."""
         chains, active = self.begin(contexts, stop)
         drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in active}
         drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
@@ -94,11 +86,9 @@ class KangarooProposer(StepwiseProposer[SideLane]):
         return chains
 
     def stop(self, state: KangarooState) -> None:
-        """Free the request's blocks in the adapter's KV cache."""
         self.early_exit.release(state.lane)
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
     def chain_price(self, context: DraftContext[KangarooState]) -> ChainPrice | None:
-        """Return the price of draft tokens, which spare the target's later forward pass the first layers."""
         return self.early_exit.chain_price(context)

@@ -1,17 +1,10 @@
 """Medusa: heads on the target's last hidden state predict later tokens (Cai et al. 2024).
 
 From the hidden state of a token the target's own head predicts the next token, which is the root of the next tree.
-From the same hidden state head 1 predicts the token after the root, head 2 the one after that, and so on. No head knows
-another head's prediction. All heads of all requests run in one batch, and need no KV cache. The likeliest tokens of the
-heads form a tree of constant shape: the node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
-(:mod:`pronk.drafters.from_target._ranked_heads`). ::
-
-    hidden state ─ target's head    the                      root
-                 ─ head 1           cat .6  dog .3           (0,) (1,)
-                 ─ head 2           sat .5  ran .2           (0, 0) (0, 1) (1, 0)
-
-The engine keeps the nodes whose gain, estimated from the heads' probabilities, pays for their rows. After a step in
-which it keeps none, the request does not draft for 2 steps. Each further such step doubles the pause, up to 32 steps.
+Head 1 predicts the token after the root, head 2 the one after that, and so on, all from the same hidden state. All
+heads of all requests run in one batch. Their likeliest tokens form a tree of constant shape
+(:mod:`pronk.drafters.shared.rank_tree`). After a step in which the engine keeps no node, the request does not
+draft for 2 steps. Each further such step doubles the pause, up to 32 steps.
 """
 
 from __future__ import annotations
@@ -23,10 +16,9 @@ import numpy as np
 
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
-from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import TrainedDrafter, read_trained_drafter
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
-from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
+from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, draft_tree, main_chain_first
 from pronk.models.decoder import Decoder
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
@@ -58,10 +50,7 @@ class _MedusaRunner:
     programs: list[Program] = field(default_factory=list)  # one per head, built at first use
 
     def logits(self, hidden: Sequence[Array]) -> Array:
-        """Return logits ``[requests, heads, vocab]`` float32.
-
-        ``hidden`` has one array ``[hidden]`` per request, the output of the target's last layer before the final norm.
-        """
+        """Return logits ``[requests, heads, vocab]`` float32 for the outputs ``[hidden]`` of the last layer."""
         rows = np.stack(hidden)
         states = self._head_outputs(rows)
         unembeddings = self.heads.unembeddings  # empty if all heads use the target's unembedding
@@ -149,11 +138,9 @@ class MedusaProposer(Proposer[MedusaState]):
         self._sources = [f"{self.name} {number}" for number in range(1, runner.heads.shape.num_heads + 1)]
 
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - the first outcome has its hidden state
-        """Return the state of a new request, which cannot draft before its first outcome."""
         return MedusaState()
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
-        """Return a tree for each context: only the root without a hidden state."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         ready = [
             (number, context.state.hidden)
@@ -171,7 +158,6 @@ class MedusaProposer(Proposer[MedusaState]):
         return trees
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:
-        """Keep the hidden state of the last accepted node."""
         layer = self.runner.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
         # Copy the row: a view would keep the array of the whole forward pass in memory.

@@ -1,34 +1,29 @@
 """Multi-token heads: one forward pass drafts several tokens (Gloeckle et al. 2024, Stern et al. 2018).
 
 The input of the heads is the output of one of the target's layers at a token ``c``. The target itself predicts the next
-token, ``d``, from ``c``'s row, and the heads predict the tokens after ``d`` (blockwise parallel decoding)::
-
-    text                 a b c d      the target has computed a b c; d is the root of the tree
-    heads 1, 2 and 3     e f g        a chain below d; a head sees the text up to c, neither d nor other heads' tokens
-
-All heads of all requests run in one forward pass. With ``tree`` the proposal is a tree of the likeliest tokens of each
-head (:mod:`pronk.drafters.from_target._ranked_heads`). Transformer heads attend to their own keys and values of the
-earlier tokens, in a KV cache of their own (:mod:`pronk.drafters.shared.side_cache`).
+token, ``d``, from ``c``'s row, and the heads predict the tokens after ``d`` (blockwise parallel decoding). All heads of
+all requests run in one forward pass. Transformer heads attend to their own keys and values of the earlier tokens, in a
+KV cache of their own (:mod:`pronk.drafters.shared.side_cache`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
-from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import read_trained_drafter
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop, extend_chains
 from pronk.drafters.shared.rank_tree import Path as Ranks
-from pronk.drafters.shared.rank_tree import check_paths, check_tree
+from pronk.drafters.shared.rank_tree import check_paths, check_tree, draft_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
+from pronk.drafters.shared.stepwise import StepwiseState
 from pronk.errors import OptionError
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
@@ -42,11 +37,7 @@ _DEFAULT_FOLDER = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of
 _MAX_HEADS = 63
 
 
-@dataclass
-class MultiTokenState:
-    """State of one request."""
-
-    lane: SideLane = field(compare=False)  # the heads' KV cache of this request
+MultiTokenState: TypeAlias = StepwiseState[SideLane]
 
 
 class _HeadsRunner:
@@ -178,16 +169,13 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
 
     @property
     def source(self) -> str:
-        """The same as :attr:`MultiToken.source`."""
         return self.options.source
 
     @property
     def proposes_tree(self) -> bool:
-        """The same as :attr:`MultiToken.proposes_tree`."""
         return self.options.proposes_tree
 
     def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - the first proposal reads it
-        """Return the state of a new request, with nothing cached."""
         return MultiTokenState(SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
@@ -211,7 +199,6 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         return chains
 
     def propose(self, contexts: Sequence[DraftContext[MultiTokenState]]) -> list[TokenTree]:
-        """Return a chain, or with the option ``tree`` a tree, for each context."""
         if self.options.tree is None:
             return super().propose(contexts)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
@@ -234,11 +221,9 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
             zip(active, self.runner.next_logits([context.state for context in selected], selected, count), strict=True)
         )
 
-    def observe(self, outcome: Outcome[MultiTokenState]) -> None:
-        """Do nothing: the next context has the text."""
+    def observe(self, outcome: Outcome[MultiTokenState]) -> None: ...
 
     def stop(self, state: MultiTokenState) -> None:
-        """Free the request's blocks in the heads' KV cache."""
         self.runner.side_cache.release(state.lane)
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks

@@ -1,25 +1,26 @@
-"""The tree builder of the drafter ``suffix``: it adds continuations of matches, largest gain first.
+"""Suffix indexes and the tree builder of ``suffix``: continuations of matches, largest gain first.
 
 A *match* is a suffix of the request's text that also occurs earlier in the text or in a stored output. Tokens that
 follow the match there are its *continuations*; they become draft tokens.
 
-Two implementations have bit-identical results: Python in this module, and C++ in ``kernels/csrc/suffix.cpp``, which is
-ten times as fast.
+Two implementations have bit-identical results: C++ in ``kernels/csrc/suffix.cpp``, and Python in this module, which is
+slower and serves where no kernels are installed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import nlargest
-from operator import attrgetter
+from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
-from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
 from pronk.kernels.library import KernelsError
-from pronk.kernels.suffixes import NUM_BUCKETS, CompiledSuffixes, NativeTreeBuilder, open_suffix_library
+from pronk.kernels.suffixes import NUM_BUCKETS, CompiledSuffixes, NativeTreeBuilder, TreeLimits, open_suffix_library
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Frontier, Trie
@@ -27,6 +28,7 @@ from pronk.speculation.trie import Frontier, Trie
 __all__ = [
     "PRIORS",
     "CompiledTreeBuilder",
+    "PythonSuffixes",
     "PythonTreeBuilder",
     "SuffixIndex",
     "TreeBuilder",
@@ -61,6 +63,12 @@ PRIORS = dict(enumerate(prior for table in (_TEXT_PRIORS, _STORE_PRIORS) for row
 # several indexes may propose the same node, so that a candidate adds none.
 _MAX_CANDIDATES_PER_NODE = 2
 
+# Maximum number of continuations of a match. Of more, those that first occurred latest are left out, because a frequent
+# continuation usually occurs early in the text.
+_MAX_CONTINUATIONS = 128
+
+_END = -1  # no token id: ends a text in ``PythonSuffixes``
+
 
 def _kind_of(*, stored: bool, length: int, share: float) -> int:
     """Return a draft token's kind, a key of :data:`PRIORS`: 16 · stored + 4 · length class + share class."""
@@ -68,7 +76,7 @@ def _kind_of(*, stored: bool, length: int, share: float) -> int:
 
 
 class SuffixIndex(Protocol):
-    """An index of all substrings of texts: ``SuffixAutomaton`` in Python, ``CompiledSuffixes`` in C++."""
+    """An index of all substrings of texts: ``PythonSuffixes``, or ``CompiledSuffixes`` in C++."""
 
     max_match: int
 
@@ -82,20 +90,6 @@ class SuffixIndex(Protocol):
     def end_text(self) -> None:
         """End the current text: the next token begins another one."""
 
-    @property
-    def nbytes(self) -> int:
-        """Return the memory of the index in bytes."""
-
-
-class TreeLimits(NamedTuple):
-    """Limits of a tree, and of the matches that the tree is built from."""
-
-    max_nodes: int  # maximum number of draft tokens
-    max_depth: int  # maximum number of draft tokens on a path
-    min_match: int  # minimum match length in tokens
-    depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
-    min_gain: float  # minimum gain of a node (probability that it and all its ancestors are accepted), 0..1
-
 
 class TreeBuilder(Protocol):
     """Builder of one request's trees: ``PythonTreeBuilder`` or ``CompiledTreeBuilder``."""
@@ -105,11 +99,8 @@ class TreeBuilder(Protocol):
     def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Return a tree of continuations of the text's longest matches, chosen by gain.
 
-        Args:
-            indexes: index of the request's text, then the indexes of earlier outputs; all of the same class.
-            tokens: the request's text, possibly followed by another drafter's draft tokens; the last token is the root.
-                ``indexes[0]`` has the text only.
-            limits: limits of the tree.
+        ``indexes`` are that of the request's text, then those of earlier outputs; all of the same class. ``tokens`` may
+        end with another drafter's draft tokens, which the indexes lack; the last token is the root.
         """
 
 
@@ -125,7 +116,7 @@ def _library() -> Any:
 def make_suffix_index(max_match: int) -> SuffixIndex:
     """Return an empty index for matches of up to ``max_match`` tokens."""
     library = _library()
-    return SuffixAutomaton(max_match) if library is None else CompiledSuffixes(library, max_match)
+    return PythonSuffixes(max_match) if library is None else CompiledSuffixes(library, max_match)
 
 
 def make_tree_builder(rates: SourceRates, drafter: str) -> TreeBuilder:
@@ -147,39 +138,57 @@ class CompiledTreeBuilder:
         builder, origins = self._builder, self._origins
         builder.set_counts(self.rates.offered, self.rates.taken)
         tail = tokens[-indexes[0].max_match :]
-        tree = builder.build(
-            indexes,
-            tail,
-            max_nodes=limits.max_nodes,
-            max_depth=limits.max_depth,
-            min_match=limits.min_match,
-            depth_factor=limits.depth_factor,
-            min_gain=limits.min_gain,
-        )
+        tree = builder.build(indexes, tail, limits)
         if len(tree.tokens) == 1:
             return TokenTree((tail[-1],), (-1,), gain=(1.0,), origin=(("", 0),))
         origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket
         return TokenTree(tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin)
 
 
-class _MatchedNode(NamedTuple):
-    """A node of the tree, and a match of the text up to it; the match's continuations may become children."""
+@dataclass
+class PythonSuffixes:
+    """Suffix index in Python: a string is looked up at the places where its last token occurs."""
 
-    node: int  # index of the node in the trie
-    index_number: int  # index into ``indexes`` of the suffix index that has the match
-    state: int  # state of the match in the automaton
-    length: int  # number of tokens of the match
-    # Maximum depth of the nodes below: ``depth_factor`` times the length of the match from which this branch grows, at
-    # least 1 and at most ``limits.max_depth``.
-    max_depth: int
+    max_match: int  # maximum length in tokens of strings to look up, at least 1
+    num_tokens: int = 0
+    _tokens: list[int] = field(default_factory=list, repr=False)  # all texts, with ``_END`` between them
+    _ends: dict[int, list[int]] = field(default_factory=dict, repr=False)  # by token: positions after its occurrences
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append token ids to the current text."""
+        for token in tokens:
+            self._tokens.append(token)
+            self._ends.setdefault(token, []).append(len(self._tokens))
+            self.num_tokens += 1
+
+    def end_text(self) -> None:
+        """End the current text: no string spans two texts."""
+        self._tokens.append(_END)
+
+    def longest_match(self, tail: Sequence[int]) -> list[int]:
+        """Return the longest suffix of ``tail`` with continuations, at most ``max_match`` tokens."""
+        strings = (list(tail[start:]) for start in range(max(0, len(tail) - self.max_match), len(tail)))
+        return next((string for string in strings if self.continuations(string)), [])
+
+    def continuations(self, string: list[int]) -> list[tuple[int, int]]:
+        """Return (token, number of occurrences after ``string``), in descending order of first occurrence."""
+        tokens, size = self._tokens, len(string)
+        ends = [end for end in self._ends.get(string[-1], ()) if tokens[end - size : end] == string]
+        counts = Counter(tokens[end] for end in ends if end < len(tokens) and tokens[end] != _END)
+        return [*islice(counts.items(), _MAX_CONTINUATIONS)][::-1]
 
 
 class _Candidate(NamedTuple):
-    """A possible child of ``parent``; ``kind`` (a key of :data:`PRIORS`) selects its acceptance rate."""
+    """A possible child of ``parent``: a token after the match ``string`` in index number ``number``."""
 
-    parent: _MatchedNode
-    continuation: Continuation
-    kind: int
+    parent: int
+    number: int
+    string: list[int]
+    token: int
+    kind: int  # a key of :data:`PRIORS`, which selects the acceptance rate
+    # Maximum depth of the nodes below: ``depth_factor`` times the length of the match from which this branch grows, at
+    # least 1 and at most ``limits.max_depth``.
+    max_depth: int
 
 
 @dataclass
@@ -189,57 +198,37 @@ class PythonTreeBuilder:
     rates: SourceRates
     drafter: str
 
-    def build(self, indexes: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+    def build(self, indexes: Sequence[PythonSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Implement :meth:`TreeBuilder.build`."""
-        growth = _TreeGrowth(Trie(tokens[-1]), self.rates, limits, indexes, self.drafter)
-        for number, automaton in enumerate(indexes):
-            state, length = automaton.match(tokens)
-            seen_tokens: set[int] = set()  # tokens after longer matches; shorter matches skip them
-            while length >= limits.min_match and len(seen_tokens) < limits.max_nodes:
-                max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * length)))
-                growth.push_continuations(_MatchedNode(0, number, state, length, max_depth), seen_tokens)
-                state, length = automaton.follow_link(state)
-        return growth.build()
+        trie, candidates = Trie(tokens[-1]), Frontier[_Candidate]()
 
+        def push(parent: int, number: int, string: list[int], max_depth: int, seen_tokens: set[int]) -> None:
+            """Queue a match's continuations without those in ``seen_tokens``, and add them to that set."""
+            depth = trie.depths[parent] + 1
+            if depth > max_depth or len(string) < limits.min_match:
+                return
+            continuations = indexes[number].continuations(string)
+            # + 1: the continuation of a match that occurs only once gets the share 1/2, not 1.
+            total = 1 + sum(count for _, count in continuations)
+            # nlargest is stable: of equal counts the newest comes first
+            for token, count in nlargest(limits.max_nodes, continuations, key=itemgetter(1)):
+                if token not in seen_tokens:
+                    seen_tokens.add(token)
+                    kind = _kind_of(stored=number > 0, length=len(string), share=count / total)
+                    gain = trie.gains[parent] * self.rates.rate(kind, depth)
+                    if gain >= limits.min_gain:
+                        candidates.push(gain, _Candidate(parent, number, string, token, kind, max_depth))
 
-@dataclass
-class _TreeGrowth:
-    """A tree under construction, and the queue of candidates for its next node."""
-
-    trie: Trie
-    rates: SourceRates
-    limits: TreeLimits
-    indexes: Sequence[SuffixAutomaton]
-    drafter: str
-    candidates: Frontier[_Candidate] = field(default_factory=Frontier)
-
-    def push_continuations(self, parent: _MatchedNode, seen_tokens: set[int]) -> None:
-        """Queue a match's continuations without the tokens in ``seen_tokens``; add the new tokens to it."""
-        if self.trie.depths[parent.node] >= parent.max_depth or parent.length < self.limits.min_match:
-            return
-        parent_gain, depth = self.trie.gains[parent.node], self.trie.depths[parent.node] + 1
-        continuations = self.indexes[parent.index_number].continuations(parent.state)
-        # + 1: the continuation of a match that occurs only once gets the share 1/2, not 1.
-        total = 1 + sum([continuation.num_occurrences for continuation in continuations])
-        if len(continuations) > 1:  # nlargest is stable: of equal counts the newest comes first
-            continuations = nlargest(self.limits.max_nodes, continuations, key=attrgetter("num_occurrences"))
-        for continuation in continuations:
-            if continuation.token not in seen_tokens:
-                seen_tokens.add(continuation.token)
-                share = continuation.num_occurrences / total
-                kind = _kind_of(stored=parent.index_number > 0, length=parent.length, share=share)
-                gain = parent_gain * self.rates.rate(kind, depth)
-                if gain >= self.limits.min_gain:
-                    self.candidates.push(gain, _Candidate(parent, continuation, kind))
-
-    def build(self) -> TokenTree:
-        """Add the candidates of largest gain, and return the tree."""
-        max_nodes = self.limits.max_nodes
-        attempts = _MAX_CANDIDATES_PER_NODE * max_nodes
-        while self.candidates and len(self.trie) <= max_nodes and attempts:
-            attempts -= 1
-            gain, (parent, continuation, kind) = self.candidates.pop()
-            node = self.trie.add(parent.node, continuation.token, gain, (self.drafter, kind))
-            state, length = self.indexes[parent.index_number].follow(continuation, parent.length)
-            self.push_continuations(_MatchedNode(node, parent.index_number, state, length, parent.max_depth), set())
-        return self.trie.tree(max_nodes)
+        for number, index in enumerate(indexes):
+            string, seen_tokens = index.longest_match(tokens), set[int]()
+            while len(string) >= limits.min_match and len(seen_tokens) < limits.max_nodes:
+                max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * len(string))))
+                push(0, number, string, max_depth, seen_tokens)  # shorter matches skip tokens after longer ones
+                string = string[1:]
+        for _ in range(_MAX_CANDIDATES_PER_NODE * limits.max_nodes):
+            if not candidates or len(trie) > limits.max_nodes:
+                break
+            gain, (parent, number, string, token, kind, max_depth) = candidates.pop()
+            node = trie.add(parent, token, gain, (self.drafter, kind))
+            push(node, number, indexes[number].longest_match([*string, token]), max_depth, set())
+        return trie.tree(limits.max_nodes)

@@ -1,13 +1,8 @@
 """Outputs of finished requests for the drafter ``suffix``, and the file that keeps them.
 
-The store consists of two suffix automata, the generations. Outputs are added to the young generation. If an output
+The store consists of two suffix indexes, the generations. Outputs are added to the young generation. If an output
 would make the young generation longer than ``max_tokens / 2``, the old generation is dropped, the young one becomes
-the old one, and the output begins a new young one. Of one output, at most the last ``max_tokens / 2`` tokens are kept::
-
-    old    … t4 t5 t6              lookups search both: at most max_tokens tokens,
-    young  t7 t8                   at least the latest max_tokens / 2
-
-Memory: at most 85 bytes per token, or 150 without the compiled kernels. The default of 65,536 tokens takes 5 or 10 MB.
+the old one, and the output begins a new young one. Of one output, at most the last ``max_tokens / 2`` tokens are kept.
 
 The file is JSON lines: a header, then one list of token ids per output ::
 
@@ -47,26 +42,17 @@ class SuffixStore:
     max_match: int  # maximum match length in tokens
     max_tokens: int  # maximum number of tokens; 0 disables the store
     path: Path | None = None  # file that keeps the outputs across processes, or ``None``; ``open`` reads it
-    _generations: list[SuffixIndex] = field(default_factory=list, repr=False)
+    # The young and the old generation, as far as they exist; none before the first output.
+    generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     _vocab_size: int = field(default=0, repr=False)
     _file: Path | None = field(default=None, repr=False)  # ``path``; ``None`` before ``open`` and after a failed write
     _num_appended: int = field(default=0, repr=False)  # number of tokens appended since the file was last shortened
 
     @property
-    def generations(self) -> Sequence[SuffixIndex]:
-        """Return the young and the old generation, as far as they exist; none before the first output."""
-        return self._generations
-
-    @property
     def num_tokens(self) -> int:
         """Return the number of stored tokens."""
-        return sum(index.num_tokens for index in self._generations)
-
-    @property
-    def nbytes(self) -> int:
-        """Return the memory of the automata in bytes."""
-        return sum(index.nbytes for index in self._generations)
+        return sum(index.num_tokens for index in self.generations)
 
     def open(self, vocabulary: str | None, vocab_size: int) -> None:
         """Read the file, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
@@ -106,15 +92,14 @@ class SuffixStore:
             self._file = None
 
     def _insert(self, output: Sequence[int]) -> None:
-        """Add the last ``max_tokens / 2`` tokens of an output to the young generation, or to a new one."""
         max_generation = self.max_tokens // 2
         output = output[max(0, len(output) - max_generation) :]
         if not output:
             return
-        if not self._generations or self._generations[0].num_tokens + len(output) > max_generation:
-            self._generations = [make_suffix_index(self.max_match), *self._generations[:1]]
-        self._generations[0].extend(output)
-        self._generations[0].end_text()
+        if not self.generations or self.generations[0].num_tokens + len(output) > max_generation:
+            self.generations = [make_suffix_index(self.max_match), *self.generations[:1]]
+        self.generations[0].extend(output)
+        self.generations[0].end_text()
 
 
 def _header(vocabulary: str | None) -> bytes:

@@ -1,18 +1,8 @@
 """Prompt lookup (Saxena 2023): propose the continuations of earlier occurrences of the text's end.
 
-Source of the draft tokens: the prompt and the output so far. A *match* is an earlier occurrence of the last
-``min_ngram`` to ``max_ngram`` tokens. The tree merges the continuations of up to ``num_chains`` matches by common
-prefixes. Longer matches come first, and later ones before earlier ones of the same length ::
-
-    … the cat sat on the mat … the cat ran … the cat
-                                                  ├── ran ── …      (latest match of "the cat")
-                                                  └── sat ── on ── the ── mat
-
-When it pays: for outputs that repeat themselves or their prompt, such as code, edits, summaries and retrieval. Without
-a match it proposes nothing.
-
-Cost: 10 to 50 µs of host time per step, independent of the text's length. The index takes up to 300 bytes per token for
-each of the ``max_ngram - min_ngram + 1`` match lengths: 0.9 KB per token with the defaults.
+A *match* is an earlier occurrence of the last ``min_ngram`` to ``max_ngram`` tokens in prompt or output. The tree
+merges the continuations of up to ``num_chains`` matches by common prefixes. Longer matches come first, and later ones
+before earlier ones of the same length. The index takes up to 300 bytes per token for each match length.
 """
 
 from __future__ import annotations
@@ -28,7 +18,7 @@ from pronk.speculation.proposer import DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["LookupState", "PromptLookup", "TextIndex"]
+__all__ = ["PromptLookup", "TextIndex"]
 
 # Maximum number of matches examined per step; a repeated phrase can have thousands, most with equal continuations.
 _MAX_MATCHES = 32
@@ -45,7 +35,7 @@ _PRIORS = {3 * n + role: rate for n in range(1, 17) for role, rate in enumerate(
 
 @dataclass
 class TextIndex:
-    """The token ids of a text, with an index of its n-grams."""
+    """State of one request: the token ids of its text, with an index of its n-grams."""
 
     sizes: tuple[int, ...]  # lengths of the indexed n-grams, in tokens
     text: list[int] = field(default_factory=list)
@@ -77,15 +67,8 @@ class TextIndex:
                     yield size, end
 
 
-@dataclass
-class LookupState:
-    """State of one request: the index of its text."""
-
-    index: TextIndex
-
-
 @dataclass(frozen=True)
-class PromptLookup(Proposer[LookupState]):
+class PromptLookup(Proposer[TextIndex]):
     """Options of prompt lookup.
 
     Attributes:
@@ -111,29 +94,28 @@ class PromptLookup(Proposer[LookupState]):
             msg = f"{self.name}: expected min_ngram at most max_ngram = {self.max_ngram}, found {self.min_ngram}"
             raise OptionError(msg)
 
-    def start(self, prompt: Sequence[int]) -> LookupState:
+    def start(self, prompt: Sequence[int]) -> TextIndex:
         """Index the prompt."""
-        sizes = tuple(range(self.min_ngram, self.max_ngram + 1))
-        state = LookupState(TextIndex(sizes))
-        state.index.extend(prompt)
-        return state
+        index = TextIndex(tuple(range(self.min_ngram, self.max_ngram + 1)))
+        index.extend(prompt)
+        return index
 
-    def propose(self, contexts: Sequence[DraftContext[LookupState]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[TextIndex]]) -> list[TokenTree]:
         """Return a tree for each context: continuations of earlier occurrences of its last tokens."""
         return [self._build_tree(context) for context in contexts]
 
-    def observe(self, outcome: Outcome[LookupState]) -> None:
+    def observe(self, outcome: Outcome[TextIndex]) -> None:
         """Index the committed tokens."""
-        outcome.state.index.extend(outcome.committed)
+        outcome.state.extend(outcome.committed)
 
-    def _build_tree(self, context: DraftContext[LookupState]) -> TokenTree:
+    def _build_tree(self, context: DraftContext[TextIndex]) -> TokenTree:
         max_nodes, max_depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)
         trie = Trie(context.tokens[-1])
         # ``context.tokens`` may end with draft tokens of a composite drafter. The index does not contain these tokens.
         tail = context.tokens[-self.max_ngram :]
         chains: list[list[int]] = []
         if max_depth > 0 and max_nodes > 0:
-            for match_length, start in islice(context.state.index.matches(tail), _MAX_MATCHES):
+            for match_length, start in islice(context.state.matches(tail), _MAX_MATCHES):
                 chain = _continuation(context.tokens, start, max_depth)
                 if chain not in chains:
                     chains.append(chain)

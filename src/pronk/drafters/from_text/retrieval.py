@@ -1,22 +1,12 @@
 """Retrieval (He et al. 2023, REST): propose the most frequent continuations in a datastore.
 
-Source of the draft tokens: a datastore, which is a tokenized corpus on disk with an index. The longest suffix of the
-request's text that occurs in the corpus (the match) is looked up. The tokens that follow it there become the tree, the
-most frequent path first ::
+The longest suffix of the request's text that occurs in the corpus (the match) is looked up in a datastore, a tokenized
+corpus on disk with an index. The tokens that follow the match there become the tree, the most frequent path first ::
 
-    text      … return self
     corpus    return self . _name      3 ×
               return self . _value     2 ×        return self ┬ .  5 of 6 ┬ _name   3 of 5
               return self ,            1 ×                    │           └ _value  2 of 5
                                                               └ ,  1 of 6
-
-When it pays: for outputs that resemble *other* texts, such as boilerplate, an API's idioms and answers like earlier
-answers. ``pronk datastore build`` makes a datastore of such texts. A clone of the repository has one for the model
-``pronk-tiny``, of 0.2 M tokens of Python, sums and prose. Without a match retrieval proposes nothing.
-
-Cost: 0.13 ms of host time per step with 10 M tokens (0.4 ms at most in 100 steps), if the accessed pages of the file
-are in memory. The time grows with the logarithm of the number of tokens. On disk a datastore takes 6 bytes per token,
-or 8 with a vocabulary of 65,536 or more.
 """
 
 from __future__ import annotations
@@ -95,9 +85,8 @@ class Retrieval(Drafter):
     def bind(self, target: Target) -> RetrievalProposer:
         """Open the datastore and return a proposer.
 
-        Raises:
-            CheckpointError: the datastore is missing or damaged.
-            OptionError: the datastore was made with another tokenizer, or none is given outside a clone of pronk.
+        Raises ``CheckpointError`` if the datastore is missing or damaged, ``OptionError`` if the datastore was made
+        with another tokenizer, or none is given outside a clone of pronk.
         """
         store = Datastore.open(self._folder())
         header = store.header
@@ -126,21 +115,15 @@ class RetrievalProposer(Proposer[None]):
     def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target
 
-    def start(self, prompt: Sequence[int]) -> None:
-        """Return no state: contexts hold the text."""
+    def start(self, prompt: Sequence[int]) -> None: ...
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Return for each context a tree of the likeliest continuations."""
         return [self._build_tree(context) for context in contexts]
 
-    def observe(self, outcome: Outcome[None]) -> None:
-        """Do nothing: contexts hold the text."""
+    def observe(self, outcome: Outcome[None]) -> None: ...
 
     def _build_tree(self, context: DraftContext[None]) -> TokenTree:
-        """Grow a tree best first: add the candidate of largest gain, then make candidates of its children.
-
-        The gain of a node is the product of the acceptance rates of the kinds on its path.
-        """
+        """Grow a tree best first; the gain of a node is the product of the acceptance rates on its path."""
         trie = Trie(context.tokens[-1])
         options, store, rates = self.options, self.store, context.policy.acceptance.source(self.name, _PRIORS_BY_KIND)
         max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.max_depth, context.max_depth)

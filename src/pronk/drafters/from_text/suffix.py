@@ -1,27 +1,16 @@
 """Suffix decoding (Oliaro et al. 2024): propose the likeliest continuations of the longest match.
 
-Source of the draft tokens: the request's text, and the *store*, which holds outputs of earlier requests. The longest
-suffix of the text that occurs in them (the match) is looked up in suffix automata, which are indexes of all substrings.
-The tree grows from the tokens that follow the match there, likeliest first; shorter matches add tokens that no longer
-match has. The numbers in this example are gains at assumed acceptance rates ::
+The longest suffix of the text that occurs in the request's text or in the *store* of earlier outputs (the match) is
+looked up in suffix automata, which are indexes of all substrings. The tree grows from the tokens that follow the match
+there, likeliest first; shorter matches add tokens that no longer match has. The numbers are gains ::
 
     store   …for i in range(n): …  (6 times)          in ─┬─ range .6 ─── ( .5 ─┬─ n .4 ─── ): .3
             …for i in range(10): … (2 times)              │                     └─ 10 .1
     text    …for i in names: … for i in                   └─ names .3
 
-A node's gain, the probability that it and all its ancestors are accepted, is its parent's gain times the measured
-acceptance rate of its kind. The kind is the class of the match length, the class of the share of the match's
-occurrences that the token follows, and whether the match is in the text or in the store. If the cost of forward passes
-is known, nodes with too small a gain to pay for their row are left out. A match of n tokens gives draft tokens to depth
-``depth_factor`` · n. A match that no token follows, at the end of the text, is shortened at its front until one does.
-``num_nodes`` and the engine limit the number of nodes.
-
-When it pays: for texts that repeat themselves or each other, such as code, edits, agents, templates and repeated
-questions. Prefer it to prompt lookup where requests resemble each other or the text branches.
-
-Cost: 0.03 to 0.1 ms of host time per step with the compiled kernels, 0.3 to 1 ms without. A running request takes 30 to
-85 bytes per token of its text (150 without the kernels). The store takes the same per token and holds at most
-``store_tokens`` tokens: 5 MB by default.
+A node's gain is its parent's gain times the measured acceptance rate of its kind. If the cost of forward passes is
+known, nodes with too small a gain to pay for their row are left out. A match that no token follows, at the end of the
+text, is shortened at its front until one does.
 
 Security: all requests with equal options share a store, so response times may reveal other users' outputs. Set
 ``store_tokens=0`` to disable the store, or bind one proposer for each user (``Suffix(…).bind(target)``).
@@ -121,15 +110,12 @@ class SuffixProposer(Proposer[SuffixState]):
         self.capabilities = Capabilities(observes_all_steps=options.store_tokens > 0)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - contexts hold the text
-        """Return a state with an empty index; the first proposal adds the prompt to the index."""
         return SuffixState(make_suffix_index(self.options.max_match))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
-        """Return for each context a tree of the likeliest continuations of its matches."""
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
-        """Collect the output for the store, if the store is enabled."""
         state = outcome.state
         if self.options.store_tokens:
             state.output.extend(outcome.committed)

@@ -70,9 +70,9 @@ class Chain:
         return (None, *(draft_token.q for draft_token in self.draft_tokens))
 
     def append_from_logits(self, logits: Array, ids: DraftIds | None = None) -> bool:
-        """Sample and append a token from the drafter's logits ``[draft vocab]``.
+        """Append a token sampled from logits ``[draft vocab]``; return False if they allow no token.
 
-        Return False if the logits allow no token. ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
+        ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
         """
         context = self.context
         chosen = context.sampler.draft_token(logits, context.root, draw=context.draws, ids=ids)
@@ -155,14 +155,11 @@ def extend_chains(
     is_complete: Callable[[int, Chain], bool],
     ids: DraftIds | None = None,
 ) -> None:
-    """Add one token per round to every incomplete chain, until all are complete.
+    """Add one token per round to every incomplete one of the empty ``chains``, until all are complete.
 
-    Args:
-        chains: empty chains.
-        next_logits: given indices of ``chains``, returns the drafter's logits ``[draft vocab]`` after each of these
-            chains; ``None`` ends a chain.
-        is_complete: given an index of ``chains`` and that chain, returns whether the chain is complete.
-        ids: the target's token of each logit; ``None``: 0, 1, ….
+    ``next_logits``, given indices of ``chains``, returns the drafter's logits ``[draft vocab]`` after each of these
+    chains; ``None`` ends a chain. ``is_complete``, given an index and that chain, returns whether the chain is
+    complete. ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
     """
     incomplete = [index for index, chain in enumerate(chains) if not chain.is_full]
     with ExitStack() as stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -40,21 +40,6 @@ class Composite(Drafter):
         return replace(self, parts=parts) if any(own) else None
 
 
-@dataclass(frozen=True)
-class _StopOnExit:
-    """Callback for an ExitStack: call ``stop``; ignore its error if another error is already raised."""
-
-    proposer: Proposer[Any]
-    state: Any
-
-    def __call__(self, _: object, error: BaseException | None, __: object) -> None:
-        try:
-            self.proposer.stop(self.state)
-        except Exception:
-            if error is None:
-                raise
-
-
 class CompositeProposer(Proposer[States]):
     """Base of a composite drafter's proposer; ``parts`` are the proposers of the wrapped drafters."""
 
@@ -79,12 +64,14 @@ class CompositeProposer(Proposer[States]):
 
     def start(self, prompt: Sequence[int]) -> States:
         """Start every wrapped proposer and return the states; after an error, stop the started ones."""
-        with ExitStack() as started:
-            states: list[Any] = []
+        states: list[Any] = []
+        try:
             for proposer in self.parts:
-                states.append(proposer.start(prompt))
-                started.push(_StopOnExit(proposer, states[-1]))
-            started.pop_all()
+                states.append(proposer.start(prompt))  # noqa: PERF401 - the started ones are stopped after an error
+        except BaseException:
+            with suppress(Exception):
+                self.stop(tuple(states))
+            raise
         return tuple(states)
 
     def observe(self, outcome: Outcome[States]) -> None:
@@ -99,9 +86,14 @@ class CompositeProposer(Proposer[States]):
 
     def stop(self, state: States) -> None:
         """Stop every wrapped proposer in order, even if one raises an error; then raise the first error."""
-        with ExitStack() as stops:
-            for proposer, part_state in reversed([*zip(self.parts, state, strict=True)]):
-                stops.push(_StopOnExit(proposer, part_state))
+        errors = []
+        for proposer, part_state in zip(self.parts, state, strict=False):  # fewer states after an error in ``start``
+            try:
+                proposer.stop(part_state)
+            except Exception as error:  # noqa: BLE001 - raised after the other proposers have stopped
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def proposals(self, contexts: Sequence[DraftContext[States]]) -> Iterator[list[TokenTree]]:
         """Yield, for each wrapped proposer in order, its proposals for all contexts."""

@@ -5,33 +5,30 @@ proposal. At the next proposal the accepted draft tokens are already cached. Oth
 token, another drafter's tokens) are run in one forward pass, whose last row gives the logits of the first draft token.
 If more than ``MAX_UNREAD`` tokens are new, the lane is emptied and begins anew with the last ones: reading a long text
 costs many forward passes of the target, and draft tokens depend mostly on the text just before them. Without a policy
-(``budget="all"``) the whole text is read. For example, with the tokens of a forward pass in brackets::
-
-    first proposal      [a b c] [x] y       text a b c, draft tokens x y; y is not run
-    target              accepts x, rejects y; the bonus token is z
-    next proposal        a b c   x [z]      z alone is run: a b c x are cached
+(``budget="all"``) the whole text is read.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.backends import open_torch
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft_lane import DraftLane
 from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_pool
-from pronk.drafters.shared.vocabulary.translation import Translation
+from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
 from pronk.errors import CacheFullError, OptionError
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.execution.segment import Segment
 from pronk.hub.resolve import resolve_model
 from pronk.interrupts import uninterrupted
+from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.models.weights import forward_weights
@@ -47,6 +44,22 @@ __all__ = ["MAX_UNREAD", "DraftLane", "DraftRunner"]
 # Most tokens that a draft model reads before it drafts. In four answers to HumanEval and GSM8K, Qwen2.5-Coder 0.5 B
 # chose the token of the 1.5 B model in 86 % of cases after the whole prompt, in 84 % after 64 tokens, in 81 % after 32.
 MAX_UNREAD = 64
+
+
+@dataclass
+class DraftLane:
+    """The KV cache that a draft model has for one request, and the cached tokens."""
+
+    block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``, then of the nodes of ``tree``
+    tokens: list[int] = field(default_factory=list)  # cached tokens, as ids of the draft model: text, then draft tokens
+    start: int = 0  # index in the text of the first one of ``tokens``; what is before it is not read
+    # For drafters that propose trees: the cached nodes of the last proposal, as ids of the draft model. The root is the
+    # text's token after ``tokens``. ``None`` if no tree is cached.
+    tree: TokenTree | None = None
+    num_target_committed: int = 0  # number of committed tokens at the last proposal, counted in the target's tokens
+    num_committed: int = 0  # number of leading ``tokens`` that cannot change; only these may enter the prefix cache
+    salt: bytes = b""  # the request's salt for prefix caching
+    reencoder: Reencoder | None = None  # re-encodes the text for the draft model; ``None`` if the ids are equal
 
 
 class DraftRunner:
@@ -74,17 +87,19 @@ class DraftRunner:
         """Load a draft model, once for all drafters of the target with the same model, dtype and weights.
 
         ``model`` is a folder or a Hub id; ``None`` is ``models/pronk-tiny-draft`` of a clone of the repository.
-        ``dtype`` and ``weights`` are those of :class:`~pronk.llm.LLM`. Errors begin with the name ``drafter``.
-
-        Raises:
-            CheckpointError: the model cannot be loaded.
-            OptionError: the vocabularies cannot be translated, or there is no default for this target.
+        ``dtype`` and ``weights`` are those of :class:`~pronk.llm.LLM`. Errors begin with the name ``drafter``. Raises
+        ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if the vocabularies cannot be translated, or
+        there is no default for this target.
         """
         path = _default_model(drafter, target) if model is None else resolve_model(model).absolute()
 
         def load() -> DraftRunner:
             config = read_config(path)
-            translation = _make_translation(drafter, target, path, config)
+            sizes = target.decoder.config.vocab_size, config.vocab_size
+            translation = Translation.with_equal_ids(*sizes)
+            if target.tokenizer is not None:
+                tokenizer = Tokenizer.load(path, config.vocab_size)
+                translation = Translation.between(drafter, target.tokenizer, sizes[0], tokenizer, sizes[1])
             weights_dtype = parse_dtype(dtype, config)
             backend = target.decoder.backend
             if backend.kernels is None:
@@ -110,7 +125,7 @@ class DraftRunner:
         return DraftLane(reencoder=self.translation.make_reencoder())
 
     def release(self, lane: DraftLane) -> None:
-        """Free the KV blocks of a lane (a request's draft KV cache), and clear the lane."""
+        """Free the KV blocks of a lane, and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.runner.cache.release(lane.block_table)
@@ -128,11 +143,10 @@ class DraftRunner:
         return [None if new is None else next(rows) for new in pending]
 
     def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Make each lane (a request's draft KV cache) a prefix of the request's text; prefill long texts.
+        """Make each lane a prefix of the request's text; prefill long texts.
 
-        Accepted draft tokens stay cached, and rejected ones are dropped. A single request reads its whole text in this
-        call, in chunks of ``CHUNK`` rows. Several requests together read at most ``CHUNK`` rows per step, the shortest
-        texts first, so that no request waits for another's long prompt.
+        A single request reads its whole text in this call, in chunks of ``CHUNK`` rows. Several requests together read
+        at most ``CHUNK`` rows per step, the shortest texts first, so that no request waits for another's long prompt.
 
         Returns:
             For each lane the tokens of the text that are not yet cached, as ids of the draft model; at least the last
@@ -176,16 +190,10 @@ class DraftRunner:
             rows_left = max(0, rows_left - size)
 
     def forward_tokens(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Array]:
-        """Run the next tokens of each lane (a request's draft KV cache); return the logits after the last.
-
-        ``tokens`` holds for each lane one or more ids of the draft model. The logits of a lane are ``[vocab]``.
-        """
+        """Run the next tokens of each lane, one or more ids of the draft model; return the logits ``[vocab]``."""
         if not lanes:
             return []
-        jobs = [
-            self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
-            for lane, new in zip(lanes, tokens, strict=True)
-        ]
+        jobs = [self._chain_job(lane, new) for lane, new in zip(lanes, tokens, strict=True)]
         rows = self._run(jobs)
         with uninterrupted():
             for lane, new in zip(lanes, tokens, strict=True):
@@ -202,7 +210,7 @@ class DraftRunner:
         if new is None:
             return
         max_steps = min(chain.max_tokens, 1 + self.num_free_positions(lane) - len(new))
-        job = self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+        job = self._chain_job(lane, new)
 
         def append(token: DraftToken) -> bool:
             return chain.append_and_go_on(token, is_complete)
@@ -216,9 +224,9 @@ class DraftRunner:
     ) -> list[Array]:
         """Run the nodes of each tree that are not cached; return their logits ``[new nodes, vocab]``.
 
-        ``trees[i]`` has token ids of the draft model, and the root is the last token of the text. ``lanes[i]`` is the
-        request's draft KV cache: if ``lanes[i].tree`` is set, its nodes are cached, and ``trees[i]`` begins with them.
-        Otherwise ``pending_texts[i]``, the uncached tokens before the root, are run first.
+        ``trees[i]`` has ids of the draft model, and the root is the last token of the text. It begins with the nodes of
+        ``lanes[i].tree``, which are cached. Without those, ``pending_texts[i]``, the uncached tokens before the root,
+        are run first.
         """
         jobs = []
         for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):
@@ -257,6 +265,9 @@ class DraftRunner:
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
+    def _chain_job(self, lane: DraftLane, new: Sequence[int]) -> ForwardJob:
+        return self.make_job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+
     def _run(self, jobs: Sequence[ForwardJob]) -> list[Array]:
         """Run one forward pass; return each job's float32 logits ``[nodes, vocab]``, by the target's ids."""
         result = self.runner.forward(jobs)
@@ -264,7 +275,7 @@ class DraftRunner:
         return [self.translation.to_target(logits[:]) for logits in result.logits]
 
     def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
-        """Fill an empty lane (a request's KV cache) with the text's longest prefix in the prefix cache."""
+        """Fill an empty lane with the text's longest prefix in the prefix cache."""
         lane.salt = salt
         is_empty = not (lane.block_table.blocks or lane.tokens)
         if is_empty and (cached := self.runner.cache.match_prefix(text, salt)) is not None:
@@ -274,7 +285,7 @@ class DraftRunner:
         self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
 
     def _skip_text(self, lane: DraftLane, length: int) -> None:
-        """Empty a lane (a request's KV cache) that lacks too many of ``length`` tokens, or begins after them."""
+        """Empty a lane that lacks too many of ``length`` tokens, or begins after them."""
         most, num_cached = self.max_unread, lane.start + len(lane.tokens) + len(lane.tree or ())
         if most is not None and (length - 1 - num_cached > most or lane.start >= length):
             self._rollback(lane, 0)
@@ -306,11 +317,9 @@ class DraftRunner:
         num_future = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
         # First try to allocate the blocks of all future tokens, to get consecutive ones; then only those of this step.
         for num_extra in (num_future, 0):
-            try:
+            with suppress(CacheFullError):
                 self.runner.cache.prepare(lane.block_table, length + num_extra + context.max_nodes)
-            except CacheFullError:
-                continue
-            return True
+                return True
         return False
 
 
@@ -339,12 +348,3 @@ def _default_model(drafter: str, target: Target) -> Path:
         msg = f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this target, found {found}'
         raise OptionError(msg)
     return path
-
-
-def _make_translation(drafter: str, target: Target, path: Path, config: ModelConfig) -> Translation:
-    size = target.decoder.config.vocab_size
-    if target.tokenizer is None:
-        return Translation.with_equal_ids(size, config.vocab_size)
-    return Translation.between(
-        drafter, target.tokenizer, size, Tokenizer.load(path, config.vocab_size), config.vocab_size
-    )

@@ -28,10 +28,8 @@ class DraftPrices:
     def chain_price(self, policy: RequestPolicy, length: int, num_unread: int) -> ChainPrice | None:
         """Return the price of draft tokens; ``None`` if all are wanted.
 
-        Args:
-            policy: policy of the request, which has the target's costs in this step.
-            length: number of tokens of the request's text.
-            num_unread: number of tokens of the text that the draft model has to read before it drafts.
+        ``length`` is the number of tokens of the request's text, ``num_unread`` how many of them the draft model has to
+        read before it drafts.
         """
         if policy.curve is None:
             return None

@@ -10,23 +10,42 @@ therefore a *path of ranks*: ``(0, 2)`` is head 2's third likeliest token below 
 Let ``a[d][r]`` be the frequency with which head ``d``'s token of rank ``r`` is the target's token. If the heads are
 independent, node ``(r1, r2, …)`` is accepted with the probability ``a[1][r1] a[2][r2] …``, and a tree's expected number
 of accepted tokens is the sum of its nodes' probabilities. The best tree of a given size is built greedily: add the
-likeliest node whose parent is in the tree (Cai et al. 2024, 2.3.3). A child is never likelier than its parent, so these
-are the likeliest nodes of all.
+likeliest node whose parent is in the tree (Cai et al. 2024, 2.3.3).
+
+A head's tokens are ranked once, for all nodes of its depth. Penalties therefore assume that the likeliest token of each
+earlier head was generated, even for nodes below other tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
+from pronk.arrays import Array
 from pronk.checks import check_integer
 from pronk.errors import OptionError
+from pronk.speculation.acceptance_stats import SourceRates
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.tree import Origin, TokenTree
 from pronk.speculation.trie import Frontier
 
-__all__ = ["MAX_NODES", "MAX_RANKS", "Path", "best_paths", "check_paths", "check_tree", "main_chain_first"]
+__all__ = [
+    "MAX_NODES",
+    "MAX_RANKS",
+    "Path",
+    "best_paths",
+    "check_paths",
+    "check_tree",
+    "draft_tree",
+    "main_chain_first",
+]
 
 MAX_NODES = 127  # maximum number of draft tokens in a tree: 128 rows with the root, the default of ``Engine.max_tree``
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain
+
+# Number of likeliest tokens per head among which the best tree of a given number of nodes is searched.
+_MAX_RANKS = 8
 
 # Ranks of a node's ancestors from depth 1 on, then its own rank; rank 0 is the head's likeliest token.
 Path = tuple[int, ...]
@@ -52,13 +71,8 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
         probability, path = frontier.pop()
         paths.append(path)
         push(probability, (*path, 0))
-        push(_path_probability(monotone, path[:-1]), (*path[:-1], path[-1] + 1))
+        push(prod(row[rank] for row, rank in zip(monotone, path[:-1], strict=False)), (*path[:-1], path[-1] + 1))
     return tuple(paths)
-
-
-def _path_probability(accuracies: Sequence[Sequence[float]], path: Path) -> float:
-    """Return the probability that a node is accepted: the product of the accuracies along its path."""
-    return prod(row[rank] for row, rank in zip(accuracies, path, strict=False))
 
 
 def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[Path, ...]:
@@ -101,3 +115,68 @@ def main_chain_first(paths: Sequence[Path]) -> tuple[Path, ...]:
     while children := [path for path in paths if path[:-1] == (chain[-1] if chain else ())]:
         chain.append(min(children))
     return (*chain, *(path for path in paths if path not in chain))
+
+
+def draft_tree(
+    context: DraftContext[Any], logits: Array, sources: Sequence[str], shape: int | Sequence[Path]
+) -> TokenTree:
+    """Return the tree for one request, within the request's limits of depth and nodes.
+
+    Args:
+        context: the request.
+        logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's last token.
+        sources: for each head, its name in the acceptance statistics.
+        shape: paths of ranks, the main chain first. With a number of nodes instead, the paths are chosen by this step's
+            calibrated probabilities, from the ``_MAX_RANKS`` likeliest tokens of each head.
+    """
+    max_depth = min(context.max_depth, len(logits))
+    all_rates = [context.policy.acceptance.source(source) for source in sources]
+    if isinstance(shape, int):
+        size = min(shape, context.max_nodes)
+        ranked = _rank_tokens(context, logits, [min(_MAX_RANKS, size)] * max_depth)
+        rates = [
+            [own.rate(own.confidence_kind(prob), depth) for _, prob in tokens]
+            for depth, (own, tokens) in enumerate(zip(all_rates, ranked, strict=False), 1)
+        ]
+        paths: Sequence[Path] = main_chain_first(best_paths(rates, size))
+    else:
+        paths = [path for path in shape if len(path) <= max_depth][: context.max_nodes]
+        depths = range(max(map(len, paths), default=0))
+        counts = [1 + max(path[depth] for path in paths if len(path) > depth) for depth in depths]
+        ranked = _rank_tokens(context, logits, counts)
+    return _build_tree(context.tokens[-1], ranked, all_rates, paths)
+
+
+def _rank_tokens(context: DraftContext[Any], logits: Array, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """Return for each head ``i`` its ``counts[i]`` likeliest tokens, best first, as (id, probability)."""
+    sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
+    with sampler.after():
+        for row, count in zip(logits, counts, strict=False):
+            draft_token = sampler.draft_token(row, context.root, draw=False)
+            if draft_token is None:
+                break
+            ranked.append(draft_token.top_tokens(count))
+            sampler.advance(draft_token.token)
+    return ranked
+
+
+def _build_tree(
+    root: int, ranked: Sequence[Sequence[tuple[int, float]]], all_rates: Sequence[SourceRates], paths: Sequence[Path]
+) -> TokenTree:
+    """Return the tree of ``paths``; leave out paths with a rank for which ``ranked`` has no token."""
+    tokens, parents = [root], [-1]
+    gain, origin = [1.0], list[Origin]([("", 0)])
+    nodes: dict[Path, int] = {(): 0}
+    for path in paths:
+        parent, depth = nodes.get(path[:-1]), len(path) - 1
+        if parent is None or depth >= len(ranked) or path[-1] >= len(ranked[depth]):
+            continue
+        token, prob = ranked[depth][path[-1]]
+        nodes[path] = len(tokens)
+        tokens.append(token)
+        parents.append(parent)
+        rates = all_rates[depth]
+        kind = rates.confidence_kind(prob)
+        origin.append((rates.source, kind))
+        gain.append(gain[parent] * rates.rate(kind, depth + 1))
+    return TokenTree(tuple(tokens), tuple(parents), gain=tuple(gain), origin=tuple(origin))

@@ -1,10 +1,10 @@
 """Shadow passes: acceptance rates of a drafter with a model, learned without draft tokens.
 
 One forward pass of the drafter's model over tokens of the text that it has not read gives its choice after each of
-them. The next token of the text tells whether the choice is right (teacher forcing). So 16 to 64 choices are counted
-for the price of reading; drafting would count one or two. The tokens must be read before the next draft token anyway.
-If more than 64 are unread, the earlier ones are read in the same call, without counting. The tokens of the prompt are
-not the target's choices and do not count, nor do the first 16 that a model reads without the text before them.
+them, and the next token of the text tells whether the choice is right. So 16 to 64 choices are counted for the price of
+reading; drafting would count one or two. If more than 64 are unread, the earlier ones are read without counting. The
+tokens of the prompt are not the target's choices and do not count, nor do the first 16 that a model reads without the
+text before them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,8 @@ def count_choices(
 ) -> None:
     """Count choices in the acceptance rates of ``source``, by their confidence.
 
-    Args:
-        context: the request.
-        logits: ``[choices, draft vocab]``, the drafter's logits for successive tokens of the text.
-        first: index in the text of the token that the first choice is compared with.
-        source: name of the drafter in the statistics.
-        ids: the target's token of each logit; ``None``: 0, 1, ….
+    ``logits`` ``[choices, draft vocab]`` are the drafter's for successive tokens of the text; ``first`` is the index in
+    the text of the token that the first choice is compared with. ``ids`` has the target's token of each logit.
     """
     sampler, rates = context.sampler, context.policy.acceptance.source(source)
     skipped = max(0, sampler.context.num_prompt - first)
@@ -53,10 +49,7 @@ def count_choices(
 
 
 def shadow(draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], source: str) -> bool:
-    """Count a draft model's choices; return False, without a forward pass, if it has other token ids.
-
-    Also False if :func:`can_count` is.
-    """
+    """Count a draft model's choices; return False, without a forward pass, if it cannot be done."""
     num_unread = context.root - lane.start - len(lane.tokens) - len(lane.tree or ())
     if lane.reencoder is not None or not can_count(context, num_unread):
         return False

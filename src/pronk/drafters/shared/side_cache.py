@@ -113,7 +113,7 @@ class SideLanes:
         return True
 
     def _match_prefix(self, lane: SideLane, context: DraftContext[Any]) -> None:
-        """Fill an empty lane (a request's KV cache) with the text's longest prefix in the prefix cache."""
+        """Fill an empty lane with the text's longest prefix in the prefix cache."""
         lane.salt = context.salt
         if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
             return
@@ -128,7 +128,7 @@ class SideLanes:
             self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
 
     def release(self, lane: SideLane) -> None:
-        """Free the KV blocks of a lane (one request's part of the side cache), and clear the lane."""
+        """Free the KV blocks of a lane, and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.cache.release(lane.block_table)
@@ -175,7 +175,6 @@ class SideCache(SideLanes):
         return split_rows(outputs, [len(new) for new in tokens])
 
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
-        """Return a callback that runs one part on the rows of ``segments``."""
         packed = ProgramRows().set_segments([(segment.block_table, segment.tree, 0) for segment in segments])
         packed.rotate(self.rope)
 
@@ -187,7 +186,6 @@ class SideCache(SideLanes):
         return apply
 
     def _program(self, index: int) -> Program:
-        """Return the program of part ``index``; compile it once per version of the KV pool."""
         key = (index, self.cache.version)
         if key not in self._programs:
             size = self.cache.config.hidden_size

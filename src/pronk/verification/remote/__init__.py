@@ -3,11 +3,9 @@
 ::
 
     with RemoteServer("http://127.0.0.1:8000") as server:
-        report = verify_server(server, TEXTS, RemoteSettings())
-    report.passed
+        verify_server(server, TEXTS, RemoteSettings()).passed
 
-Each check compares texts, or log-probabilities, of requests that differ only in circumstances that should not matter:
-other requests in the batch, cached prefixes, ``max_tokens``, streaming. See :mod:`pronk.verification.remote.checks`.
+Each check compares texts, or log-probabilities, of requests that differ only in circumstances that should not matter.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ and only the check ``cache`` compares the first request of a prompt with later o
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import exp
@@ -71,16 +71,10 @@ def verify_server(
 def verify_server_steps(
     server: RemoteServer, texts: Mapping[str, str], settings: RemoteSettings, progress: Progress
 ) -> Iterator[RemoteReport]:
-    """Yield the report after each check.
+    """Yield the report after each check of the prompts ``texts``, by name.
 
-    Args:
-        server: server to verify.
-        texts: prompts by name.
-        settings: lengths, repetitions and tolerances.
-        progress: receives the name of a check, the number of checks so far, and the number of all checks.
-
-    Raises:
-        ServerUnreachableError: the connection fails, or the server does not answer in time.
+    ``progress`` receives the name of a check, the number of checks so far, and the number of all checks. Raises
+    ``ServerUnreachableError`` if the connection fails, or the server does not answer in time.
     """
     report = RemoteReport(server.url, server.connect(), settings, texts)
     began = perf_counter()
@@ -123,7 +117,6 @@ class _Comparison:
     largest: float | None = None  # largest difference of two log-probabilities
 
     def add(self, expected: Answer, found: Answer, prompt: str, where: str) -> None:
-        """Compare two answers."""
         self.num_compared += 1
         if (difference := compare(expected, found, prompt, where, self.tolerance)) is not None:
             self.differences.append(difference)
@@ -132,7 +125,6 @@ class _Comparison:
             self.largest = max(self.largest or 0.0, *(abs(a.logprob - b.logprob) for a, b in pairs))
 
     def result(self, name: str, route: Route) -> CheckResult:
-        """Return the result of the check."""
         failed = bool(self.differences or self.failure)
         first = next(iter(self.differences), None)
         counts = self.num_compared, len(self.differences)
@@ -183,7 +175,6 @@ class _RouteVerifier:
         return found
 
     def check_max_tokens(self) -> _Comparison:
-        """Compare a shorter text with the beginning of the reference."""
         found = _Comparison()
         for name in self.texts:
             self._greedy(name)
@@ -197,7 +188,6 @@ class _RouteVerifier:
         return found
 
     def check_stream(self) -> _Comparison:
-        """Compare the joined chunks of a stream with the reference."""
         found = _Comparison()
         for name, text in self.texts.items():
             self._greedy(name)
@@ -207,7 +197,6 @@ class _RouteVerifier:
         return found
 
     def check_n(self) -> _Comparison:
-        """Compare two greedy samples of one request with the reference."""
         found = _Comparison()
         for name, text in self._some():
             self._greedy(name)
@@ -220,24 +209,16 @@ class _RouteVerifier:
         return found
 
     def check_batch(self) -> _Comparison:
-        """Compare answers among other requests with the references."""
-        found = _Comparison()
-        for _ in range(self.settings.rounds):
-            answers = self._batch([partial(self._greedy, name) for name in self.texts])
-            for name, answer in zip(self.texts, answers, strict=True):
-                found.add(self._references[name], answer, name, "in a batch")
+        found = self._compare_batch({(name,): answer for name, answer in self._references.items()}, self._greedy)
         most = self._most_streams_at_once()
-        found.note = f"up to {most} texts at the same time"
+        found.note = "the server ran one request at a time" if most == 1 else f"up to {most} texts at the same time"
         if most is None:
             found.note = (
                 "unknown how many texts the server generates at the same time, because concurrent streams failed"
             )
-        elif most == 1:
-            found.note = "the server ran one request at a time"
         return found
 
     def check_seed(self) -> _Comparison:
-        """Compare sampled texts of one seed."""
         found = _Comparison()
         for name, _ in self._some():
             self._greedy(name)
@@ -258,13 +239,8 @@ class _RouteVerifier:
         return found
 
     def check_seed_batch(self) -> _Comparison:
-        """Compare sampled texts among other requests with those alone."""
-        found, wanted = _Comparison(), [*self._sampled][: self.settings.batch // 2]
-        for _ in range(self.settings.rounds):
-            answers = self._batch([partial(self._sample, *key) for key in wanted])
-            for (name, seed), answer in zip(wanted, answers, strict=True):
-                found.add(self._sampled[name, seed], answer, name, f"seed {seed} in a batch")
-        return found
+        wanted = dict([*self._sampled.items()][: self.settings.batch // 2])
+        return self._compare_batch(wanted, self._sample)
 
     def check_logprobs(self) -> _Comparison:
         """Compare log-probabilities of equal requests, and their text with that of a request without."""
@@ -278,13 +254,8 @@ class _RouteVerifier:
         return found
 
     def check_logprobs_batch(self) -> _Comparison:
-        """Compare log-probabilities among other requests with those alone."""
-        found = _Comparison(self.settings.tolerance)
-        for _ in range(self.settings.rounds):
-            answers = self._batch([partial(self._report, name) for name in self._reported])
-            for name, answer in zip(self._reported, answers, strict=True):
-                found.add(self._reported[name], answer, name, "in a batch")
-        return found
+        wanted = {(name,): answer for name, answer in self._reported.items()}
+        return self._compare_batch(wanted, self._report, self.settings.tolerance)
 
     def check_likeliest(self) -> _Comparison:
         """Check that greedy tokens are the likeliest, and that no probabilities have a sum above 1."""
@@ -296,10 +267,8 @@ class _RouteVerifier:
                 if sums[-1] > 1.0 + _ROUNDING:
                     found.failure = f"probabilities with the sum {sums[-1]:.6f}, prompt {name}, token {position}"
                 elif token.top and token.logprob < max(token.top) - _ROUNDING:
-                    found.failure = (
-                        f"token {token.text!r} has {token.logprob:.4f}, the likeliest {max(token.top):.4f}, "
-                        f"prompt {name}, token {position}"
-                    )
+                    values = f"{token.logprob:.4f}, the likeliest {max(token.top):.4f}"
+                    found.failure = f"token {token.text!r} has {values}, prompt {name}, token {position}"
         found.note = f"sums of the likeliest up to {max(sums, default=0.0):.4f}"
         return found
 
@@ -330,13 +299,18 @@ class _RouteVerifier:
             raise UnsupportedError(msg)
         return answer
 
-    def _batch(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-        """Return the answers of calls that run at the same time, among requests of other lengths."""
-        num_others = max(1, self.settings.batch - len(calls))
-        others = [FILLERS[number % len(FILLERS)] for number in range(num_others)]
-        lengths = [max(1, int(share * self.settings.max_tokens)) for _, share in others]
-        fillers = [partial(self._ask, text, length) for (text, _), length in zip(others, lengths, strict=True)]
-        return self.server.together([*calls, *fillers])[: len(calls)]
+    def _compare_batch(
+        self, expected: Mapping[Any, Answer], ask: Callable[..., Answer], tolerance: float = 0.0
+    ) -> _Comparison:
+        """Compare answers to ``ask(*key)`` that run at the same time, among requests of other lengths."""
+        found, max_tokens = _Comparison(tolerance), self.settings.max_tokens
+        others = [FILLERS[i % len(FILLERS)] for i in range(max(1, self.settings.batch - len(expected)))]
+        fillers = [partial(self._ask, text, max(1, int(share * max_tokens))) for text, share in others]
+        for _ in range(self.settings.rounds):
+            answers = self.server.together([*(partial(ask, *key) for key in expected), *fillers])
+            for ((name, *seed), wanted), answer in zip(expected.items(), answers, strict=False):
+                found.add(wanted, answer, name, f"seed {seed[0]} in a batch" if seed else "in a batch")
+        return found
 
     def _most_streams_at_once(self) -> int | None:
         """Return the largest number of streams at the same time; ``None`` if the server cannot stream."""

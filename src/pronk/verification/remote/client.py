@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import perf_counter
@@ -87,12 +88,8 @@ class RemoteServer:
         # A connection per request: a server may close an idle connection at the moment of the next request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         try:
-            self._client = httpx.Client(
-                base_url=base if base.endswith("/v1") else f"{base}/v1",
-                headers=headers,
-                timeout=self.timeout,
-                limits=limits,
-            )
+            base = base if base.endswith("/v1") else f"{base}/v1"
+            self._client = httpx.Client(base_url=base, headers=headers, timeout=self.timeout, limits=limits)
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
             msg = f"url: expected an address such as http://127.0.0.1:8000, found {self.url!r}: {error}"
             raise ServerUnreachableError(msg) from error
@@ -106,8 +103,7 @@ class RemoteServer:
     def connect(self) -> str:
         """Return the name of the model.
 
-        Raises:
-            ServerUnreachableError: there is no server, or it names no model.
+        Raises ``ServerUnreachableError`` if there is no server, or it names no model.
         """
         if self.model is None:
             try:
@@ -120,16 +116,9 @@ class RemoteServer:
     def ask(self, route: Route, prompt: str, max_tokens: int, **options: Any) -> list[Answer]:
         """Return the choices of an answer without stream.
 
-        Args:
-            route: key of a route.
-            prompt: text to continue, or message of the user.
-            max_tokens: maximum number of tokens to generate.
-            options: ``temperature`` (default 0), ``seed``, ``n``, and ``top``: the number of likeliest tokens whose
-                log-probabilities to report.
-
-        Raises:
-            UnsupportedError: the server refuses the request or answers in another form.
-            ServerUnreachableError: see the class.
+        ``options`` are ``temperature`` (default 0), ``seed``, ``n``, and ``top``: the number of likeliest tokens whose
+        log-probabilities to report. Raises ``UnsupportedError`` if the server refuses the request or answers in another
+        form.
         """
         reply = self._send("POST", _PATHS[route], self._body(route, prompt, max_tokens, options))
         try:
@@ -214,25 +203,15 @@ class RemoteServer:
             raise ServerUnreachableError(msg)
         raise (ServerFaultError if status >= HTTPStatus.INTERNAL_SERVER_ERROR else UnsupportedError)(answer)
 
-    def _errors(self) -> _HttpErrors:
-        return _HttpErrors(self.url, self.timeout)
-
-
-@dataclass(frozen=True)
-class _HttpErrors:
-    """Context that converts errors of the connection."""
-
-    url: str
-    timeout: float
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, httpx.TimeoutException):
-            msg = f"timeout: expected an answer of {self.url} within {self.timeout:g} s, found none; raise --timeout"
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            url, timeout = self.url, self.timeout
+            msg = f"timeout: expected an answer of {url} within {timeout:g} s, found none; raise --timeout"
             raise ServerUnreachableError(msg) from error
-        if isinstance(error, (httpx.HTTPError, httpx.InvalidURL)):
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             msg = f"url: expected a server at {self.url}, found none: {str(error) or type(error).__name__}"
             raise ServerUnreachableError(msg) from error
 
@@ -252,9 +231,8 @@ def _tokens(route: Route, choice: Mapping[str, Any]) -> tuple[RemoteToken, ...]:
         tops = report.get("top_logprobs") or [{}] * len(report["tokens"])
         rows = zip(report["tokens"], report["token_logprobs"], tops, strict=True)
         return tuple(RemoteToken(str(text), float(value), tuple((top or {}).values())) for text, value, top in rows)
+    contents = [(each, each.get("top_logprobs") or ()) for each in report["content"]]
     return tuple(
-        RemoteToken(
-            str(each["token"]), float(each["logprob"]), tuple(top["logprob"] for top in each.get("top_logprobs") or ())
-        )
-        for each in report["content"]
+        RemoteToken(str(each["token"]), float(each["logprob"]), tuple(top["logprob"] for top in tops))
+        for each, tops in contents
     )

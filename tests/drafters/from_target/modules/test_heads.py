@@ -102,10 +102,10 @@ def test_heads_have_the_targets_largest_window() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_heads": 0}, "num-heads: expected 1 to 63, found 0"),
-        ({"num_heads": 64}, "num-heads: expected 1 to 63, found 64"),
-        ({"layer": 0}, "layer: expected at least 1, found 0"),
-        ({"mlp": 0}, "mlp: expected at least 1, found 0"),
+        ({"num_heads": 0}, "num-heads: expected an integer in 1..63, found 0"),
+        ({"num_heads": 64}, "num-heads: expected an integer in 1..63, found 64"),
+        ({"layer": 0}, "layer: expected an integer of at least 1, found 0"),
+        ({"mlp": 0}, "mlp: expected an integer of at least 1, found 0"),
         ({"kind": "x"}, "kind: expected one of transformer, linear, found 'x'"),
         ({"order": "x"}, "order: expected one of parallel, causal, anticausal, found 'x'"),
         ({"unembeddings": "x"}, "unembeddings: expected one of shared, replicated, found 'x'"),

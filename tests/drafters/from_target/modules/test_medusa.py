@@ -65,9 +65,9 @@ def test_heads_equal_a_slow_reference(unembeddings: str, packed: bool, tmp_path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 0}, "heads: expected 1 to 16, found 0"),
-        ({"num_heads": True}, "heads: expected 1 to 16, found True"),
-        ({"blocks": 9}, "blocks: expected 1 to 8, found 9"),
+        ({"num_heads": 0}, "heads: expected an integer in 1..16, found 0"),
+        ({"num_heads": True}, "heads: expected an integer in 1..16, found True"),
+        ({"blocks": 9}, "blocks: expected an integer in 1..8, found 9"),
         ({"unembeddings": "tied"}, "unembeddings: expected one of shared, replicated, found 'tied'"),
         ({"num_heads": 2, "accuracies": ((0.5,),)}, "accuracies: expected those of 2 heads, found 1"),
     ],

@@ -38,6 +38,15 @@ def between(
     return Translation.between("draft", target, target_size or target.vocab_size, draft, draft_size or draft.vocab_size)
 
 
+def encode(translation: Translation, tokens: list[int]) -> list[int]:
+    """Return a whole text in the draft's ids; parts that the draft cannot encode are left out."""
+    reencoder = translation.make_reencoder()
+    if reencoder is None:  # equal vocabularies
+        return tokens
+    reencoder.update(tokens)
+    return reencoder.tokens
+
+
 def random_text(draw: random.Random, pieces: int = 40) -> str:
     return "".join(draw.choices(PIECES, k=draw.randrange(1, pieces)))
 
@@ -62,7 +71,7 @@ def test_the_text_is_preserved(target: str, draft: str) -> None:
     for _ in range(60):
         text = "a" + random_text(draw)
         tokens = target_tokenizer.encode(text)
-        found = translation.encode(tokens)
+        found = encode(translation, tokens)
         assert as_text(draft_tokenizer, found) == as_text(target_tokenizer, tokens) == text
         assert found == draft_tokenizer.encode(text)
         assert not translation.identical or found == tokens
@@ -86,7 +95,7 @@ def test_incremental_encoding_is_close_to_encoding_all_at_once(target: str, draf
             assert before[:unchanged] == found[:unchanged]
             assert before[unchanged : unchanged + 1] != found[unchanged : unchanged + 1] or len(before) == unchanged
             assert as_bytes(draft_tokenizer, found) == as_bytes(target_tokenizer, tokens)
-            exact += found == translation.encode(tokens)
+            exact += found == encode(translation, tokens)
             steps += 1
     assert exact > 0.9 * steps
 
@@ -99,7 +108,7 @@ def test_the_state_depends_on_the_current_tokens_alone() -> None:
         forward.update(ids[:stop])
         rolled_back.update(ids[:stop] + ids[1000 - stop : 1100 - stop])
         rolled_back.update(ids[:stop])
-    assert forward.tokens == rolled_back.tokens == translation.encode(ids[:399])
+    assert forward.tokens == rolled_back.tokens == encode(translation, ids[:399])
 
 
 def test_a_step_re_encodes_only_the_end_of_a_long_text() -> None:
@@ -172,7 +181,7 @@ def test_special_tokens_are_mapped_by_name() -> None:
     translation = between(target, draft)
     assert [translation.to_draft(i) for i in (0, 1, 2)] == [0, 1, None]
     ids = [1, *target.encode("the fox", add_special_tokens=False), 2, 0]
-    assert translation.encode(ids) == [1, *draft.encode("the fox"), 0]
+    assert encode(translation, ids) == [1, *draft.encode("the fox"), 0]
     reencoder = translation.make_reencoder()
     current = []
     for stop in range(len(ids) + 1):
@@ -182,17 +191,17 @@ def test_special_tokens_are_mapped_by_name() -> None:
     written = target.encode("<|user|>")
     assert written == [1]
     spelled = [target.backend.token_to_id(c) for c in "<|endoftext|>"]
-    assert translation.encode(spelled) != [0]
-    assert draft.decode(translation.encode(spelled)) == "<|endoftext|>"
+    assert encode(translation, spelled) != [0]
+    assert draft.decode(encode(translation, spelled)) == "<|endoftext|>"
 
 
 def test_the_draft_gets_its_own_bos_token() -> None:
     bytes_, spaced = TOKENIZERS["bytes"], TOKENIZERS["metaspace"]
-    assert between(bytes_, spaced).encode(bytes_.encode("the")) == spaced.encode("the")
+    assert encode(between(bytes_, spaced), bytes_.encode("the")) == spaced.encode("the")
     assert spaced.encode("the")[0] == spaced.bos_id
-    assert between(spaced, bytes_).encode(spaced.encode("the")) == bytes_.encode("the")
+    assert encode(between(spaced, bytes_), spaced.encode("the")) == bytes_.encode("the")
     other = TOKENIZERS["llama 2"]
-    assert between(spaced, other).encode(spaced.encode("the")) == other.encode("the")
+    assert encode(between(spaced, other), spaced.encode("the")) == other.encode("the")
     reencoder = between(spaced, other).make_reencoder()
     reencoder.update([1])
     assert (reencoder.tokens, reencoder.is_complete) == ([1], True)

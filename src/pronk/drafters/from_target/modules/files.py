@@ -93,8 +93,7 @@ class TrainedDrafter:
     def load(self, target: Target, make: Callable[[DrafterWeights], Module]) -> Module:
         """Return ``make(weights)``, a module with the weights of the file in the target's dtype and backend.
 
-        Raises:
-            CheckpointError: the file is damaged, or its tensors are not exactly those that ``make`` reads.
+        Raises ``CheckpointError`` if the file is damaged, or its tensors are not exactly those that ``make`` reads.
         """
         checkpoint = Checkpoint(self.folder, remedy="train it again")
         weights = DrafterWeights(checkpoint, target.decoder.backend, target.cache.dtype)
@@ -165,14 +164,11 @@ class DrafterWeights:
 
 
 def read_trained_drafter(drafter: str, model: str | None, default_folder: str, target: Target) -> TrainedDrafter:
-    """Read ``drafter.json`` of a trained drafter and check that the drafter was trained on the target.
+    """Read ``drafter.json`` of a trained drafter; raise OptionError if it was not trained on the target.
 
     ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the folder
-    ``models/<default_folder>`` of a clone of the repository.
-
-    Raises:
-        CheckpointError: the folder is missing or damaged.
-        OptionError: the drafter in the folder is another one or for another target, or there is no clone for ``None``.
+    ``models/<default_folder>`` of a clone of the repository. Raises ``CheckpointError`` if the folder is missing or
+    damaged, ``OptionError`` if it has another drafter, or there is no clone for ``None``.
     """
     folder = clone_model(default_folder) if model is None else resolve_model(model).absolute()
     command = f"pronk train {_TRAIN_ARGUMENTS.get(drafter, drafter)} --target …"

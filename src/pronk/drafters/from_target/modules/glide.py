@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pronk.architecture.config import ModelConfig, llama_config
+from pronk.checks import check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
 from pronk.models.backend import Backend
@@ -47,9 +48,8 @@ class GlideShape:
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "mlp", "block", "cache_layer"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                msg = f"{name.replace('_', '-')}: expected at least 1, found {value}"
-                raise OptionError(msg)
+            if value is not None:
+                check_integer(name.replace("_", "-"), value, 1)
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             msg = (
                 "expected heads to divide hidden into even parts, and kv-heads to divide heads; "
@@ -70,9 +70,8 @@ class GlideShape:
     ) -> GlideShape:
         """Return the shape for a target; ``None`` is a size that follows from the others.
 
-        The hidden size is a third of the target's, at least 192. The paper's is the target's own (4096 for 7 billion
-        parameters, with a vocabulary of 32,000), but small models have large vocabularies: as wide as the target, the
-        draft's LM head alone would take a fifth of the time of SmolLM2-135M.
+        The hidden size is a third of the target's, at least 192. The paper's is the target's own, but with the large
+        vocabularies of small models, its LM head alone would take a fifth of the time of SmolLM2-135M.
         """
         if hidden is None:  # a multiple of 96: three heads of 32 dimensions per key/value head
             hidden = max(192, target.hidden_size // 3 // 96 * 96)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
-from pronk.checks import check_choice
+from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
 from pronk.models.decoder import Layer
@@ -46,11 +46,7 @@ class HeadsShape:
 
     def __post_init__(self) -> None:
         for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1 or (maximum is not None and value > maximum):
-                expected = "at least 1" if maximum is None else f"1 to {maximum}"
-                msg = f"{name.replace('_', '-')}: expected {expected}, found {value!r}"
-                raise OptionError(msg)
+            check_integer(name.replace("_", "-"), getattr(self, name), 1, maximum)
         for name, choices in (("kind", KINDS), ("order", ORDERS), ("unembeddings", UNEMBEDDINGS)):
             check_choice(name, getattr(self, name), choices)
 

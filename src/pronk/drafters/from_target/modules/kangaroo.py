@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pronk.architecture.config import ModelConfig
-from pronk.checks import check_choice
+from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
 from pronk.models.decoder import Layer
@@ -39,10 +39,7 @@ class KangarooShape:
     def __post_init__(self) -> None:
         check_choice("adapter", self.adapter, ADAPTERS)
         for name in ("exit_layer", "heads", "mlp"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                msg = f"{name.replace('_', '-')}: expected an integer of at least 1, found {value!r}"
-                raise OptionError(msg)
+            check_integer(name.replace("_", "-"), getattr(self, name), 1)
 
     @classmethod
     def of_target(
@@ -101,7 +98,7 @@ class KangarooAdapter:
         self.shape = shape
         self.config = shape.config(target)
         vocab, size = target.vocab_size, target.hidden_size
-        self.block = _BLOCKS[shape.adapter](self.config, weights)
+        self.block = _make_block(shape.adapter, self.config, weights)
         self.norm = weights.norm("norm", target, size)
         self.head = weights.linear("head", vocab, size) if shape.has_own_head else None
 
@@ -117,20 +114,8 @@ class KangarooAdapter:
 class _Attention(Layer):
     """The first half of a decoder layer: ``x + attention(norm(x))``."""
 
-    def __init__(self, config: ModelConfig, weights: DrafterWeights) -> None:
-        super().__init__(config)
-        weights.attention(self, "layers.0")
-
     def compile(self, program: Program, index: int) -> None:
         program.attention(self, index)
-
-
-class _Transformer(Layer):
-    """A whole decoder layer."""
-
-    def __init__(self, config: ModelConfig, weights: DrafterWeights) -> None:
-        super().__init__(config)
-        weights.layer(self, "layers.0")
 
 
 class _TwoLinears:
@@ -146,9 +131,9 @@ class _TwoLinears:
         program.linear(self.down, source="B", residual=True)
 
 
-_BLOCKS: dict[str, type[_Attention | _Transformer | _TwoLinears]] = {
-    "attention": _Attention,
-    "head": _Attention,
-    "transformer": _Transformer,
-    "mlp": _TwoLinears,
-}
+def _make_block(adapter: str, config: ModelConfig, weights: DrafterWeights) -> Layer | _TwoLinears:
+    if adapter == "mlp":
+        return _TwoLinears(config, weights)
+    if adapter == "transformer":
+        return weights.layer(Layer(config), "layers.0")
+    return weights.attention(_Attention(config), "layers.0")

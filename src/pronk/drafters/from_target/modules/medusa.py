@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pronk.architecture.config import ModelConfig
-from pronk.checks import check_choice
+from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
 from pronk.models.linear import Norm
@@ -43,9 +43,7 @@ class MedusaShape:
         object.__setattr__(self, "tree", tuple(tuple(path) for path in self.tree))
         object.__setattr__(self, "accuracies", tuple(tuple(ranks) for ranks in self.accuracies))
         for name, value, maximum in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
-            if type(value) is not int or not 1 <= value <= maximum:
-                msg = f"{name}: expected 1 to {maximum}, found {value!r}"
-                raise OptionError(msg)
+            check_integer(name, value, 1, maximum)
         check_choice("unembeddings", self.unembeddings, UNEMBEDDINGS)
         if self.accuracies and len(self.accuracies) != self.num_heads:
             msg = f"accuracies: expected those of {self.num_heads} heads, found {len(self.accuracies)}"

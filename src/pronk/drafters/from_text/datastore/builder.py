@@ -34,11 +34,7 @@ SORTING = -1
 
 
 def require_sorter() -> ModuleType:
-    """Import the library that sorts suffixes.
-
-    Raises:
-        OptionError: the library is not installed.
-    """
+    """Import the library that sorts suffixes; raise OptionError if it is not installed."""
     try:
         import pydivsufsort  # noqa: PLC0415 - optional dependency
     except ImportError as error:
@@ -57,7 +53,7 @@ def write_datastore(
     sources: Iterable[str] = (),
     on_progress: OnProgress = lambda _: None,
 ) -> Header:
-    """Write a datastore into an existing folder.
+    """Write a datastore into an existing folder; raise OptionError if the documents have no tokens.
 
     Args:
         folder: an existing folder.
@@ -68,9 +64,6 @@ def write_datastore(
         limit: maximum number of tokens, at least 1; the document that exceeds it is cut.
         sources: names of the files that the documents come from, kept in the header for ``pronk datastore info``.
         on_progress: called before each document and before the sort.
-
-    Raises:
-        OptionError: the documents have no tokens, or the sorting library is not installed.
     """
     sorter = require_sorter()
     # TOKEN_TYPES and SUFFIX_TYPES are pairs (small type, large type): use the large one if values exceed the small one.

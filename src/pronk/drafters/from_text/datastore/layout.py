@@ -54,8 +54,7 @@ class Header:
     def read(cls, folder: Path) -> Header:
         """Read and check ``datastore.json``.
 
-        Raises:
-            CheckpointError: the file is missing, damaged, or of another format.
+        Raises ``CheckpointError`` if the file is missing, damaged, or of another format.
         """
         path = folder / HEADER
         if not path.is_file():
@@ -65,30 +64,27 @@ class Header:
         if (found := raw.pop("format", None)) != FORMAT:
             msg = f"{path}: expected format {FORMAT!r}, found {found!r}; build the datastore again"
             raise CheckpointError(msg)
-        sources = raw.get("sources")
-        if isinstance(sources, list) and all(isinstance(name, str) for name in sources):
-            raw["sources"] = tuple(sources)
-        for field in fields(cls):
-            expected_type = {"str": str, "int": int}.get(str(field.type), tuple)
-            if type(raw.get(field.name)) is not expected_type:
-                raise CheckpointError(_damaged_message(path, field.name, raw.get(field.name)))
-        header = cls(**{field.name: raw[field.name] for field in fields(cls)})
-        header._check_values(path)
+        if isinstance(raw.get("sources"), list):
+            raw["sources"] = tuple(raw["sources"])
+        types = {"str": str, "int": int}
+        wrong = (each.name for each in fields(cls) if type(raw.get(each.name)) is not types.get(str(each.type), tuple))
+        if (damaged := next(wrong, None)) is None:
+            header = cls(**{field.name: raw[field.name] for field in fields(cls)})
+            damaged = header._find_invalid()
+        if damaged is not None:
+            found = f"found a damaged {damaged}: {raw.get(damaged)!r:.60}"
+            msg = f"{path}: {found}; build the datastore again or restore the file"
+            raise CheckpointError(msg)
         return header
 
-    def _check_values(self, path: Path) -> None:
-        checks = (
-            ("token_type", self.token_type in TOKEN_TYPES),
-            ("suffix_type", self.suffix_type in SUFFIX_TYPES),
-            ("tokens", self.tokens >= 1),
-            ("documents", 1 <= self.documents <= self.tokens),
-        )
-        for name, valid in checks:
-            if not valid:
-                raise CheckpointError(_damaged_message(path, name, getattr(self, name)))
-        if not 0 <= self.largest_id < self.separator:
-            raise CheckpointError(_damaged_message(path, "largest_id", self.largest_id))
-
-
-def _damaged_message(path: Path, name: str, value: object) -> str:
-    return f"{path}: found a damaged {name}: {value!r:.60}; build the datastore again or restore the file"
+    def _find_invalid(self) -> str | None:
+        """Return the name of the first field with an invalid value; ``None`` if all are valid."""
+        valid = {
+            "sources": all(isinstance(name, str) for name in self.sources),
+            "token_type": self.token_type in TOKEN_TYPES,
+            "suffix_type": self.suffix_type in SUFFIX_TYPES,
+            "tokens": self.tokens >= 1,
+            "documents": 1 <= self.documents <= self.tokens,
+            "largest_id": self.token_type not in TOKEN_TYPES or 0 <= self.largest_id < self.separator,
+        }
+        return next((name for name in valid if not valid[name]), None)

@@ -76,15 +76,11 @@ class Datastore:
 
     @classmethod
     def open(cls, folder: Path, vocabulary: str | None = None) -> Datastore:
-        """Map the files of a datastore.
+        """Map the files of a datastore that ``pronk datastore build`` wrote into ``folder``.
 
-        Args:
-            folder: folder written by ``pronk datastore build``.
-            vocabulary: expected fingerprint of the tokenizer; ``None`` accepts any.
-
-        Raises:
-            CheckpointError: a file is missing, damaged, or of another format.
-            OptionError: the datastore was made with another tokenizer.
+        ``vocabulary`` is the expected fingerprint of the tokenizer; ``None`` accepts any. Raises ``CheckpointError`` if
+        a file is missing, damaged, or of another format, ``OptionError`` if the datastore was made with another
+        tokenizer.
         """
         header = Header.read(folder)
         if vocabulary is not None and header.vocabulary != vocabulary:
@@ -110,8 +106,7 @@ class Datastore:
     def verify(self) -> None:
         """Read both files and compare checksums.
 
-        Raises:
-            CheckpointError: a file has changed since the datastore was built.
+        Raises ``CheckpointError`` if a file has changed since the datastore was built.
         """
         for name, expected in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
             with (self.folder / name).open("rb") as stream:
@@ -183,10 +178,9 @@ class Datastore:
     def _exact_interval(
         self, samples: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Return ``low`` and ``high`` of the :class:`Child` whose token the samples of ``run`` have.
+        """Return ``low`` and ``high`` of the :class:`Child` whose token ``samples[start:stop]`` have.
 
-        ``samples`` are indices of suffixes; ``run = (start, stop)`` selects ``samples[start:stop]``. The suffixes
-        ``low .. high - 1`` begin with the phrase of ``length`` tokens.
+        ``samples`` are indices of suffixes, and ``run`` is ``(start, stop)``.
         """
         start, stop = run
         if len(samples) == high - low:
@@ -224,7 +218,6 @@ class Datastore:
 
 
 def _map_file(path: Path, size: int) -> mmap.mmap:
-    """Map a file of exactly ``size`` bytes into memory."""
     try:
         with path.open("rb") as stream:
             actual_size = os.fstat(stream.fileno()).st_size

@@ -99,16 +99,12 @@ class _Mark:
 class Reencoder:
     """One request's text, encoded with the draft's tokenizer.
 
+    Without ``recoding``, a token has the same id in both vocabularies: the ids are copied, except the ``missing_ids``
+    and those of at least ``limit``, which the draft lacks.
+
     Attributes:
         tokens: the draft's token ids for the text of the last :meth:`update`; read-only.
-        is_complete: whether ``tokens`` include the last target token. If not, the draft must not propose. Examples: the
-            first byte of a UTF-8 character, if the draft has no byte tokens; a special token that only the target has.
-
-    Args:
-        recoding: conversion between the tokenizers. ``None`` if a token has the same id in both vocabularies: the ids
-            are copied, except those that the draft lacks.
-        missing_ids: without ``recoding``, the target's ids that the draft lacks.
-        limit: without ``recoding``, the size of the draft's vocabulary.
+        is_complete: whether ``tokens`` include the last target token. If not, the draft must not propose.
     """
 
     def __init__(self, recoding: Recoding | None, missing_ids: frozenset[int] = frozenset(), limit: int = 0) -> None:

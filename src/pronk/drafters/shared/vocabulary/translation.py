@@ -11,7 +11,7 @@ A wrong or incomplete translation cannot change the output. It only lowers the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import takewhile
 
 import numpy as np
@@ -71,10 +71,7 @@ class Translation:
         """Return the translation between two models.
 
         ``target_size`` and ``draft_size`` are the models' numbers of logits, padding included. ``drafter`` is the name
-        at the start of the error.
-
-        Raises:
-            OptionError: the vocabularies have too few tokens in common.
+        at the start of the error. Raises ``OptionError`` if the vocabularies have too few tokens in common.
         """
         missing_ids = _differences(target, draft)
         if missing_ids is not None:
@@ -130,14 +127,6 @@ class Translation:
         if self.identical and self._draft_size >= self._target_size and not len(self._index):
             return None
         return Reencoder(self._recoding, self._missing_ids, self._draft_size)
-
-    def encode(self, tokens: Sequence[int]) -> list[int]:
-        """Return a whole text in the draft's ids; parts that the draft cannot encode are left out."""
-        reencoder = self.make_reencoder()
-        if reencoder is None:
-            return list(tokens)
-        reencoder.update(tokens)
-        return reencoder.tokens
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
