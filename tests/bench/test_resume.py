@@ -66,7 +66,7 @@ def test_remaining_prompts() -> None:
     prompts = [Prompt(f"p{i}", "code", text="x") for i in range(3)]
     model = next(record for record in measured(plan()).records if isinstance(record, Model))
     records = [replace(model, name="a"), Finished("code", "p0", ("p0",)), replace(model, name="b"),
-               Finished("code", "p1", ("p1",)), End(0.0, interrupted=True)]  # fmt: skip
+               Finished("code", "p1", ("p1",)), End(interrupted=True)]  # fmt: skip
     assert remaining({"code": prompts}, records, "a") == {"code": prompts[1:]}
     assert remaining({"code": prompts}, records, "b") == {"code": [prompts[0], prompts[2]]}
     assert remaining({"code": prompts}, records, "c") == {"code": prompts}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pronk.bench.document import Failure, Figures, Latency, Range, Split
-from pronk.bench.metrics import ctar_curve, expected_tokens, inter_token_latencies, repeated_ngrams, spread
+from pronk.bench.metrics import expected_tokens, inter_token_latencies, repeated_ngrams, spread
 from pronk.bench.records import PLAIN, DivergenceRecord, Model, Sample
 from pronk.engine.stats import Stats, StepStats
 
@@ -20,7 +20,7 @@ __all__ = ["LOOP_THRESHOLD", "make_figures", "make_range"]
 # An output is a loop if a larger share of its 4-grams repeats earlier ones; natural text and code stay below this.
 LOOP_THRESHOLD = 0.5
 
-# maximum length of ``Figures.acceptance`` and ``Figures.ctar``
+# maximum length of ``Figures.acceptance``
 _MAX_DEPTH = 16
 
 Key = tuple[str, str]  # task and id of a prompt
@@ -154,17 +154,15 @@ def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
     """
     numbered_steps = [pair for sample in samples for pair in enumerate(sample.steps or ())]
     draft_steps = [step for number, step in numbered_steps if number or step.depth]
-    accepted, shares = [step.accepted for step in draft_steps], Stats(steps=draft_steps).acceptance
-    num_depths = min(len(shares), _MAX_DEPTH)
+    shares = Stats(steps=draft_steps).acceptance
     return {
         "steps": len(numbered_steps),
         "S": _tokens(samples) / len(numbered_steps),
         "drafted": sum(step.drafted for step in draft_steps),
-        "accepted": sum(accepted),
+        "accepted": sum(step.accepted for step in draft_steps),
         "alpha": shares[0] if shares else None,
         "acceptance": tuple(shares[:_MAX_DEPTH]),
         "trust": _calibration(samples),
-        "ctar": tuple(ctar_curve(accepted, num_depths)) if num_depths else (),
     }
 
 

@@ -37,7 +37,7 @@ __all__ = [
     "write_trace",
 ]
 
-FORMAT = "pronk-bench/1"
+FORMAT = "pronk-bench/2"
 
 # Name of plain decoding, the method with which all other methods are compared.
 PLAIN = "autoregressive"
@@ -160,9 +160,8 @@ class Finished:
 
 @dataclass(frozen=True)
 class End:
-    """End of the benchmark; ``harness_share``: time of the benchmark's own work / time of the methods."""
+    """End of the benchmark, which may have stopped before all prompts were measured."""
 
-    harness_share: float
     interrupted: bool
 
 

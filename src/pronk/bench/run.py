@@ -7,16 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from pronk.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
-from pronk.bench.measure import Bench, Options, Timer
+from pronk.bench.measure import Bench, Options
 from pronk.bench.methods import DrafterMethod, Method, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
-from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
+from pronk.bench.records import PLAIN, End, Model, PeerRecord, Start, Trace
 from pronk.bench.resume import remaining
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
@@ -34,10 +33,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """The peers to measure, their draft model and their interpreters."""
+    """The peers to measure, and their interpreters."""
 
     specs: tuple[PeerSpec, ...] = ()
-    draft: Path | None = None  # folder of the draft model, for peers that need one
     # engine name to the Python interpreter that runs it; by default the interpreter of this process
     interpreters: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,22 +67,12 @@ def check(plan: Plan) -> None:
     if peers.specs and plan.options.batch > 1:
         msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
         raise OptionError(msg)
-    with_draft = [spec for spec in peers.specs if spec.needs_draft]
-    if with_draft and peers.draft is None:
-        msg = f"peer {with_draft[0]}: expected --peer-draft with the folder of a draft model, found none"
-        raise OptionError(msg)
-    if peers.draft is not None and not (peers.draft / "config.json").is_file():
-        msg = f"peer-draft: expected a folder with a checkpoint, found {peers.draft}"
-        raise OptionError(msg)
     engines = {spec.engine for spec in peers.specs}
     for engine in peers.interpreters:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
             msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
             raise OptionError(msg)
-    if peers.draft is not None and not with_draft:
-        msg = "peer-draft: expected a peer that takes a draft model, such as transformers_assisted, found none"
-        raise OptionError(msg)
 
 
 def run(
@@ -106,7 +94,6 @@ def run(
     Raises:
         PronkError: a model cannot be loaded.
     """
-    timer = Timer()
     finished = False
     try:
         for name, load in loaders.items():
@@ -114,31 +101,29 @@ def run(
             if not any(tasks.values()):
                 continue
             began = perf_counter()
-            with timer.preparing():
-                llm = load(partial(progress, f"loading {name}"))
+            llm = load(partial(progress, f"loading {name}"))
             load_seconds = perf_counter() - began
             if not trace.records:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 trace.add(Start(started, arguments, versions(), describe_hardware(llm.device)))
             trace.add(replace(_model_record(name, llm, plan), load_seconds=load_seconds))
-            _measure(name, llm, replace(plan, tasks=tasks), trace, timer, progress)
+            _measure(name, llm, replace(plan, tasks=tasks), trace, progress)
             del llm  # free its memory before the next model is loaded
         finished = True
     finally:
         if trace.records:
-            trace.add(timer.end(interrupted=not finished))
+            trace.add(End(interrupted=not finished))
 
 
-def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progress: Progress) -> None:
+def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, progress: Progress) -> None:
     with ExitStack() as stack:
-        with timer.preparing():
-            bandwidth = BandwidthMeter(llm.engine.runner.decoder.backend)
-            peak = PeakMemory(llm.device, bandwidth.nbytes)
-            methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
-            for spec in plan.peers.specs:
-                progress(f"loading {spec}", 0, 0)
-                methods.append(_start_peer(spec, llm, plan.peers, trace, stack))
-        bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace, timer=timer)
+        bandwidth = BandwidthMeter(llm.engine.runner.decoder.backend)
+        peak = PeakMemory(llm.device, bandwidth.nbytes)
+        methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
+        for spec in plan.peers.specs:
+            progress(f"loading {spec}", 0, 0)
+            methods.append(_start_peer(spec, llm, plan.peers, trace, stack))
+        bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace)
         bench.run(plan.tasks, partial(progress, name))
 
 
@@ -164,7 +149,7 @@ def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
 def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: Trace, stack: ExitStack) -> Method:
     """Start a peer, which ``stack`` closes; if that fails, every prompt fails with the same error."""
     threads, python = num_threads() * llm.workers, options.interpreters.get(spec.engine)
-    peer = Peer(spec, llm.path, draft=options.draft, dtype=str(llm.dtype), threads=threads, python=python)
+    peer = Peer(spec, llm.path, dtype=str(llm.dtype), threads=threads, python=python)
     stack.callback(peer.close)
     method = PeerMethod(peer, llm.config.eos_ids)
     try:

@@ -44,11 +44,10 @@ def summarize(records: Sequence[Record]) -> Document:
     """Compute all metrics from the records, the first of which is a :class:`~pronk.bench.records.Start`."""
     start = records[0]
     assert isinstance(start, Start)
-    end = records[-1] if isinstance(records[-1], End) else End(0.0, interrupted=True)
+    end = records[-1] if isinstance(records[-1], End) else End(interrupted=True)
     return Document(
         **vars(start),
         degenerate_above=LOOP_THRESHOLD,
-        harness_share=end.harness_share,
         interrupted=end.interrupted,
         models=tuple(_model_result(section) for section in _sections(records)),
     )

@@ -69,11 +69,10 @@ def plan(
     peer: Annotated[
         list[str] | None,
         _peers(
-            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; transformers_assisted; or "
-            "all, which is all that read the model (transformers: folders, the others: GGUF files); repeatable."
+            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; or all, "
+            "which is all that read the model (transformers: folders, the others: GGUF files); repeatable."
         ),
     ] = None,
-    peer_draft: Annotated[Path | None, _peers("Draft model for engines that take one.", metavar="FOLDER")] = None,
     peer_python: Annotated[
         list[str] | None, _peers("Python interpreter with the engine installed; repeatable.", metavar="ENGINE=PATH")
     ] = None,
@@ -90,8 +89,7 @@ def plan(
     bench_plan = Plan(
         drafters=tuple(drafters),
         peers=PeerOptions(
-            specs=_choose_peers(peer, models, with_draft=peer_draft is not None),
-            draft=peer_draft,
+            specs=_choose_peers(peer, models),
             interpreters=_interpreters(peer_python or []),
         ),
         tasks=load_tasks(suite, data, prompts or [], limit),
@@ -238,7 +236,7 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
     typer.echo(tables if outputs.document != STDOUT else json.dumps(document))
 
 
-def _choose_peers(names: list[str] | None, models: Sequence[str] | None, *, with_draft: bool) -> "tuple[PeerSpec, ...]":
+def _choose_peers(names: list[str] | None, models: Sequence[str] | None) -> "tuple[PeerSpec, ...]":
     """Return the engines called ``names``; a model on the Hub is downloaded to see its format."""
     from pronk.bench.peers import choose_peers
     from pronk.hub.names import parse_name
@@ -250,7 +248,7 @@ def _choose_peers(names: list[str] | None, models: Sequence[str] | None, *, with
         Path(model) if Path(model).exists() or parse_name(model) is None else resolve_model(model)
         for model in models or [DEFAULT_MODEL]
     ]
-    return choose_peers(names, paths, with_draft=with_draft)
+    return choose_peers(names, paths)
 
 
 def _interpreters(pairs: Sequence[str]) -> dict[str, str]:

@@ -15,7 +15,6 @@ class WorkerConfig:
     engine: str
     variant: str  # decoding method of the engine; "" is plain decoding
     model: str  # a folder in the Hugging Face layout, or a GGUF file
-    draft: str | None  # folder of the draft model; ``None`` if the variant needs none
     dtype: str  # data type of the computation: bfloat16, float16 or float32
     threads: int
 
