@@ -10,6 +10,7 @@ import pytest
 
 from bench.bench_cases import DRAFTER, document, figures, model, sample, start, steps
 from pronk.bench.document import Failure, Latency, PassCost, Range, Split
+from pronk.bench.figures import summarize
 from pronk.bench.records import (
     FORMAT,
     PLAIN,
@@ -22,7 +23,6 @@ from pronk.bench.records import (
     Sample,
     Skip,
 )
-from pronk.bench.summary import summarize
 from pronk.engine.stats import StepStats
 
 A, B = (1, 2, 3, 4), (5, 6)

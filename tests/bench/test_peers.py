@@ -54,6 +54,25 @@ class FakePeer(Peer):
         return [sys.executable, "-I", "-S", "-c", FAKE]
 
 
+class Successor(Peer):
+    """A peer that continues with the worker process of an earlier peer, so that the engine is imported once."""
+
+    def __init__(self, *args: Any, before: Peer | None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if before is not None:
+            self._process, self._log = before._process, before._log
+            self._lines, self._reader = before._lines, before._reader
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[dict[str, Peer]]:
+    """Return the last peer of each engine, closed at the end."""
+    made: dict[str, Peer] = {}
+    yield made
+    for peer in made.values():
+        peer.close()
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bundled model as a GGUF file."""
@@ -88,34 +107,35 @@ def alive(pid: int) -> bool:
     return True
 
 
-def check_method(method: str, model: Path, llm: LLM) -> None:
+def check_method(method: str, model: Path, llm: LLM, peers: dict[str, Peer]) -> None:
     """Check greedy tokens against pronk's, a stop token, and the length of a sample."""
     plain = llm.generate("def fibonacci(n):\n", SamplingParams(max_tokens=TOKENS, ignore_eos=True))
     prompt, ours = plain.prompt_token_ids, plain.token_ids
-    with closing(Peer(PEERS[method], model, dtype="float32", threads=1)) as peer:
-        peer.load()
-        assert peer.versions
-        assert peer.settings
-        done = peer.generate(request(prompt, TOKENS, stop_token_ids=[ours[8]]))
-        assert done.token_ids == ours
-        assert 0 < (done.ttft or 0.01) <= done.seconds
-        assert done.peak_memory > 10e6
-        end = ours[8]
-        stopped = peer.generate(request(prompt, TOKENS, stop_token_ids=[end], ignore_eos=False))
-        assert stopped.token_ids == ours[: ours.index(end) + 1]
-        sampled = peer.generate(request(prompt, TOKENS, temperature=0.9, seed=5))
-        assert len(sampled.token_ids) == TOKENS
+    engine = PEERS[method].engine
+    peer = peers[engine] = Successor(PEERS[method], model, dtype="float32", threads=1, before=peers.get(engine))
+    peer.load()
+    assert peer.versions
+    assert peer.settings
+    done = peer.generate(request(prompt, TOKENS, stop_token_ids=[ours[8]]))
+    assert done.token_ids == ours
+    assert 0 < (done.ttft or 0.01) <= done.seconds
+    assert done.peak_memory > 10e6
+    end = ours[8]
+    stopped = peer.generate(request(prompt, TOKENS, stop_token_ids=[end], ignore_eos=False))
+    assert stopped.token_ids == ours[: ours.index(end) + 1]
+    sampled = peer.generate(request(prompt, TOKENS, temperature=0.9, seed=5))
+    assert len(sampled.token_ids) == TOKENS
 
 
 @pytest.mark.parametrize("method", [name for name, spec in PEERS.items() if not spec.reads_gguf])
-def test_tokens_of_peers_that_read_folders(method: str, llm: LLM) -> None:
-    check_method(method, llm.path, llm)
+def test_tokens_of_peers_that_read_folders(method: str, llm: LLM, peers: dict[str, Peer]) -> None:
+    check_method(method, llm.path, llm, peers)
 
 
 @pytest.mark.parametrize("method", [name for name, spec in PEERS.items() if spec.reads_gguf])
-def test_tokens_of_peers_that_read_gguf_files(method: str, file: Path) -> None:
+def test_tokens_of_peers_that_read_gguf_files(method: str, file: Path, peers: dict[str, Peer]) -> None:
     pytest.importorskip({"openvino": "openvino_genai"}.get(PEERS[method].engine, PEERS[method].engine))
-    check_method(method, file, LLM(file, dtype="float32"))
+    check_method(method, file, LLM(file, dtype="float32"), peers)
 
 
 def test_all_means_the_peers_that_read_the_model() -> None:

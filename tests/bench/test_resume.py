@@ -8,10 +8,10 @@ import pytest
 from bench.bench_cases import pronk_tiny
 from bench.test_run import OPTIONS, TASKS, measured, plan, quick  # noqa: F401 - a fixture
 from pronk.bench import run
+from pronk.bench.figures import summarize
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import End, Finished, Model, Sample, Start, Trace, read_trace, write_trace
 from pronk.bench.resume import remaining, resumable_records
-from pronk.bench.summary import summarize
 from pronk.errors import OptionError
 
 ARGUMENTS = {"seed": 7, "device": "cpu"}

@@ -16,6 +16,7 @@ from bench.bench_cases import DRAFTER, figures, pronk_tiny
 from checkpoints import MakeCheckpoint
 from pronk.arrays import FLOAT32
 from pronk.bench import machine, passes, run
+from pronk.bench.figures import summarize
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
 from pronk.bench.methods import DrafterMethod, Item
@@ -34,7 +35,6 @@ from pronk.bench.records import (
     Trace,
 )
 from pronk.bench.run import PeerOptions, Plan
-from pronk.bench.summary import summarize
 from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError
 from pronk.kv_cache.layout import kv_bytes_per_token

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain
 from parallel.dealt import partition_randomly, tree_parallel_engine
@@ -18,7 +17,7 @@ from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel import runner, worker_handle
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.work_request import WorkRequest
+from pronk.parallel.wire_format import WorkRequest
 from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.tree import TokenTree
 from tiny_models import run, samples, tiny_decoder
@@ -80,7 +79,7 @@ def test_rows_of_a_failed_request_are_not_recorded_as_sent(monkeypatch: pytest.M
     partition_randomly(monkeypatch)
     want, serialize, failures = plain(KIND, "temperature", PROMPTS, 30), WorkRequest.serialize, 0
 
-    def failing(request: WorkRequest) -> NDArray[np.int64]:
+    def failing(request: WorkRequest) -> list[Any]:
         nonlocal failures
         if failing_now and (request.moves or request.kv_rows is not None):
             failures += 1

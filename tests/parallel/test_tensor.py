@@ -324,7 +324,7 @@ def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerCommand.serialize
     monkeypatch.setattr(LayerCommand, "serialize", lambda order: numbers(order)[:-1])
     began = perf_counter()
-    said = "worker 1 has failed: ValueError: expected an order for a range of layers, found a truncated one; .*load the"
+    said = "worker 1 has failed: ValueError: expected an order for a range of layers, found a malformed one: .*load the"
     with pytest.raises(PronkError, match=said) as found:
         llm.generate("x", SamplingParams(max_tokens=4))
     assert "\n" not in str(found.value)

@@ -2,11 +2,12 @@
 
 For each batch of prompts, each temperature and each turn of a conversation, all repeats of all methods run one after
 the other, and each repeat begins with another method. The results are the records of
-:mod:`pronk.bench.records`, from which :mod:`pronk.bench.summary` computes the metrics.
+:mod:`pronk.bench.records`, from which :mod:`pronk.bench.figures` computes the metrics.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,18 +15,20 @@ from dataclasses import KW_ONLY, dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from pronk.bench.divergence import find_divergence
+import numpy as np
+
 from pronk.bench.machine import BandwidthMeter
 from pronk.bench.methods import Item, Method
 from pronk.bench.passes import pass_times
 from pronk.bench.prompts import Prompt, drop_middle, encode
-from pronk.bench.records import PLAIN, Bandwidth, Finished, Sample, Skip, Trace
+from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, Finished, Sample, Skip, Trace
 from pronk.errors import PromptError, PronkError
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
+from pronk.verification.plain_decoding import rounding, score_next
 
-__all__ = ["Bench", "Options"]
+__all__ = ["Bench", "Options", "find_divergence"]
 
 _WARM_UP_TOKENS = 8  # number of tokens that each method generates before the first measurement
 _REFILL_TOKENS = 64  # length of the prompt whose decoding refills the CPU caches
@@ -200,3 +203,28 @@ def _interleave(tasks: Mapping[str, Sequence[Prompt]], size: int) -> Iterator[tu
 
 def _turn_name(prompt: Prompt, turn: int) -> str:
     return f"{prompt.id} turn {turn + 1}" if turn else prompt.id
+
+
+def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
+    """Return the first difference from plain decoding's output; ``None`` if none, or if an output failed.
+
+    A near tie is a difference that rounding can cause, if the logits of both runs have errors of at most
+    :func:`~pronk.verification.plain_decoding.rounding`. A difference in length alone is never a near tie.
+    """
+    if plain.tokens == other.tokens or plain.error or other.error:
+        return None
+    pairs = zip(plain.tokens, other.tokens, strict=False)
+    shorter = min(len(plain.tokens), len(other.tokens))
+    position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
+    leading_fields = (other.task, other.id, other.method, other.temperature, position)
+    if position == shorter:
+        return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
+    ours, theirs = plain.tokens[position], other.tokens[position]
+    if theirs >= llm.config.vocab_size:  # a peer's token id, for which the target has no logit
+        return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
+    (recorder,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
+    scores = recorder.scores(recorder.logits)
+    gap = float(scores[ours] - scores[theirs])
+    slack = 2 * rounding(llm, float(np.abs(recorder.logits).max()))  # twice the error of one run
+    near_tie = recorder.could_choose(theirs, ours, slack)
+    return DivergenceRecord(*leading_fields, gap=gap if math.isfinite(gap) else None, near_tie=near_tie)

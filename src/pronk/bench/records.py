@@ -1,6 +1,6 @@
 """Raw measurements of a benchmark, one record after the other, and the trace file that stores them.
 
-All metrics are computed from these records alone (:mod:`pronk.bench.summary`), so that a saved trace reproduces the
+All metrics are computed from these records alone (:mod:`pronk.bench.figures`), so that a saved trace reproduces the
 same tables and reports. A trace is a file of JSON lines. It is flushed after every record: a benchmark that is killed
 leaves a trace that can be read up to its last complete line.
 """

@@ -20,7 +20,7 @@ from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
-from pronk.parallel.work_request import WorkRows
+from pronk.parallel.wire_format import WorkRows
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["AssembledResult", "FetchLogits", "ScatteredLogits", "make_work_rows", "own_logits_nodes"]

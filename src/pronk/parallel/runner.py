@@ -25,7 +25,7 @@ from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree
 from pronk.parallel.result_assembly import AssembledResult, make_work_rows
 from pronk.parallel.tree_partition import ProcessShard, TreeShard, partition_trees
-from pronk.parallel.work_request import WorkRequest, WorkRows
+from pronk.parallel.wire_format import WorkRequest, WorkRows
 from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.cost_model import CostCurve, CostModel
 
@@ -177,7 +177,7 @@ class TreeRunner(ModelRunner):
         longest_pass = result.seconds
         for worker, process_shard, recomputed in assignments:
             message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
-            nanoseconds, worker_context, *sampled = message.numbers[1:].tolist()
+            nanoseconds, worker_context, *sampled = message.values[1:]
             rows = process_shard.num_rows + sum(recomputed)
             worker.cost_model.learn(rows, worker_context, 1e-9 * nanoseconds, plain=True)
             longest_pass = max(longest_pass, 1e-9 * nanoseconds)
@@ -255,7 +255,7 @@ class TreeRunner(ModelRunner):
             if message.kind == MessageKind.FAILED:
                 failure = ConnectionLostError(f"worker {worker.peer.rank} has failed: {message.text}")
                 raise _LostWorkerError(worker, failure)
-            if len(message.numbers) and int(message.numbers[0]) == number:
+            if message.values[:1] == [number]:
                 if worker in self._unanswered:
                     self._unanswered.remove(worker)
                 return message
@@ -280,7 +280,7 @@ class TreeRunner(ModelRunner):
         data = self._request(worker, MessageKind.LOGITS, [number, shard_index, *rows])
         return None if data is None else data.view(np.float32).reshape(len(rows), -1)
 
-    def _request(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Array | None:
+    def _request(self, worker: WorkerHandle, kind: MessageKind, values: Sequence[int]) -> Array | None:
         """Send a message to a worker and return the bytes of the answer; ``None`` if the worker is gone."""
         if worker not in self.workers:
             return None
@@ -288,7 +288,7 @@ class TreeRunner(ModelRunner):
         self._message_number += 1
         try:
             with uninterrupted():
-                worker.peer.send(kind, [self._message_number, *numbers])
+                worker.peer.send(kind, [self._message_number, *values])
                 data = self._receive_answer(worker, self._message_number, 0.0).data
         except (ConnectionLostError, _LostWorkerError) as error:
             self._drop_worker(worker, error)

@@ -27,11 +27,10 @@ from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.embeddings import EmbeddingRequest
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
 from pronk.server.protocol.request import TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
-from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest
+from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingRequest, ModerationRequest, TokenizeRequest
 
 __all__ = ["make_app"]
 

@@ -19,10 +19,9 @@ from pronk.files.json_lines import read_json_lines
 from pronk.server.errors import to_api_error, validation_to_api_error
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.embeddings import EmbeddingRequest
 from pronk.server.protocol.request import TextRequest, refuse
 from pronk.server.protocol.responses import ResponsesRequest
-from pronk.server.protocol.small_routes import ModerationRequest
+from pronk.server.protocol.small_routes import EmbeddingRequest, ModerationRequest
 from pronk.server.service import Service
 
 try:

@@ -13,10 +13,10 @@ from time import monotonic, perf_counter
 from typing import Any, Literal
 
 from pronk.errors import DeadlineError, OverloadedError, PronkError
-from pronk.server.adapter_names import AdapterNames
 from pronk.server.errors import ApiError, unknown_model
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import MemoryEstimate, ModelLoader
+from pronk.server.names import AdapterNames
 from pronk.server.protocol.request import TextRequest
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings

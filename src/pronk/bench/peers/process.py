@@ -59,12 +59,17 @@ class Peer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def load(self) -> None:
-        """Start the worker process and load the model.
+        """Start the worker process, unless one is running, and load the model.
 
         Raises:
             PeerError: a package is missing, the model is not supported, or the engine failed.
         """
-        self.close()
+        if self._process is None:
+            self._start()
+        loaded = self._ask("load", asdict(self._config), 10 * self._timeout)
+        self.versions, self.settings = loaded["versions"], loaded["settings"]
+
+    def _start(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         command = self._command()
         try:
@@ -84,8 +89,6 @@ class Peer:
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._reader = threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True)
         self._reader.start()
-        loaded = self._ask("load", asdict(self._config), 10 * self._timeout)
-        self.versions, self.settings = loaded["versions"], loaded["settings"]
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache; a worker that died or timed out before is started again.
