@@ -34,7 +34,7 @@ from pronk.bench.records import (
     Start,
     Trace,
 )
-from pronk.bench.run import PeerOptions, Plan
+from pronk.bench.run import Plan
 from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError
 from pronk.kv_cache.layout import kv_bytes_per_token
@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **options: Any) -> Plan:
-    return Plan(drafters, PeerOptions(tuple(PEERS[peer] for peer in peers)), tasks, replace(OPTIONS, **options))
+    return Plan(drafters, tasks, replace(OPTIONS, **options), tuple(PEERS[peer] for peer in peers))
 
 
 def measured(made: Plan, progress: run.Progress = lambda *_: None) -> Trace:
@@ -223,7 +223,7 @@ def test_records_of_a_peer(fake: type[FakePeer]) -> None:
     (peer,) = fake.made
     assert not peer.open
     assert peer.path == pronk_tiny().path
-    expected = {"dtype": "bfloat16", "threads": 1, "draft": None, "python": None}
+    expected = {"dtype": "bfloat16", "threads": 1, "python": None}
     assert {key: peer.options[key] for key in expected} == expected
     [record] = of(trace, PeerRecord)
     assert float(record.notes.pop("load_seconds")) >= 0
@@ -285,4 +285,4 @@ def test_a_model_that_cannot_be_loaded() -> None:
 
 def test_a_valid_plan_passes_the_check() -> None:
     run.check(plan(LOOKUP, batch=4))
-    run.check(replace(plan(), peers=PeerOptions((PEERS["transformers"],))))
+    run.check(plan(peers=("transformers",)))

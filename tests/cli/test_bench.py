@@ -222,7 +222,7 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         ),
         (["--peer", "all", "--model", "a.gguf", "--model", "."], ["peer openvino: expected a GGUF file"]),
         (["--peer-python", "openvino"], ["ENGINE=PATH", "'openvino'"]),
-        (["--peer-python", "vllm=bad.jsonl"], ["ENGINE=PATH", "openvino"]),
+        (["--peer-python", "vllm=bad.jsonl"], ["peer-python", "measured (none), found vllm"]),
         (["--json", "none/x.json"], ["json: expected a file in a folder that exists", "none"]),
         (["--json", "."], ["json", "."]),
         (["--trace", "none/x.jsonl"], ["trace: expected a file", "none"]),

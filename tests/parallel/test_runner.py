@@ -17,6 +17,7 @@ from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel import runner, worker_handle
 from pronk.parallel.runner import TreeRunner
+from pronk.parallel.tree_partition import count_rows
 from pronk.parallel.wire_format import WorkRequest
 from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.tree import TokenTree
@@ -159,7 +160,7 @@ def test_exchanges_that_cost_more_than_they_save_are_not_made() -> None:
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
         worker.exchange_times.append(100.0)
-        assert [share.num_rows for share in made._partition([task])] == [32, 0]
+        assert [count_rows(share) for share in made._partition([task])] == [32, 0]
         # The estimate is halved in each of 6 half-lives without an exchange, so that it is measured again.
         worker.idle_steps = 6 * worker_handle.IDLE_HALF_LIFE
         assert made._partition([task])[1].num_rows > 0
@@ -173,7 +174,7 @@ def test_expensive_bytes_keep_a_text_in_the_driver() -> None:
         worker.exchange_times.append(0.0)
         assert made._partition([task])[1].num_rows > 0
         worker.byte_times.append(1.0)
-        assert [share.num_rows for share in made._partition([task])] == [32, 0]
+        assert [count_rows(share) for share in made._partition([task])] == [32, 0]
         worker.pool.valid[:] = True  # the worker has all KV rows
         assert made._partition([task])[1].num_rows > 0
 

@@ -26,7 +26,7 @@ from pronk.execution.model_runner import ModelRunner
 from pronk.models.loader import read_config
 from pronk.outputs import Completion
 from pronk.parallel import connection, processes, runner
-from pronk.parallel.processes import SpawnedProcesses
+from pronk.parallel.processes import WorkerProcesses
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.wire_format import WorkRequest
 from pronk.parallel.worker import WorkerLoop, WorkerSettings
@@ -148,7 +148,7 @@ def test_losing_a_worker_changes_no_token(
     llm = LLM(workers=3, threads=1, budget="all")
     made, steps = passes(llm), [0]
     worker_group: Any = made._on_lost.__self__  # type: ignore[attr-defined]
-    assert isinstance(worker_group, SpawnedProcesses)
+    assert isinstance(worker_group, WorkerProcesses)
     victim = worker_group.processes[1]
     forward: Callable[..., Any] = made.forward
 

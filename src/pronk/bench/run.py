@@ -26,18 +26,9 @@ from pronk.models.checkpoint import read_json
 from pronk.models.weights import count_parameters, forward_weights
 from pronk.quantization.gguf.checkpoint import is_gguf
 
-__all__ = ["PeerOptions", "Plan", "Progress", "check", "run"]
+__all__ = ["Plan", "Progress", "check", "run"]
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class PeerOptions:
-    """The peers to measure, and their interpreters."""
-
-    specs: tuple[PeerSpec, ...] = ()
-    # engine name to the Python interpreter that runs it; by default the interpreter of this process
-    interpreters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,9 +36,11 @@ class Plan:
     """Drafters, peers and prompts to measure; plain decoding is always the first method."""
 
     drafters: tuple[str, ...]
-    peers: PeerOptions
     tasks: Mapping[str, Sequence[Prompt]]  # prompts by task
     options: Options
+    peers: tuple[PeerSpec, ...] = ()
+    # Name of a peer's engine to the Python interpreter that runs it; by default the interpreter of this process.
+    interpreters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all_drafters(self) -> tuple[str, ...]:
@@ -63,12 +56,11 @@ def check(plan: Plan) -> None:
     """
     for drafter in plan.drafters:
         make_drafter(drafter)
-    peers = plan.peers
-    if peers.specs and plan.options.batch > 1:
+    if plan.peers and plan.options.batch > 1:
         msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
         raise OptionError(msg)
-    engines = {spec.engine for spec in peers.specs}
-    for engine in peers.interpreters:
+    engines = {spec.engine for spec in plan.peers}
+    for engine in plan.interpreters:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
             msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
@@ -120,9 +112,9 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, progress: Progress) 
         bandwidth = BandwidthMeter(llm.engine.runner.decoder.backend)
         peak = PeakMemory(llm.device, bandwidth.nbytes)
         methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
-        for spec in plan.peers.specs:
+        for spec in plan.peers:
             progress(f"loading {spec}", 0, 0)
-            methods.append(_start_peer(spec, llm, plan.peers, trace, stack))
+            methods.append(_start_peer(spec, llm, plan.interpreters.get(spec.engine), trace, stack))
         bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace)
         bench.run(plan.tasks, partial(progress, name))
 
@@ -137,7 +129,7 @@ def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype),
         context=llm.config.context,
-        methods=(*plan.all_drafters, *map(str, plan.peers.specs)),
+        methods=(*plan.all_drafters, *map(str, plan.peers)),
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
         weights=weights.formats,
@@ -146,10 +138,9 @@ def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
     )
 
 
-def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: Trace, stack: ExitStack) -> Method:
+def _start_peer(spec: PeerSpec, llm: LLM, python: str | None, trace: Trace, stack: ExitStack) -> Method:
     """Start a peer, which ``stack`` closes; if that fails, every prompt fails with the same error."""
-    threads, python = num_threads() * llm.workers, options.interpreters.get(spec.engine)
-    peer = Peer(spec, llm.path, dtype=str(llm.dtype), threads=threads, python=python)
+    peer = Peer(spec, llm.path, dtype=str(llm.dtype), threads=num_threads() * llm.workers, python=python)
     stack.callback(peer.close)
     method = PeerMethod(peer, llm.config.eos_ids)
     try:

@@ -84,18 +84,16 @@ def plan(
     """
     from pronk.bench.measure import Options
     from pronk.bench.prompts import load_tasks
-    from pronk.bench.run import PeerOptions, Plan, check
+    from pronk.bench.run import Plan, check
 
     bench_plan = Plan(
         drafters=tuple(drafters),
-        peers=PeerOptions(
-            specs=_choose_peers(peer, models),
-            interpreters=_interpreters(peer_python or []),
-        ),
         tasks=load_tasks(suite, data, prompts or [], limit),
         options=Options(
             max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit, minutes
         ),
+        peers=_choose_peers(peer, models),
+        interpreters=_interpreters(peer_python or []),
     )
     check(bench_plan)
     return bench_plan
@@ -253,14 +251,11 @@ def _choose_peers(names: list[str] | None, models: Sequence[str] | None) -> "tup
 
 def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     """Parse ``["openvino=/opt/python"]`` into ``{"openvino": "/opt/python"}``."""
-    from pronk.bench.peers import PEERS
-
-    engines = {spec.engine for spec in PEERS.values()}
     interpreters: dict[str, str] = {}
     for pair in pairs:
         engine, _, path = pair.partition("=")
-        if engine not in engines or not Path(path).is_file():
-            msg = f"peer-python: expected ENGINE=PATH with {', '.join(sorted(engines))} and a program, found {pair!r}"
+        if not Path(path).is_file():
+            msg = f"peer-python: expected ENGINE=PATH with the path of a program, found {pair!r}"
             raise OptionError(msg)
         interpreters[engine] = path
     return interpreters

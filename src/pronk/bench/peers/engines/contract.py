@@ -38,7 +38,7 @@ class PeerResult:
     token_ids: list[int]
     seconds: float  # duration of prefill and decoding together
     ttft: float | None = None  # time to the first token; ``None`` if the engine does not report it
-    peak_memory: int = 0  # in bytes; set by worker.py, and includes loading if the system cannot reset it
+    peak_memory: int = 0  # in bytes; set by worker.py; 0 if the system does not report it
 
 
 class PeerEngine(Protocol):
