@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pronk.parallel.tree_partition import ProcessShard, partition_trees, preorder
+from pronk.parallel.tree_partition import ProcessShard, count_rows, partition_trees, preorder
 from pronk.speculation.tree import TokenTree
 
 

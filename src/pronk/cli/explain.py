@@ -12,7 +12,7 @@ import typer
 from pronk.checks import require_extra
 from pronk.cli.options import Progress, model_options, sampling_params, shares
 from pronk.cli.progress import interruptible
-from pronk.cli.prompts import read_prompt
+from pronk.cli.values import read_prompt
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:

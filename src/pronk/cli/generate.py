@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pronk.cli.options import Progress, given_options, model_options, sampling_params, shares
-from pronk.cli.pairs import only_adapter
 from pronk.cli.progress import interruptible
-from pronk.cli.prompts import read_prompt
+from pronk.cli.values import only_adapter, read_prompt
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pronk.checks import require_extra
-from pronk.cli.guides import read_text
 from pronk.cli.options import model_options, one_model, panel, shares
 from pronk.cli.replicas import replica_options
+from pronk.cli.values import read_text
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
