@@ -45,7 +45,7 @@ class WorkerProcesses:
         self._end_all = finalize(self, _kill, processes)
 
     def is_alive(self, rank: int) -> bool:
-        """Return whether the worker with this rank is running, as far as this process can tell without asking it."""
+        """Return whether the worker with this rank is running, as far as known without asking it."""
         return not self.processes or self.processes[rank - 1].poll() is None
 
     def end(self, rank: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Messages of the driver to a worker as JSON values and bytes: rows of requests, and the work of a forward pass."""
+"""Messages of the driver to a worker, as JSON values and bytes: its rows of a forward pass."""
 
 from __future__ import annotations
 

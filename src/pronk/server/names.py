@@ -1,4 +1,4 @@
-"""Names of the models of one server and of their adapters: in requests, and in the values of ``--model``."""
+"""Names of models and adapters: in requests, and in the values of ``--model``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a peer (another engine), and the JSON lines exchanged with it; worker.py describes them."""
+"""The process of a peer (another engine), which answers JSON lines as worker.py describes them."""
 
 from __future__ import annotations
 
