@@ -154,7 +154,6 @@ def _add_messages_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
-        _check_open(models)
         async with models.use(body.model) as service:
             return {"input_tokens": await service.count_tokens(body)}
 
@@ -163,7 +162,6 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         """Return the embeddings of one or more texts."""
-        _check_open(models)
         arrived = perf_counter()
         async with models.use(body.model, arrived) as service:
             reply = await service.embed(body, tenant_of(request.scope), arrived=arrived)
@@ -172,7 +170,6 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/moderations")
     async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:
         """Classify texts by the model's own probabilities."""
-        _check_open(models)
         arrived = perf_counter()
         async with models.use(body.model, arrived) as service:
             return await service.moderate(body, tenant_of(request.scope), arrived=arrived)
@@ -180,14 +177,12 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
         """Return the token ids of a text or a conversation."""
-        _check_open(models)
         async with models.use(body.model) as service:
             return await asyncio.to_thread(JSONResponse, await service.tokenize(body))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
-        _check_open(models)
         async with models.use(body.model) as service:
             return await asyncio.to_thread(JSONResponse, await service.detokenize(body))
 
@@ -201,7 +196,6 @@ def _add_page(app: FastAPI) -> None:
 
 async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with_event_names: bool = False) -> Response:
     """Return one JSON body, or a stream of events, with a line ``event: TYPE`` if ``with_event_names``."""
-    _check_open(models)
     tenant = tenant_of(request.scope)
     if not body.stream:
         return await asyncio.to_thread(JSONResponse, await models.complete(body, tenant))
@@ -239,12 +233,6 @@ def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
         head = f"event: {event['type']}\n" if with_event_names else ""
         text += f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
     return text
-
-
-def _check_open(models: ModelPool) -> None:
-    if models.draining:
-        message = "expected a running server, found one that is shutting down; send the request to another server"
-        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "draining", headers={"Retry-After": "5"})
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
