@@ -11,7 +11,7 @@ from pronk.bench import run
 from pronk.bench.figures import summarize
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import End, Finished, Model, Sample, Start, Trace, read_trace, write_trace
-from pronk.bench.resume import remaining, resumable_records
+from pronk.bench.run import remaining, resumable_records
 from pronk.errors import OptionError
 
 ARGUMENTS = {"seed": 7, "device": "cpu"}

@@ -161,7 +161,7 @@ def test_progress(model: Path, text: Path, tmp_path: Path) -> None:
     total = sum(map(module._text_bytes, paths))
     for limit, whole in ((None, total), (10, 10)):
         seen = list[tuple[str, int, int]]()
-        module._build(tmp_path / str(limit), paths, str(model), limit, lambda *each: seen.append(each))
+        module._build(tmp_path / str(limit), paths, str(model), limit, lambda *each, seen=seen: seen.append(each))
         *steps, last = seen
         assert last == ("sorting", 0, 0)
         assert {(name, end) for name, _, end in steps} == {("tokenizing", whole)}

@@ -264,7 +264,7 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
 def _open_trace(path: Path | None, resumed: dict[str, Any] | None, stack: ExitStack) -> "Trace":
     """Open the trace for writing; if ``resumed`` has the options of its benchmark, keep what is done."""
     from pronk.bench.records import Trace, read_trace, write_trace
-    from pronk.bench.resume import resumable_records
+    from pronk.bench.run import resumable_records
 
     if path is None:
         return Trace()

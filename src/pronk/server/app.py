@@ -88,7 +88,6 @@ def make_app(models: ModelPool) -> FastAPI:
         app.add_exception_handler(error_class, _error_response)
     _add_status_routes(app, models)
     _add_generation_routes(app, models)
-    _add_messages_routes(app, models)
     _add_other_routes(app, models)
     if models.settings.serve_chat_page:
         _add_page(app)
@@ -144,8 +143,6 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
         """Answer a conversation in the format of OpenAI's Responses API."""
         return await _reply(models, request, body, with_event_names=True)
 
-
-def _add_messages_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages", response_model=None)
     async def messages(request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation in the format of Anthropic's Messages API."""
