@@ -156,8 +156,8 @@ def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
         OptionError: the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
-        rendezvous: Any = dist.rendezvous  # without types in the stubs of torch
-        store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=_LOAD_TIMEOUT)))
+        launched = dist.rendezvous("env://", timeout=timedelta(seconds=_LOAD_TIMEOUT))  # type: ignore[attr-defined]
+        store, rank, world_size = next(launched)
     except (RuntimeError, ValueError) as error:
         msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
         raise OptionError(msg) from error
