@@ -26,6 +26,7 @@ __all__ = [
     "MessageKind",
     "PeerConnection",
     "PeerMessage",
+    "join_launched",
     "open_group",
     "open_store",
 ]
@@ -53,6 +54,16 @@ def open_store(host: str, port: int, processes: int, *, master: bool, timeout: f
     port = listener.getsockname()[1]
     options = {"wait_for_workers": False, "timeout": limit, "master_listen_fd": listener.detach()}
     return _c10d.TCPStore(host, port, processes, is_master=True, **options)
+
+
+def join_launched(timeout: float) -> tuple[Any, int, int]:
+    """Return the rendezvous store of ``torchrun``, this process's rank, and the number of processes.
+
+    Raises:
+        RuntimeError, ValueError: ``torchrun`` did not launch this process, or the others are missing.
+    """
+    store, rank, world_size = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    return store, rank, world_size
 
 
 def open_group(store: Any, name: str, rank: int, size: int, *, timeout: float) -> Any:

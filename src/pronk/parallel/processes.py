@@ -6,19 +6,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any
 from weakref import finalize, ref
-
-import torch.distributed as dist
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import ConnectionLostError, OptionError
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
-from pronk.parallel.connection import MessageKind, PeerConnection, open_store
+from pronk.parallel.connection import MessageKind, PeerConnection, join_launched, open_store
 from pronk.parallel.mirrored_cache import MirroredCache
 from pronk.parallel.parent_watch import end_with_parent
 from pronk.parallel.runner import TreeRunner
@@ -156,8 +153,7 @@ def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
         OptionError: the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
-        launched = dist.rendezvous("env://", timeout=timedelta(seconds=_LOAD_TIMEOUT))  # type: ignore[attr-defined]
-        store, rank, world_size = next(launched)
+        store, rank, world_size = join_launched(_LOAD_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
         raise OptionError(msg) from error
