@@ -29,7 +29,7 @@ from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kernels.threads import set_threads
 from pronk.outputs import Completion
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.tree_partition import partition_trees
+from pronk.parallel.tree_partition import count_rows, partition_trees
 from pronk.speculation.tree import TokenTree
 
 PROMPTS = (
@@ -252,7 +252,7 @@ def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
 def span(trees: Sequence[TokenTree], cost: Callable[[int], float], extra: Sequence[float]) -> float:
     """Return the seconds of a step: the longest share, with the exchange if there are several shares."""
     shares = partition_trees(trees, [cost] * len(extra), extra)
-    return max(cost(share.num_rows) + more for share, more in zip(shares, extra, strict=True) if share.tree_shards)
+    return max(cost(count_rows(share)) + more for share, more in zip(shares, extra, strict=True) if share)
 
 
 def draw(speeds: dict[float, dict[int, tuple[float, int]]], path: Path, kernels: str) -> None:

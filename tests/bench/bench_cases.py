@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from pronk.bench.document import Document, Figures
+from pronk.bench.figures import summarize
 from pronk.bench.methods import Item, Method
 from pronk.bench.records import PLAIN, Model, Record, Sample, Start
-from pronk.bench.summary import summarize
 from pronk.engine.stats import StepStats
 from pronk.llm import LLM
 

@@ -10,6 +10,7 @@ import pytest
 
 from bench.bench_cases import DRAFTER, document, figures, model, sample, start, steps
 from pronk.bench.document import Failure, Latency, PassCost, Range, Split
+from pronk.bench.figures import summarize
 from pronk.bench.records import (
     FORMAT,
     PLAIN,
@@ -22,7 +23,6 @@ from pronk.bench.records import (
     Sample,
     Skip,
 )
-from pronk.bench.summary import summarize
 from pronk.engine.stats import StepStats
 
 A, B = (1, 2, 3, 4), (5, 6)
@@ -89,7 +89,6 @@ def test_every_figure_of_a_drafter() -> None:
     assert (found.steps, found.S, found.drafted, found.accepted) == (4, 1.5, 7, 2)
     assert found.alpha == 0.5
     assert found.acceptance == (0.5, 0.5, 0.0)  # 1 of 2, 1 of 2 and 0 of 1 trees of at least that depth
-    assert found.ctar == (0.5, 0.5, 0.0)  # shares of the 2 steps with draft tokens; prefill is no such step
     assert found.rows_per_pass == 4.5
     assert found.verify_cost == pytest.approx(4 / 3)  # passes of 3, 3, 5 and 5 seconds; plain ones take 3
     # The mean context is 16.5 tokens (12 and 21), so a pass reads 1000 + 165 bytes at 10,000 bytes per second.
@@ -116,7 +115,7 @@ def test_figures_of_plain_decoding_are_the_unit() -> None:
     found = figures(document(*SPEEDS, *SAMPLES), PLAIN)
     assert found.speedup == found.decode_speedup == Range(1.0, 0.0)
     assert (found.S, found.verify_cost, found.rows_per_pass, found.drafted) == (1.0, 1.0, 1.0, 0)
-    assert (found.alpha, found.acceptance, found.ctar) == (None, (), ())
+    assert (found.alpha, found.acceptance) == (None, ())
     assert (found.cost_coefficient, found.expected_speedup) == (None, None)
     assert (found.same, found.compared, found.near_ties) == (2, 2, 0)  # the second repeat against the first
     assert found.itl == Latency(*map(pytest.approx, (4.0, 5.0, 5.0)))  # of 3, 3, 3, 3, 5, 5, 5, 5 seconds
@@ -149,7 +148,7 @@ def test_acceptance_counts_draft_tokens_of_the_first_step_and_costs_do_not() -> 
         if s.method == DRAFTER and s.id == "a"
     ]
     found = figures(document(*[s for s in SAMPLES if s.method == PLAIN and s.id == "a"], *own), DRAFTER)
-    assert (found.alpha, found.acceptance, found.ctar) == (0.5, (0.5, 0.5), (0.5, 0.5))
+    assert (found.alpha, found.acceptance) == (0.5, (0.5, 0.5))
     # A plain pass takes 3 seconds (2 and 4). The second step drafts for 1 second 2 levels, none of them accepted.
     assert found.verify_cost == pytest.approx(1.0)
     assert found.cost_coefficient == pytest.approx(0.5 / 3)
@@ -164,7 +163,7 @@ def test_curves_end_at_sixteen_positions() -> None:
     plain = sample(PLAIN, tokens=range(22), steps=steps(*[(1, 0, 0, 0, 1, 0, i, i) for i in range(22)]))
     found = figures(document(plain, own), DRAFTER)
     assert found.acceptance == (1.0,) * 16
-    assert found.ctar == (1.0,) * 16
+    assert found.acceptance == (1.0,) * 16
 
 
 def test_output_of_one_step_has_no_later_passes() -> None:
@@ -187,7 +186,7 @@ def test_a_peer_has_no_figures_of_steps() -> None:
     assert found.peak_memory is None
     absent = "steps S alpha drafted accepted over_floor rows_per_pass cost_coefficient expected_speedup verify_cost"
     assert [getattr(found, name) for name in [*absent.split(), "itl", "split"]] == [None] * 12
-    assert (found.acceptance, found.ctar, found.same, found.compared) == ((), (), 1, 1)
+    assert (found.acceptance, found.same, found.compared) == ((), 1, 1)
 
     silent = [replace(s, ttft=None) for s in own]
     found = figures(document(*plain, *silent, of=model(PLAIN, "openvino")), "openvino")
@@ -347,10 +346,10 @@ def test_the_rest_of_the_document() -> None:
         PeerRecord("openvino", {"openvino": "2026.1"}),
         Skip("long", "code", "too long"), Skip("long", "code", "too long"), Skip("long", "chat", "too long"),
         *SAMPLES,
-        End(0.02, interrupted=False),
+        End(interrupted=False),
         of=model(inflated={"source": "tiny"}, kernels="avx2"),
     )  # fmt: skip
-    assert (found.harness_share, found.interrupted, found.arguments) == (0.02, False, {"seed": 7})
+    assert (found.interrupted, found.arguments) == (False, {"seed": 7})
     (one,) = found.models
     assert one.bandwidth == Range(10e3, 3e3)
     assert one.pass_cost == (PassCost(1, 0.4, 1.0), PassCost(8, 0.8, 2.0))
@@ -379,7 +378,7 @@ def test_a_trace_without_its_end_was_interrupted() -> None:
     assert (figures(found, DRAFTER).prompts, figures(found, DRAFTER).asked) == (1, 2)
     assert [f.id for f in figures(found, DRAFTER).failures] == ["code/b"]
     assert summarize([start()]).models == ()
-    assert summarize([start(), End(0.5, interrupted=True)]).harness_share == 0.5
+    assert summarize([start(), End(interrupted=True)]).interrupted
     assert document(Bandwidth(1.0)).models[0].figures == ()
 
 

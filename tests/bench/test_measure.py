@@ -10,7 +10,7 @@ import pytest
 
 from bench.bench_cases import Fake, Meter, document, figures, model, pronk_tiny
 from pronk.bench import measure
-from pronk.bench.measure import Bench, Options, Timer
+from pronk.bench.measure import Bench, Options
 from pronk.bench.methods import DrafterMethod, Item
 from pronk.bench.prompts import Prompt, encode
 from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, Trace
@@ -49,9 +49,7 @@ class Ran:
         self.progress: list[tuple[int, int]] = []
         methods = [Fake(name, answer, self.log, (engines or {}).get(name, "pronk")) for name, answer in answers.items()]
         values = {"max_tokens": 16, "temperatures": (0.0,), "repeats": 1} | options
-        bench = Bench(
-            pronk_tiny(), methods, Options(**values), bandwidth=Meter(), trace=self.trace, timer=Timer()  # type: ignore[arg-type]
-        )  # fmt: skip
+        bench = Bench(pronk_tiny(), methods, Options(**values), bandwidth=Meter(), trace=self.trace)  # type: ignore[arg-type]
         tasks = {task: list(some) for task, some in groupby(prompts, lambda prompt: prompt.task)}
         bench.run(tasks, lambda done, total: self.progress.append((done, total)))
         self.warm_up = self.log[: len(methods)]
@@ -304,24 +302,6 @@ def test_first_repeats_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared == [(0, 0, (1,)), (0, 0, (0,))]
 
 
-def test_the_timer_separates_runs_from_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1.0, 5.0, 6.0, 10.0, 20.0, 50.0, 52.0])
-    monkeypatch.setattr(measure, "perf_counter", lambda: next(clock))
-    timer = Timer()
-    with timer.running():
-        pass
-    with pytest.raises(ValueError, match="x"), timer.running():
-        raise ValueError("x")
-    with timer.preparing():
-        pass
-    end = timer.end(interrupted=True)
-    assert (end.harness_share, end.interrupted) == (14 / 8, True)  # 8 s of runs, 30 of preparation, 14 of the harness
-
-
-def test_without_runs_the_harness_has_no_share() -> None:
-    assert Timer().end(interrupted=True).harness_share == 0.0
-
-
 def test_each_repeat_has_its_own_proposer() -> None:
     """A drafter's memory of earlier outputs must not contain the same prompt's output from another repeat."""
     seen: list[Any] = []
@@ -362,7 +342,6 @@ def test_a_forward_pass_warms_the_caches_before_plain_decoding(monkeypatch: pyte
         Options(max_tokens=2, temperatures=(0.0,), repeats=1),
         bandwidth=meter,  # type: ignore[arg-type]
         trace=Trace(),
-        timer=Timer(),
     )
     bench.run({"code": [SHORT]})
     assert [name for name, _ in log[-3:]] == ["bandwidth", "pass", PLAIN]

@@ -34,11 +34,9 @@ def test_counts() -> None:
     for expected, found, times in ((True, True, 6), (False, True, 2), (True, False, 4), (False, False, 8)):
         for _ in range(times):
             counts.add(expected=expected, found=found)
-    assert (counts.precision, counts.recall, counts.f1) == (6 / 8, 6 / 10, 2 * 6 / (2 * 6 + 2 + 4))
-    assert Counts(true_negatives=3).precision is None
-    assert Counts(true_negatives=3).recall is None
-    assert Counts(true_negatives=3).f1 is None
-    assert Counts(false_positives=3).f1 == 0.0
+    assert counts.rates == {"precision": 6 / 8, "recall": 6 / 10, "f1": 2 * 6 / (2 * 6 + 2 + 4)}
+    assert Counts(true_negatives=3).rates == {"precision": None, "recall": None, "f1": None}
+    assert Counts(false_positives=3).rates["f1"] == 0.0
 
 
 def test_classes_of_known_answers(model: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bench.bench_cases import pronk_tiny, sample
 from pronk.arrays import Array
 from pronk.bench import passes
-from pronk.bench.divergence import find_divergence
+from pronk.bench.measure import find_divergence
 from pronk.bench.methods import Item
 from pronk.bench.passes import pass_times
 from pronk.bench.records import PLAIN, DivergenceRecord

@@ -13,7 +13,6 @@ import pytest
 from gguf_files import convert
 from pronk import LLM, SamplingParams
 from pronk.bench.peers import PEERS, Peer, PeerError, PeerRequest, PeerResult, choose_peers
-from pronk.bench.peers.process import WorkerProcess
 from pronk.errors import OptionError
 
 TOKENS = 20
@@ -58,22 +57,20 @@ class FakePeer(Peer):
 class Successor(Peer):
     """A peer that continues with the worker process of an earlier peer, so that the engine is imported once."""
 
-    def __init__(self, *args: Any, worker: WorkerProcess | None, **options: Any) -> None:
+    def __init__(self, *args: Any, before: Peer | None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._worker = worker
-
-    def close(self) -> None:
-        """Keep the worker for the next peer."""
+        if before is not None:
+            self._process, self._log = before._process, before._log
+            self._lines, self._reader = before._lines, before._reader
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[dict[str, WorkerProcess]]:
-    """Return one worker for each engine, closed at the end."""
-    made: dict[str, WorkerProcess] = {}
+def peers() -> Iterator[dict[str, Peer]]:
+    """Return the last peer of each engine, closed at the end."""
+    made: dict[str, Peer] = {}
     yield made
-    for worker in made.values():
-        worker.close()
-        assert not alive(worker._process.pid)
+    for peer in made.values():
+        peer.close()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +87,7 @@ def llm() -> LLM:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakePeer]:
-    made = FakePeer(PEERS["transformers"], tmp_path, draft=None, dtype="float32", threads=1, timeout=20)
+    made = FakePeer(PEERS["transformers"], tmp_path, dtype="float32", threads=1, timeout=20)
     with closing(made) as peer:
         peer.load()
         yield peer
@@ -110,49 +107,45 @@ def alive(pid: int) -> bool:
     return True
 
 
-def check_method(method: str, model: Path, llm: LLM, workers: dict[str, WorkerProcess]) -> None:
+def check_method(method: str, model: Path, llm: LLM, peers: dict[str, Peer]) -> None:
     """Check greedy tokens against pronk's, a stop token, and the length of a sample."""
     plain = llm.generate("def fibonacci(n):\n", SamplingParams(max_tokens=TOKENS, ignore_eos=True))
     prompt, ours = plain.prompt_token_ids, plain.token_ids
     engine = PEERS[method].engine
-    options: dict[str, Any] = {"draft": llm.path, "dtype": "float32", "threads": 1}
-    with closing(Successor(PEERS[method], model, **options, worker=workers.get(engine))) as peer:
-        peer.load()
-        assert peer.versions
-        assert peer.settings
-        done = peer.generate(request(prompt, TOKENS, stop_token_ids=[ours[8]]))
-        assert done.token_ids == ours
-        assert 0 < (done.ttft or 0.01) <= done.seconds
-        assert done.peak_memory > 10e6
-        end = ours[8]
-        stopped = peer.generate(request(prompt, TOKENS, stop_token_ids=[end], ignore_eos=False))
-        assert stopped.token_ids == ours[: ours.index(end) + 1]
-        sampled = peer.generate(request(prompt, TOKENS, temperature=0.9, seed=5))
-        assert len(sampled.token_ids) == TOKENS
-        assert peer._worker is not None
-        workers[engine] = peer._worker
+    peer = peers[engine] = Successor(PEERS[method], model, dtype="float32", threads=1, before=peers.get(engine))
+    peer.load()
+    assert peer.versions
+    assert peer.settings
+    done = peer.generate(request(prompt, TOKENS, stop_token_ids=[ours[8]]))
+    assert done.token_ids == ours
+    assert 0 < (done.ttft or 0.01) <= done.seconds
+    assert done.peak_memory > 10e6
+    end = ours[8]
+    stopped = peer.generate(request(prompt, TOKENS, stop_token_ids=[end], ignore_eos=False))
+    assert stopped.token_ids == ours[: ours.index(end) + 1]
+    sampled = peer.generate(request(prompt, TOKENS, temperature=0.9, seed=5))
+    assert len(sampled.token_ids) == TOKENS
 
 
 @pytest.mark.parametrize("method", [name for name, spec in PEERS.items() if not spec.reads_gguf])
-def test_tokens_of_peers_that_read_folders(method: str, llm: LLM, workers: dict[str, WorkerProcess]) -> None:
-    check_method(method, llm.path, llm, workers)
+def test_tokens_of_peers_that_read_folders(method: str, llm: LLM, peers: dict[str, Peer]) -> None:
+    check_method(method, llm.path, llm, peers)
 
 
 @pytest.mark.parametrize("method", [name for name, spec in PEERS.items() if spec.reads_gguf])
-def test_tokens_of_peers_that_read_gguf_files(method: str, file: Path, workers: dict[str, WorkerProcess]) -> None:
+def test_tokens_of_peers_that_read_gguf_files(method: str, file: Path, peers: dict[str, Peer]) -> None:
     pytest.importorskip({"openvino": "openvino_genai"}.get(PEERS[method].engine, PEERS[method].engine))
-    check_method(method, file, LLM(file, dtype="float32"), workers)
+    check_method(method, file, LLM(file, dtype="float32"), peers)
 
 
 def test_all_means_the_peers_that_read_the_model() -> None:
     folder, file = Path("model"), Path("a.gguf")
-    assert [str(spec) for spec in choose_peers(["all"], [folder], with_draft=False)] == [
+    assert [str(spec) for spec in choose_peers(["all"], [folder])] == [
         "transformers",
         "transformers_prompt_lookup",
     ]
-    assert choose_peers(["all"], [folder], with_draft=True)[-1].needs_draft
-    assert {spec.engine for spec in choose_peers(["all"], [file], with_draft=True)} == {"openvino", "llama_cpp"}
-    assert choose_peers(["llama_cpp", "llama_cpp"], [file], with_draft=False) == (PEERS["llama_cpp"],)
+    assert {spec.engine for spec in choose_peers(["all"], [file])} == {"openvino", "llama_cpp"}
+    assert choose_peers(["llama_cpp", "llama_cpp"], [file]) == (PEERS["llama_cpp"],)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +163,7 @@ def test_all_means_the_peers_that_read_the_model() -> None:
 )
 def test_unknown_peers_and_unreadable_models_are_refused(name: str, models: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        choose_peers([name], list(map(Path, models)), with_draft=False)
+        choose_peers([name], list(map(Path, models)))
 
 
 @pytest.mark.parametrize("method", ["openvino", "llama_cpp"])
@@ -179,7 +172,7 @@ def test_a_missing_package_is_named_with_its_installation(method: str, llm: LLM,
     try:
         __import__(package)
     except ModuleNotFoundError:
-        peer = Peer(PEERS[method], llm.path, draft=None, dtype="float32", threads=1)
+        peer = Peer(PEERS[method], llm.path, dtype="float32", threads=1)
         with (
             closing(peer),
             pytest.raises(PeerError, match=rf"{package} is not installed: pip install 'pronk\[peers\]'"),
@@ -202,7 +195,7 @@ def test_a_missing_package_is_named_with_its_installation(method: str, llm: LLM,
     ],
 )
 def test_a_failure_is_one_line(fake: FakePeer, action: int, message: str) -> None:
-    worker = fake._worker
+    worker = fake._process
     assert worker is not None
     assert fake.generate(request([0])) == PeerResult([1, 2], 0.5, None, 1)
     with pytest.raises(PeerError, match=message) as raised:
@@ -210,48 +203,23 @@ def test_a_failure_is_one_line(fake: FakePeer, action: int, message: str) -> Non
     assert "\n" not in str(raised.value)
     # The next prompt goes to the same worker after an error, to a new one after a crash or an answer without JSON.
     assert fake.generate(request([0])) == PeerResult([1, 2], 0.5, None, 1)
-    assert fake._worker is not None
-    assert (fake._worker._process.pid == worker._process.pid) == (action not in (1, 3, 6))
+    assert (fake._process is worker) == (action not in (1, 3, 6))
     fake.close()
-    assert not alive(worker._process.pid)
-
-
-def test_a_worker_that_crashes_again_is_not_restarted(fake: FakePeer) -> None:
-    for _ in range(3):
-        with pytest.raises(PeerError, match=r"exit status 3$"):
-            fake.generate(request([6]))
-    with pytest.raises(PeerError, match=r"exit status 3 \(no restart is left\)"):
-        fake.generate(request([0]))
+    assert not alive(worker.pid)
 
 
 def test_a_hung_worker_is_killed(fake: FakePeer) -> None:
-    worker = fake._worker
+    worker = fake._process
     assert worker is not None
     fake._timeout = 0.2
     began = time.perf_counter()
     with pytest.raises(PeerError, match=r"no answer to generate within 0\.2 s"):
         fake.generate(request([2]))
     assert time.perf_counter() - began < 10
-    assert not alive(worker._process.pid)
+    assert not alive(worker.pid)
 
 
-def test_a_freed_peer_leaves_no_process(tmp_path: Path) -> None:
-    peer = FakePeer(PEERS["transformers"], tmp_path, draft=None, dtype="float32", threads=1)
-    peer.load()
-    assert peer._worker is not None
-    pid = peer._worker._process.pid
-    del peer
-    assert not alive(pid)
-
-
-def test_invalid_options_are_refused(tmp_path: Path, llm: LLM) -> None:
-    def load(method: str, dtype: str = "float32", python: str | None = None) -> None:
-        with closing(Peer(PEERS[method], llm.path, draft=None, dtype=dtype, threads=1, python=python)) as peer:
-            peer.load()
-
-    with pytest.raises(PeerError, match="transformers_assisted: expected a draft model"):
-        load("transformers_assisted")
-    with pytest.raises(PeerError, match="expected a dtype of bfloat16, float16, float32, found 'int8'"):
-        load("transformers", "int8")
-    with pytest.raises(PeerError, match="cannot start /no/python: No such file"):
-        load("transformers", python="/no/python")
+def test_a_program_that_cannot_be_started_is_refused(tmp_path: Path) -> None:
+    peer = Peer(PEERS["transformers"], tmp_path, dtype="float32", threads=1, python="/no/python")
+    with closing(peer), pytest.raises(PeerError, match="cannot start /no/python: No such file"):
+        peer.load()

@@ -33,7 +33,7 @@ EVERY: list[Record] = [
     sample("openvino", engine="openvino"),
     DivergenceRecord("code", "a", "x", 0.8, 3, None, near_tie=False),
     DivergenceRecord("code", "b", "x", 0.0, 3, 0.25, near_tie=True),
-    End(0.01, interrupted=False),
+    End(interrupted=False),
 ]
 
 

@@ -8,10 +8,10 @@ import pytest
 from bench.bench_cases import pronk_tiny
 from bench.test_run import OPTIONS, TASKS, measured, plan, quick  # noqa: F401 - a fixture
 from pronk.bench import run
+from pronk.bench.figures import summarize
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import End, Finished, Model, Sample, Start, Trace, read_trace, write_trace
-from pronk.bench.resume import remaining, resumable_records
-from pronk.bench.summary import summarize
+from pronk.bench.run import remaining, resumable_records
 from pronk.errors import OptionError
 
 ARGUMENTS = {"seed": 7, "device": "cpu"}
@@ -66,7 +66,7 @@ def test_remaining_prompts() -> None:
     prompts = [Prompt(f"p{i}", "code", text="x") for i in range(3)]
     model = next(record for record in measured(plan()).records if isinstance(record, Model))
     records = [replace(model, name="a"), Finished("code", "p0", ("p0",)), replace(model, name="b"),
-               Finished("code", "p1", ("p1",)), End(0.0, interrupted=True)]  # fmt: skip
+               Finished("code", "p1", ("p1",)), End(interrupted=True)]  # fmt: skip
     assert remaining({"code": prompts}, records, "a") == {"code": prompts[1:]}
     assert remaining({"code": prompts}, records, "b") == {"code": [prompts[0], prompts[2]]}
     assert remaining({"code": prompts}, records, "c") == {"code": prompts}

@@ -16,6 +16,7 @@ from bench.bench_cases import DRAFTER, figures, pronk_tiny
 from checkpoints import MakeCheckpoint
 from pronk.arrays import FLOAT32
 from pronk.bench import machine, passes, run
+from pronk.bench.figures import summarize
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
 from pronk.bench.methods import DrafterMethod, Item
@@ -33,8 +34,7 @@ from pronk.bench.records import (
     Start,
     Trace,
 )
-from pronk.bench.run import PeerOptions, Plan
-from pronk.bench.summary import summarize
+from pronk.bench.run import Plan
 from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError
 from pronk.kv_cache.layout import kv_bytes_per_token
@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **options: Any) -> Plan:
-    return Plan(drafters, PeerOptions(tuple(PEERS[peer] for peer in peers)), tasks, replace(OPTIONS, **options))
+    return Plan(drafters, tasks, replace(OPTIONS, **options), tuple(PEERS[peer] for peer in peers))
 
 
 def measured(made: Plan, progress: run.Progress = lambda *_: None) -> Trace:
@@ -92,9 +92,7 @@ def test_tokens_and_counts_are_reproducible() -> None:
     assert not of(first, DivergenceRecord)
     for temperature in (0.0, 0.8):
         found, again = (figures(summarize(trace.records), LOOKUP, "all", temperature) for trace in (first, second))
-        counts = [
-            (f.S, f.alpha, f.drafted, f.accepted, f.acceptance, f.ctar, f.steps, f.tokens) for f in (found, again)
-        ]
+        counts = [(f.S, f.alpha, f.drafted, f.accepted, f.acceptance, f.steps, f.tokens) for f in (found, again)]
         assert counts[0] == counts[1]
         assert (found.same, found.compared) == (3, 3)
         assert found.accepted
@@ -115,7 +113,6 @@ def test_records_of_a_benchmark() -> None:
     assert {record.rows for record in of(trace, PassTime)} == {1, 4}
     assert len(of(trace, Bandwidth)) == 6  # one measurement per turn (3) and temperature (2)
     assert (of(trace, End)[0].interrupted, of(trace, Start)[0].arguments) == (False, {"seed": 7, "device": "cpu"})
-    assert 0 <= of(trace, End)[0].harness_share < 0.5
     assert progress_calls[-1] == ("tiny", 24, 24)
 
     (one,) = of(trace, Model)
@@ -226,7 +223,7 @@ def test_records_of_a_peer(fake: type[FakePeer]) -> None:
     (peer,) = fake.made
     assert not peer.open
     assert peer.path == pronk_tiny().path
-    expected = {"dtype": "bfloat16", "threads": 1, "draft": None, "python": None}
+    expected = {"dtype": "bfloat16", "threads": 1, "python": None}
     assert {key: peer.options[key] for key in expected} == expected
     [record] = of(trace, PeerRecord)
     assert float(record.notes.pop("load_seconds")) >= 0
@@ -288,4 +285,4 @@ def test_a_model_that_cannot_be_loaded() -> None:
 
 def test_a_valid_plan_passes_the_check() -> None:
     run.check(plan(LOOKUP, batch=4))
-    run.check(replace(plan(), peers=PeerOptions((PEERS["transformers_assisted"],), draft=pronk_tiny().path)))
+    run.check(plan(peers=("transformers",)))

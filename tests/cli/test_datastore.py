@@ -12,7 +12,6 @@ import pronk.cli.datastore as module
 from checkpoints import MakeCheckpoint
 from cli.conftest import Command as Run
 from cli.conftest import assert_mistake
-from pronk.corpus.sources import spec_of
 from pronk.drafters.from_text.datastore import builder as datastore_build
 from pronk.drafters.from_text.datastore.layout import HEADER, SUFFIXES, TOKENS
 from pronk.drafters.from_text.datastore.reader import Datastore
@@ -148,7 +147,7 @@ def test_an_interrupt_leaves_nothing(
         raise KeyboardInterrupt
 
     if when == "tokenizing":
-        monkeypatch.setattr(module._Reader, "progress", interrupt)
+        monkeypatch.setattr(module, "_encode", interrupt)
     else:
         monkeypatch.setattr(datastore_build.np, "fromfile", interrupt)
     code, out, err = run("build", tmp_path / "s", text / "code", "--model", model)
@@ -156,23 +155,19 @@ def test_an_interrupt_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
-def test_progress(model: Path, text: Path) -> None:
-    """Progress runs from 0 to the total, in bytes of text or in tokens of ``--limit``, whichever is further."""
-    sources = [spec_of(text / name, "files") for name in ("code", "rows.jsonl.gz", "rows.jsonl")]
-    reader = module._Reader(sources, Tokenizer.load(model), None)
-    tokens, seen = 0, [reader.progress(0)]
-    for document in reader.documents():
-        tokens += len(document)
-        seen.append(reader.progress(tokens))
-    seen.append(reader.progress(tokens))
-    total = sum(module._text_bytes(text / name) for name in ("code", "rows.jsonl.gz", "rows.jsonl"))
-    assert {each[1] for each in seen} == {total}
-    assert seen[0] == (0, total)
-    assert seen[-1] == (total, total)
-    reader = module._Reader(sources, Tokenizer.load(model), 10)
-    assert reader.progress(5) == (5, 10)
-    reader.bytes_done = total // 2 + 1
-    assert reader.progress(5) == (total // 2 + 1, total)
+def test_progress(model: Path, text: Path, tmp_path: Path) -> None:
+    """Progress runs from 0 to the total: in tokens with a limit, otherwise in bytes of text."""
+    paths = [text / name for name in ("code", "rows.jsonl.gz", "rows.jsonl")]
+    total = sum(map(module._text_bytes, paths))
+    for limit, whole in ((None, total), (10, 10)):
+        seen = list[tuple[str, int, int]]()
+        module._build(tmp_path / str(limit), paths, str(model), limit, lambda *each, seen=seen: seen.append(each))
+        *steps, last = seen
+        assert last == ("sorting", 0, 0)
+        assert {(name, end) for name, _, end in steps} == {("tokenizing", whole)}
+        done = [each[1] for each in steps]
+        assert done == sorted(done)
+        assert done[-1] <= whole
 
 
 def test_bar_on_a_terminal(run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pronk.cli.guides import read_guide
+from pronk.cli.values import read_guide
 from pronk.errors import OptionError
 from pronk.sampling.guide import MAX_SIZE, Guide
 

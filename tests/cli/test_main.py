@@ -243,7 +243,6 @@ def test_terminal_shows_figures_colours_and_no_control_characters(run: Run, fake
     assert out == "one\x1b[32m two\x1b[0m three\n"
     assert "loading" in err
     assert "1.50 tokens per forward pass" in err
-    assert run("generate", "x", "--color-guesses")[1] == out  # deprecated alias
     assert "\x1b[32m" not in run("generate", "x")[1]
 
     fake.made.words[0] = "\x1b]0;title\x07\x9b2J"
@@ -326,7 +325,7 @@ def test_chat_colours_draft_tokens_unless_turned_off(run: Run, fake: type[FakeLL
     _, out, err = run("chat", given="a\n/colors\nb\n")
     assert out == "one\x1b[32m two\x1b[0m three\none two three\n"
     assert err.count("1.50 tokens per forward pass") == 2
-    assert "\x1b[32m" not in run("chat", "--no-color-guesses", given="a\n")[1]
+    assert "\x1b[32m" not in run("chat", "--no-color-drafts", given="a\n")[1]
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from pronk.models.split import TensorSplit
 from pronk.parallel import connection as messages
 from pronk.parallel import tensor
 from pronk.parallel.connection import PeerConnection
-from pronk.parallel.processes import SpawnedProcesses
+from pronk.parallel.processes import WorkerProcesses
 from pronk.parallel.split_cache import LayerCommand, SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
 from pronk.speculation.tree import TokenTree
@@ -306,7 +306,7 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
     monkeypatch.setattr(tensor, "_TIMEOUT", 2.0)
     llm = LLM(workers=2, parallel="tensor", threads=1, budget="all")
     started: Any = passes(llm)._on_lost.__self__  # type: ignore[attr-defined]
-    assert isinstance(started, SpawnedProcesses)
+    assert isinstance(started, WorkerProcesses)
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True))
     next(stream)
     os.kill(started.processes[0].pid, way)
@@ -324,7 +324,7 @@ def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerCommand.serialize
     monkeypatch.setattr(LayerCommand, "serialize", lambda order: numbers(order)[:-1])
     began = perf_counter()
-    said = "worker 1 has failed: ValueError: expected an order for a range of layers, found a truncated one; .*load the"
+    said = "worker 1 has failed: ValueError: expected an order for a range of layers, found a malformed one: .*load the"
     with pytest.raises(PronkError, match=said) as found:
         llm.generate("x", SamplingParams(max_tokens=4))
     assert "\n" not in str(found.value)

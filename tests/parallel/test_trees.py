@@ -26,9 +26,9 @@ from pronk.execution.model_runner import ModelRunner
 from pronk.models.loader import read_config
 from pronk.outputs import Completion
 from pronk.parallel import connection, processes, runner
-from pronk.parallel.processes import SpawnedProcesses
+from pronk.parallel.processes import WorkerProcesses
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.work_request import WorkRequest
+from pronk.parallel.wire_format import WorkRequest
 from pronk.parallel.worker import WorkerLoop, WorkerSettings
 from sockets import sockets
 from tiny_models import run, tiny_decoder
@@ -148,7 +148,7 @@ def test_losing_a_worker_changes_no_token(
     llm = LLM(workers=3, threads=1, budget="all")
     made, steps = passes(llm), [0]
     worker_group: Any = made._on_lost.__self__  # type: ignore[attr-defined]
-    assert isinstance(worker_group, SpawnedProcesses)
+    assert isinstance(worker_group, WorkerProcesses)
     victim = worker_group.processes[1]
     forward: Callable[..., Any] = made.forward
 
@@ -181,7 +181,7 @@ def test_a_worker_that_fails_says_why(
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     want, found = (each.generate(PROMPTS, params, drafter="suffix") for each in (alone, llm))
     assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
-    assert "worker 1 has failed: ValueError: expected a share of a forward pass, found a truncated one" in caplog.text
+    assert "worker 1 has failed: ValueError: expected a share of a forward pass, found a malformed one: " in caplog.text
     assert not made.workers
 
 

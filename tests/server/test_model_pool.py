@@ -25,11 +25,10 @@ from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError, OptionError
 from pronk.models.clone_models import tiny_model
 from pronk.server import model_pool
-from pronk.server.adapter_names import AdapterNames
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import ModelLoader
-from pronk.server.model_names import find_models
 from pronk.server.model_pool import ModelPool, PooledModel
+from pronk.server.names import AdapterNames, find_models
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
 from pronk.speculation.acceptance_stats import AcceptanceFile

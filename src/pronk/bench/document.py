@@ -86,8 +86,6 @@ class Figures:
     drafted: int | None = None  # number of verified draft tokens in one repeat
     accepted: int | None = None  # number of accepted draft tokens in one repeat
     acceptance: tuple[float | None, ...] = ()  # acceptance rate of draft tokens at depth 1, 2, 3, … of the tree
-    # Consistent token acceptance rate: share of steps whose first 1, 2, 3, … draft tokens were all accepted.
-    ctar: tuple[float, ...] = ()
     # Calibration, one entry per bin of draft tokens with similar predictions: mean predicted probability of acceptance,
     # observed acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
     trust: tuple[tuple[float, float, int], ...] = ()
@@ -150,7 +148,6 @@ class Document(Start):
     """Result of a benchmark."""
 
     degenerate_above: float  # share of repeated 4-grams above which an output counts as a loop
-    harness_share: float  # time of the benchmark's own work / time of the methods
     interrupted: bool  # whether the benchmark stopped before its end
     models: tuple[ModelResult, ...] = ()
 

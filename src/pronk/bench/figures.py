@@ -1,29 +1,53 @@
-"""Metrics of one method, computed from its samples and plain decoding's samples for the same prompts."""
+"""Compute the result document of a benchmark from its records: the metrics of each method and task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pronk.bench.document import Failure, Figures, Latency, Range, Split
-from pronk.bench.metrics import ctar_curve, expected_tokens, inter_token_latencies, repeated_ngrams, spread
-from pronk.bench.records import PLAIN, DivergenceRecord, Model, Sample
+from pronk.bench.document import (
+    ALL,
+    SOUND,
+    Document,
+    Failure,
+    Figures,
+    Latency,
+    ModelResult,
+    PassCost,
+    Range,
+    Split,
+)
+from pronk.bench.metrics import expected_tokens, inter_token_latencies, repeated_ngrams, spread
+from pronk.bench.records import (
+    PLAIN,
+    Bandwidth,
+    DivergenceRecord,
+    End,
+    Model,
+    PassTime,
+    PeerRecord,
+    Record,
+    Sample,
+    Skip,
+    Start,
+)
 from pronk.engine.stats import Stats, StepStats
 
-__all__ = ["LOOP_THRESHOLD", "make_figures", "make_range"]
+__all__ = ["make_figures", "summarize"]
 
 # An output is a loop if a larger share of its 4-grams repeats earlier ones; natural text and code stay below this.
-LOOP_THRESHOLD = 0.5
+_LOOP_THRESHOLD = 0.5
 
-# maximum length of ``Figures.acceptance`` and ``Figures.ctar``
+# maximum length of ``Figures.acceptance``
 _MAX_DEPTH = 16
 
 Key = tuple[str, str]  # task and id of a prompt
+RecordType = TypeVar("RecordType")
 
 
 @dataclass(frozen=True)
@@ -71,7 +95,7 @@ def make_figures(
     return Figures(**values)
 
 
-def make_range(values: Sequence[float]) -> Range:
+def _make_range(values: Sequence[float]) -> Range:
     """Return the median of one or more values, and half the distance from the smallest to the largest."""
     return Range(median(values), spread(values))
 
@@ -98,8 +122,8 @@ def _speed(pairs: _Pairs) -> dict[str, Any]:
     speeds, plain = ([_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (pairs.method, pairs.plain))
     values: dict[str, Any] = {
         "tokens": _tokens(pairs.method[0]),
-        "tokens_per_second": make_range(speeds),
-        "speedup": make_range([ours / theirs for ours, theirs in zip(speeds, plain, strict=True)]),
+        "tokens_per_second": _make_range(speeds),
+        "speedup": _make_range([ours / theirs for ours, theirs in zip(speeds, plain, strict=True)]),
     }
     samples = [sample for samples in pairs.method for sample in samples]
     peaks = [sample.peak_memory for sample in samples if sample.peak_memory is not None]
@@ -109,10 +133,12 @@ def _speed(pairs: _Pairs) -> dict[str, Any]:
     if waited:
         values["waited"] = sum(waited) / sum(sample.seconds for sample in samples)
     if all(sample.ttft is not None for sample in samples):
-        values["ttft"] = make_range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in pairs.method])
+        values["ttft"] = _make_range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in pairs.method])
         decode_seconds = [[_per_token_after_first(s) for s in side] for side in (pairs.method, pairs.plain)]
         if all(seconds > 0 for side in decode_seconds for seconds in side):
-            values["decode_speedup"] = make_range([theirs / ours for ours, theirs in zip(*decode_seconds, strict=True)])
+            values["decode_speedup"] = _make_range(
+                [theirs / ours for ours, theirs in zip(*decode_seconds, strict=True)]
+            )
     return values
 
 
@@ -143,7 +169,7 @@ def _exactness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[s
 
 def _repetition(samples: Sequence[Sample]) -> dict[str, Any]:
     shares = [repeated_ngrams(sample.tokens) for sample in samples]
-    return {"repeated": sum(shares) / len(shares), "degenerated": sum(share > LOOP_THRESHOLD for share in shares)}
+    return {"repeated": sum(shares) / len(shares), "degenerated": sum(share > _LOOP_THRESHOLD for share in shares)}
 
 
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -154,17 +180,15 @@ def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
     """
     numbered_steps = [pair for sample in samples for pair in enumerate(sample.steps or ())]
     draft_steps = [step for number, step in numbered_steps if number or step.depth]
-    accepted, shares = [step.accepted for step in draft_steps], Stats(steps=draft_steps).acceptance
-    num_depths = min(len(shares), _MAX_DEPTH)
+    shares = Stats(steps=draft_steps).acceptance
     return {
         "steps": len(numbered_steps),
         "S": _tokens(samples) / len(numbered_steps),
         "drafted": sum(step.drafted for step in draft_steps),
-        "accepted": sum(accepted),
+        "accepted": sum(step.accepted for step in draft_steps),
         "alpha": shares[0] if shares else None,
         "acceptance": tuple(shares[:_MAX_DEPTH]),
         "trust": _calibration(samples),
-        "ctar": tuple(ctar_curve(accepted, num_depths)) if num_depths else (),
     }
 
 
@@ -232,3 +256,78 @@ def _bytes_read(samples: Sequence[Sample], model: Model) -> float:
     """Return the mean bytes that a forward pass reads: weights, KV cache of prompt and half the output."""
     tokens = sum((sample.prompt_tokens + len(sample.tokens) / 2) * sample.batch for sample in samples) / len(samples)
     return model.pass_bytes + model.kv_bytes_per_token * tokens
+
+
+@dataclass
+class _Section:
+    """A model, and the records that follow it, up to the next model."""
+
+    model: Model
+    records: list[Record] = field(default_factory=list)
+
+    def select(self, record_type: type[RecordType]) -> list[RecordType]:
+        return [record for record in self.records if isinstance(record, record_type)]
+
+
+def summarize(records: Sequence[Record]) -> Document:
+    """Compute all metrics from the records, the first of which is a :class:`~pronk.bench.records.Start`."""
+    start = records[0]
+    assert isinstance(start, Start)
+    end = records[-1] if isinstance(records[-1], End) else End(interrupted=True)
+    return Document(
+        **vars(start),
+        degenerate_above=_LOOP_THRESHOLD,
+        interrupted=end.interrupted,
+        models=tuple(_model_result(section) for section in _sections(records)),
+    )
+
+
+def _sections(records: Iterable[Record]) -> list[_Section]:
+    sections: dict[str, _Section] = {}
+    section: _Section | None = None
+    for record in records:
+        if isinstance(record, Model):  # a resumed benchmark has several of one model
+            section = sections.setdefault(record.name, _Section(record))
+        elif section is not None:
+            section.records.append(record)
+    return [*sections.values()]
+
+
+def _model_result(section: _Section) -> ModelResult:
+    speeds = [record.bytes_per_second for record in section.select(Bandwidth)]
+    bandwidth = _make_range(speeds) if speeds else None
+    skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in section.select(Skip)}
+    return ModelResult(
+        **vars(section.model),
+        bandwidth=bandwidth,
+        pass_cost=_pass_costs(section.select(PassTime)),
+        peers={peer.method: peer.notes for peer in section.select(PeerRecord)},
+        skipped=tuple(Failure(name, reason) for name, reason in skipped.items()),
+        figures=tuple(_make_all_figures(section, bandwidth)),
+    )
+
+
+def _pass_costs(times: Sequence[PassTime]) -> tuple[PassCost, ...]:
+    seconds = {rows: median([t.seconds for t in times if t.rows == rows]) for rows in sorted({t.rows for t in times})}
+    return tuple(PassCost(rows, duration, duration / seconds[min(seconds)]) for rows, duration in seconds.items())
+
+
+def _make_all_figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
+    """Yield the metrics of each task (aggregates last), temperature and method, in this order."""
+    model, samples = section.model, section.select(Sample)
+    loops = {_sample_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > _LOOP_THRESHOLD}
+    tasks = {task: [s for s in samples if s.task == task] for task in dict.fromkeys(s.task for s in samples)}
+    tasks |= {ALL: samples, SOUND: [s for s in samples if _sample_key(s) not in loops]}
+    divergences = section.select(DivergenceRecord)
+    for task, task_samples in tasks.items():
+        for temperature in dict.fromkeys(s.temperature for s in samples):
+            at_temperature = [s for s in task_samples if s.temperature == temperature]
+            plain_samples = [s for s in at_temperature if s.method == PLAIN]
+            for method in model.methods:
+                method_samples = [s for s in at_temperature if s.method == method]
+                if method_samples:
+                    yield make_figures(method_samples, plain_samples, divergences, model, bandwidth, task)
+
+
+def _sample_key(sample: Sample) -> tuple[str, str, float]:
+    return sample.task, sample.id, sample.temperature

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -117,10 +117,10 @@ def _processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
-    """Return the versions of Python and of those ``packages`` that are installed."""
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that matter for speed."""
     installed = {"python": platform.python_version()}
-    for package in packages:
+    for package in _PACKAGES:
         with suppress(PackageNotFoundError):
             installed[package] = version(package)
     return installed

@@ -2,31 +2,33 @@
 
 For each batch of prompts, each temperature and each turn of a conversation, all repeats of all methods run one after
 the other, and each repeat begins with another method. The results are the records of
-:mod:`pronk.bench.records`, from which :mod:`pronk.bench.summary` computes the metrics.
+:mod:`pronk.bench.records`, from which :mod:`pronk.bench.figures` computes the metrics.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partialmethod
 from time import perf_counter
 from typing import Any
 
-from pronk.bench.divergence import find_divergence
+import numpy as np
+
 from pronk.bench.machine import BandwidthMeter
 from pronk.bench.methods import Item, Method
 from pronk.bench.passes import pass_times
 from pronk.bench.prompts import Prompt, drop_middle, encode
-from pronk.bench.records import PLAIN, Bandwidth, End, Finished, Sample, Skip, Trace
+from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, Finished, Sample, Skip, Trace
 from pronk.errors import PromptError, PronkError
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
+from pronk.verification.plain_decoding import rounding, score_next
 
-__all__ = ["Bench", "Options", "Timer"]
+__all__ = ["Bench", "Options", "find_divergence"]
 
 _WARM_UP_TOKENS = 8  # number of tokens that each method generates before the first measurement
 _REFILL_TOKENS = 64  # length of the prompt whose decoding refills the CPU caches
@@ -49,33 +51,6 @@ class Options:
     minutes: float | None = None  # time limit for the prompts of a model; the first batch is always measured
 
 
-class Timer:
-    """Times the runs of methods and the preparation; all other time is overhead of the benchmark itself.
-
-    Preparation: loading models, warm-up, measuring the machine, comparing outputs.
-    """
-
-    def __init__(self) -> None:
-        self._began = perf_counter()
-        self._seconds = {"running": 0.0, "preparing": 0.0}
-
-    @contextmanager
-    def _time(self, category: str) -> Iterator[None]:
-        began = perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[category] += perf_counter() - began
-
-    running, preparing = partialmethod(_time, "running"), partialmethod(_time, "preparing")
-
-    def end(self, *, interrupted: bool) -> End:
-        """Return the last record of the benchmark, with the ratio of the overhead to the time of the runs."""
-        harness = perf_counter() - self._began - sum(self._seconds.values())
-        runs = self._seconds["running"]
-        return End(harness / runs if runs else 0.0, interrupted)
-
-
 @dataclass
 class Bench:
     """Measures methods on one model; the first method is plain decoding."""
@@ -86,7 +61,6 @@ class Bench:
     _: KW_ONLY
     bandwidth: BandwidthMeter
     trace: Trace
-    timer: Timer
 
     def run(self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress = lambda _done, _total: None) -> None:
         """Measure the prompts of all tasks; ``progress`` gets the numbers of finished runs and of all runs.
@@ -116,13 +90,12 @@ class Bench:
         params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
         # Repeat -1: a proposer belongs to one repeat, so no measured repeat shares the proposer of the warm-up.
         item = Item(ids, params, Sample("", "", "", "", 0.0, 0, -1))
-        with self.timer.preparing():
-            for method in self.methods:
-                self._attempt(method, [item])
-            # A model that fails here also fails in the measured runs, whose samples report the error.
-            with suppress(PronkError):
-                for record in pass_times(self.llm, ids):
-                    self.trace.add(record)
+        for method in self.methods:
+            self._attempt(method, [item])
+        # A model that fails here also fails in the measured runs, whose samples report the error.
+        with suppress(PronkError):
+            for record in pass_times(self.llm, ids):
+                self.trace.add(record)
 
     def _first_ids(self, prompts: Sequence[Prompt]) -> list[int]:
         """Return the token ids of the first prompt that can be encoded, or ``[0]`` if there is none."""
@@ -144,12 +117,11 @@ class Bench:
             self._advance((len(due) - len(items)) * self.options.repeats * len(self.methods))
             if not items:
                 continue
-            with self.timer.preparing():
-                self.trace.add(Bandwidth(self.bandwidth.measure()))
-                # Measuring the bandwidth has emptied the CPU caches; a short run refills them before the first method.
-                with suppress(PronkError):  # the measured samples report the error
-                    ids = items[0][1].ids[:_REFILL_TOKENS]
-                    self.llm.generate(ids, SamplingParams(max_tokens=2), drafter=PLAIN)
+            self.trace.add(Bandwidth(self.bandwidth.measure()))
+            # Measuring the bandwidth has emptied the CPU caches; a short run refills them before the first method.
+            with suppress(PronkError):  # the measured samples report the error
+                ids = items[0][1].ids[:_REFILL_TOKENS]
+                self.llm.generate(ids, SamplingParams(max_tokens=2), drafter=PLAIN)
             plain = self._run_repeats([item for _, item in items])
             for (prompt, _), sample in zip(items, plain, strict=True):
                 if sample.error is None:
@@ -190,14 +162,12 @@ class Bench:
             for method in [*self.methods[shift:], *self.methods[:shift]]:
                 names: dict[str, Any] = {"method": method.name, "engine": method.engine, "repeat": repeat}
                 labelled = [replace(item, sample=replace(item.sample, **names)) for item in items]
-                with self.timer.running():
-                    samples = self._attempt(method, labelled)
+                samples = self._attempt(method, labelled)
                 first_samples.setdefault(method.name, samples)
                 for sample in samples:
                     self.trace.add(sample)
                 self._advance(len(samples))
-        with self.timer.preparing():
-            self._record_divergences(items, first_samples)
+        self._record_divergences(items, first_samples)
         return first_samples[PLAIN]
 
     def _attempt(self, method: Method, items: Sequence[Item]) -> list[Sample]:
@@ -233,3 +203,28 @@ def _interleave(tasks: Mapping[str, Sequence[Prompt]], size: int) -> Iterator[tu
 
 def _turn_name(prompt: Prompt, turn: int) -> str:
     return f"{prompt.id} turn {turn + 1}" if turn else prompt.id
+
+
+def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
+    """Return the first difference from plain decoding's output; ``None`` if none, or if an output failed.
+
+    A near tie is a difference that rounding can cause, if the logits of both runs have errors of at most
+    :func:`~pronk.verification.plain_decoding.rounding`. A difference in length alone is never a near tie.
+    """
+    if plain.tokens == other.tokens or plain.error or other.error:
+        return None
+    pairs = zip(plain.tokens, other.tokens, strict=False)
+    shorter = min(len(plain.tokens), len(other.tokens))
+    position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
+    leading_fields = (other.task, other.id, other.method, other.temperature, position)
+    if position == shorter:
+        return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
+    ours, theirs = plain.tokens[position], other.tokens[position]
+    if theirs >= llm.config.vocab_size:  # a peer's token id, for which the target has no logit
+        return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
+    (recorder,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
+    scores = recorder.scores(recorder.logits)
+    gap = float(scores[ours] - scores[theirs])
+    slack = 2 * rounding(llm, float(np.abs(recorder.logits).max()))  # twice the error of one run
+    near_tie = recorder.could_choose(theirs, ours, slack)
+    return DivergenceRecord(*leading_fields, gap=gap if math.isfinite(gap) else None, near_tie=near_tie)

@@ -52,19 +52,12 @@ class Counts:
         setattr(self, name, getattr(self, name) + 1)
 
     @property
-    def precision(self) -> float | None:
-        """Share of the class among the texts that the model puts into it; ``None`` without such texts."""
-        return _share(self.true_positives, self.false_positives)
-
-    @property
-    def recall(self) -> float | None:
-        """Share of the class that the model puts into it; ``None`` if the class is empty."""
-        return _share(self.true_positives, self.false_negatives)
-
-    @property
-    def f1(self) -> float | None:
-        """Harmonic mean of precision and recall; ``None`` if the class is empty and the model finds none."""
-        return _share(2 * self.true_positives, self.false_positives + self.false_negatives)
+    def rates(self) -> dict[str, float | None]:
+        """Precision, recall and their harmonic mean F1, each 0..1; ``None`` without texts to divide by."""
+        hits, wrong, missed = self.true_positives, self.false_positives, self.false_negatives
+        shares = {"precision": (hits, hits + wrong), "recall": (hits, hits + missed)}
+        shares["f1"] = 2 * hits, 2 * hits + wrong + missed
+        return {name: part / whole if whole else None for name, (part, whole) in shares.items()}
 
 
 @dataclass(frozen=True)
@@ -86,10 +79,7 @@ class ModerationResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        rows = {
-            name: asdict(counts) | {"precision": counts.precision, "recall": counts.recall, "f1": counts.f1}
-            for name, counts in self.classes.items()
-        }
+        rows = {name: asdict(counts) | counts.rates for name, counts in self.classes.items()}
         return {"model": self.model, "kernels": self.kernels, "texts": self.texts, "classes": rows}
 
     def to_markdown(self) -> str:
@@ -98,7 +88,7 @@ class ModerationResult:
         lines += ["| texts | number | found | precision | recall | F1 |", "|---|--:|--:|--:|--:|--:|"]
         for name, each in self.classes.items():
             numbers = each.true_positives + each.false_negatives, each.true_positives + each.false_positives
-            rates = ("–" if rate is None else f"{rate:.1%}" for rate in (each.precision, each.recall, each.f1))
+            rates = ("–" if rate is None else f"{rate:.1%}" for rate in each.rates.values())
             lines.append(f"| {' | '.join((name, *map(str, numbers), *rates))} |")
         return "\n".join(lines) + "\n"
 
@@ -169,7 +159,3 @@ def _parse(row: dict[str, Any], where: str) -> Case:
         msg = f"{where}: expected no categories of a text that is not flagged, found {', '.join(categories)}"
         raise OptionError(msg)
     return Case(text, kind or "prompt", flagged, frozenset(categories or ()) if categories or not flagged else None)
-
-
-def _share(part: int, rest: int) -> float | None:
-    return part / (part + rest) if part + rest else None

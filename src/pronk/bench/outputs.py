@@ -57,8 +57,8 @@ class Outputs:
         Raises:
             OptionError: a file could not be written; the others and the tables were.
         """
+        from pronk.bench.figures import summarize  # noqa: PLC0415
         from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports the engine
-        from pronk.bench.summary import summarize  # noqa: PLC0415
 
         result = summarize(records)
         json_text = json.dumps(result.to_dict(), ensure_ascii=False) + "\n"

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pronk.bench.document import ALL, SOUND, Figures, ModelResult
+from pronk.bench.document import ALL, SOUND, Figures, ModelResult, PassCost
 from pronk.bench.records import PLAIN
-from pronk.bench.tables import task_name
-from pronk.bench.verdict import temperature_name
+from pronk.bench.tables import task_name, temperature_name
 from pronk.checks import require_extra
 
 if TYPE_CHECKING:
@@ -56,9 +55,32 @@ class Plot:
 
 
 def draw_plots(model: ModelResult) -> tuple[Plot, ...]:
-    """Draw all plots for which the model has metrics, one per temperature; needs matplotlib."""
+    """Draw the plots of one model: two for each temperature, and one of pass times; needs matplotlib."""
     require_extra("report", "report", "matplotlib")
-    return tuple(_Plotter(model).draw())
+    return tuple(_draw_plots(model))
+
+
+def _draw_plots(model: ModelResult) -> Iterator[Plot]:
+    """Yield the plots that show at least one method besides plain decoding, and that of pass times."""
+    styles: dict[str, Any] = {PLAIN: {"label": "plain", "color": "gray"}}
+    for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
+        styles[method] = {"label": _shorten(method), "color": f"C{i % 10}"}
+    # Seconds to read all weights from memory once, which no forward pass can beat; 0 if unknown.
+    floor = model.pass_bytes / model.bandwidth.median if model.bandwidth and model.bandwidth.median else 0.0
+    for temperature in sorted(model.temperatures):
+        shown = [f for f in model.figures if f.temperature == temperature and f.prompts]
+        overall, name = [f for f in shown if f.task == ALL], temperature_name(temperature)
+        if any(not f.is_plain for f in shown):
+            caption = "Median over the repeats; a whisker is half their range. Left of the dashed line is slower. "
+            draw = partial(_draw_speedups, shown, styles)
+            yield _make_plot(f"Speed-up, {name}", f"{caption}Hatched: peers.", draw, len(shown))
+        if any(not f.is_plain for f in overall):
+            caption = "All tasks, prefill included. The memory floor is one token per reading of the weights."
+            draw = partial(_draw_throughput, overall, styles, floor)
+            yield _make_plot(f"Throughput, {name}", caption, draw, len(overall))
+    if model.pass_cost:
+        caption = "Verifying more rows is almost free near the memory floor, the time to read the weights once."
+        yield _make_plot("Time of a forward pass", caption, partial(_draw_pass_cost, model.pass_cost, floor), 1)
 
 
 def _make_figure(draw: Callable[[Axes], None], rows: int) -> Figure:
@@ -98,161 +120,44 @@ def _shorten(name: str) -> str:
     return clean if len(clean) <= _MAX_LABEL else f"{clean[: _MAX_LABEL // 2]}…{clean[1 - _MAX_LABEL // 2 :]}"
 
 
-class _Plotter:
-    """Draws the plots of one model.
-
-    Attributes:
-        method_styles: label, colour and marker of each method, the same in every plot.
-        floor: seconds to read all weights from memory once, which no forward pass can beat; 0 if unknown.
-    """
-
-    def __init__(self, model: ModelResult) -> None:
-        self.model = model
-        self.method_styles: dict[str, dict[str, Any]] = {PLAIN: {"label": "plain", "color": "gray", "marker": "o"}}
-        for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
-            self.method_styles[method] = {"label": _shorten(method), "color": f"C{i % 10}", "marker": "os^Dv"[i % 5]}
-        self.floor = model.pass_bytes / model.bandwidth.median if model.bandwidth and model.bandwidth.median else 0.0
-
-    def draw(self) -> Iterator[Plot]:
-        """Yield the plots that show at least one method besides plain decoding, then that of pass times."""
-        for title, caption, is_shown, draw in _PLOTS:
-            for temperature in sorted(self.model.temperatures):
-                shown = [f for f in self.model.figures if f.temperature == temperature and is_shown(f)]
-                if any(not f.is_plain for f in shown):
-                    full_title = f"{title}, {temperature_name(temperature)}"
-                    yield _make_plot(full_title, caption, partial(draw, self, figures=shown), len(shown))
-        if self.model.pass_cost:
-            caption = "Verifying more rows is almost free near the memory floor, the time to read the weights once."
-            yield _make_plot("Time of a forward pass", caption, self.draw_pass_cost, 1)
-
-    def draw_speedups(self, axes: Axes, figures: Sequence[Figures]) -> None:
-        y, ticks = 0, {}
-        for task in sorted(dict.fromkeys(f.task for f in figures), key=lambda task: (task != ALL, task != SOUND)):
-            rows = [f for f in figures if f.task == task and not f.is_plain]
-            self._bars(axes, y, rows, [f.speedup for f in rows])
-            ticks[y + (len(rows) - 1) / 2] = _shorten(task_name(task))
-            y += len(rows) + 1
-        axes.set_yticks(list(ticks), list(ticks.values()))
-        axes.axvline(1, **_REFERENCE)
-        axes.set_xlabel("speed relative to plain decoding")
-
-    def draw_throughput(self, axes: Axes, figures: Sequence[Figures]) -> None:
-        self._bars(axes, 0, figures, [f.tokens_per_second for f in figures])
-        if self.floor:
-            axes.axvline(1 / self.floor, label=f"memory floor, {1 / self.floor:,.0f}", **_REFERENCE)
-        axes.set(yticks=[], xlabel="tokens per second")
-
-    def _bars(self, axes: Axes, first: int, figures: Sequence[Figures], values: Sequence[Any]) -> None:
-        """Draw one bar with a whisker per method, at y = ``first``, ``first + 1``, …, from the top down."""
-        for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
-            method_style = self.method_styles[f.method]
-            style: dict[str, Any] = {
-                "color": method_style["color"],
-                "ecolor": "gray",
-                "hatch": "///" if f.is_peer else None,
-            }
-            bars = axes.barh(y, value.median, xerr=value.spread, label=method_style["label"], **style)
-            axes.bar_label(bars, [f"{value.median:.{2 if value.median < 10 else 0}f}"], padding=2, fontsize=8)
-        axes.yaxis.set_inverted(True)
-
-    def draw_split(self, axes: Axes, figures: Sequence[Figures]) -> None:
-        left = [0.0] * len(figures)
-        for part, name in (("target", "target model"), ("draft", "drafter"), ("host", "rest")):
-            widths = [100 * float(getattr(f.split, part)) for f in figures]
-            axes.barh(range(len(figures)), widths, left=left, label=name)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.set_yticks(range(len(figures)), [self.method_styles[f.method]["label"] for f in figures])
-        axes.yaxis.set_inverted(True)
-        axes.set_xlabel("% of the time")
-
-    def draw_rows(self, axes: Axes, figures: Sequence[Figures]) -> None:
-        self._scatter(axes, [(f, f.rows_per_pass or 0.0, f.S or 0.0) for f in figures], "every row accepted")
-        _scale_rows(axes, "rows per forward pass")
-        axes.set_ylabel("tokens per forward pass")
-
-    def draw_expected(self, axes: Axes, figures: Sequence[Figures]) -> None:
-        points = [(f, f.expected_speedup or 0.0, f.decode_speedup.median) for f in figures if f.decode_speedup]
-        self._scatter(axes, points, "as expected")
-        axes.set(xlabel="expected speed-up", ylabel="measured after the first token")
-
-    def _scatter(self, axes: Axes, points: Sequence[tuple[Figures, float, float]], diagonal: str) -> None:
-        """Draw markers at ``(figures, x, y)``, larger for the totals over all tasks, and the line ``x = y``."""
-        for f, x, y in points:
-            size, alpha = (8.0, 1.0) if f.task == ALL else (4.0, 0.6)
-            axes.plot([x], [y], linestyle="none", markersize=size, alpha=alpha, **self.method_styles[f.method])
-        ends = [min(y for _, _, y in points), max(y for _, _, y in points)]
-        axes.plot(ends, ends, label=diagonal, **_REFERENCE)
-
-    def draw_ctar(self, axes: Axes, figures: Sequence[Figures]) -> None:
-        for f in figures:
-            axes.plot(range(1, len(f.ctar) + 1), [100 * share for share in f.ctar], **self.method_styles[f.method])
-        axes.locator_params(axis="x", integer=True)
-        axes.set(ylim=(0, 100), xlabel="w: draft tokens in a row", ylabel="% of the steps")
-
-    def draw_trust(self, axes: Axes, figures: Sequence[Figures]) -> None:
-        for f in figures:
-            x, y, counts = ([float(value) for value in column] for column in zip(*f.trust, strict=True))
-            axes.plot(x, y, color=self.method_styles[f.method]["color"], alpha=0.6)
-            axes.scatter(x, y, s=[8 + 80 * count / max(counts) for count in counts], **self.method_styles[f.method])
-        axes.plot([0, 1], [0, 1], **_REFERENCE)
-        axes.set(xlabel="predicted acceptance", ylabel="observed acceptance")
-
-    def draw_pass_cost(self, axes: Axes) -> None:
-        costs = self.model.pass_cost
-        axes.plot([cost.rows for cost in costs], [1e3 * cost.seconds for cost in costs], "o-")
-        if self.floor:
-            axes.axhline(1e3 * self.floor, label=f"memory floor, {1e3 * self.floor:.3g} ms", **_REFERENCE)
-        axes.set_ylim(bottom=0)
-        _scale_rows(axes, "rows in the forward pass")
-        axes.set_ylabel("ms")
+def _draw_speedups(figures: Sequence[Figures], styles: Mapping[str, Any], axes: Axes) -> None:
+    y, ticks = 0, {}
+    for task in sorted(dict.fromkeys(f.task for f in figures), key=lambda task: (task != ALL, task != SOUND)):
+        rows = [f for f in figures if f.task == task and not f.is_plain]
+        _draw_bars(axes, y, rows, styles, [f.speedup for f in rows])
+        ticks[y + (len(rows) - 1) / 2] = _shorten(task_name(task))
+        y += len(rows) + 1
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.axvline(1, **_REFERENCE)
+    axes.set_xlabel("speed relative to plain decoding")
 
 
-def _scale_rows(axes: Axes, name: str) -> None:
+def _draw_throughput(figures: Sequence[Figures], styles: Mapping[str, Any], floor: float, axes: Axes) -> None:
+    _draw_bars(axes, 0, figures, styles, [f.tokens_per_second for f in figures])
+    if floor:
+        axes.axvline(1 / floor, label=f"memory floor, {1 / floor:,.0f}", **_REFERENCE)
+    axes.set(yticks=[], xlabel="tokens per second")
+
+
+def _draw_bars(
+    axes: Axes, first: int, figures: Sequence[Figures], styles: Mapping[str, Any], values: Sequence[Any]
+) -> None:
+    """Draw one bar with a whisker per method, at y = ``first``, ``first + 1``, …, from the top down."""
+    for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
+        style = styles[f.method] | {"ecolor": "gray", "hatch": "///" if f.is_peer else None}
+        bars = axes.barh(y, value.median, xerr=value.spread, **style)
+        axes.bar_label(bars, [f"{value.median:.{2 if value.median < 10 else 0}f}"], padding=2, fontsize=8)
+    axes.yaxis.set_inverted(True)
+
+
+def _draw_pass_cost(costs: Sequence[PassCost], floor: float, axes: Axes) -> None:
+    axes.plot([cost.rows for cost in costs], [1e3 * cost.seconds for cost in costs], "o-")
+    if floor:
+        axes.axhline(1e3 * floor, label=f"memory floor, {1e3 * floor:.3g} ms", **_REFERENCE)
+    axes.set_ylim(bottom=0)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(name)
-
-
-# Title, caption, predicate (do Figures have the metrics of the plot?), and the method that draws the plot.
-_PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]], ...] = (
-    (
-        "Speed-up",
-        "Median over the repeats; a whisker is half their range. Left of the dashed line is slower. Hatched: peers.",
-        lambda f: f.speedup,
-        _Plotter.draw_speedups,
-    ),
-    (
-        "Throughput",
-        "All tasks, prefill included. The memory floor is one token per reading of the weights.",
-        lambda f: f.task == ALL and f.tokens_per_second,
-        _Plotter.draw_throughput,
-    ),
-    ("Where the time goes", "All tasks.", lambda f: f.task == ALL and f.split, _Plotter.draw_split),
-    (
-        "Tokens and rows",
-        "Large: all tasks; small: one task. On the dashed line, every row would be accepted.",
-        lambda f: f.task != SOUND and f.rows_per_pass and f.S,
-        _Plotter.draw_rows,
-    ),
-    (
-        "Consistent acceptance",
-        "All tasks: share of the steps whose first w draft tokens were all accepted.",
-        lambda f: f.task == ALL and f.ctar,
-        _Plotter.draw_ctar,
-    ),
-    (
-        "Calibration",
-        "All tasks, given an accepted parent. The larger a marker, the more draft tokens. On the line: well predicted.",
-        lambda f: f.task == ALL and f.trust,
-        _Plotter.draw_trust,
-    ),
-    (
-        "Expected and measured speed-up",
-        "Expected from acceptance, draft depth and drafting cost. Large: all tasks; small: one task.",
-        lambda f: f.task != SOUND and f.expected_speedup is not None and f.decode_speedup,
-        _Plotter.draw_expected,
-    ),
-)
+    axes.set(xlabel="rows in the forward pass", ylabel="ms")
 
 
 def draw_steps(steps: Sequence[Decision]) -> str:

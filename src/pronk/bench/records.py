@@ -1,6 +1,6 @@
 """Raw measurements of a benchmark, one record after the other, and the trace file that stores them.
 
-All metrics are computed from these records alone (:mod:`pronk.bench.summary`), so that a saved trace reproduces the
+All metrics are computed from these records alone (:mod:`pronk.bench.figures`), so that a saved trace reproduces the
 same tables and reports. A trace is a file of JSON lines. It is flushed after every record: a benchmark that is killed
 leaves a trace that can be read up to its last complete line.
 """
@@ -37,7 +37,7 @@ __all__ = [
     "write_trace",
 ]
 
-FORMAT = "pronk-bench/1"
+FORMAT = "pronk-bench/2"
 
 # Name of plain decoding, the method with which all other methods are compared.
 PLAIN = "autoregressive"
@@ -160,9 +160,8 @@ class Finished:
 
 @dataclass(frozen=True)
 class End:
-    """End of the benchmark; ``harness_share``: time of the benchmark's own work / time of the methods."""
+    """End of the benchmark, which may have stopped before all prompts were measured."""
 
-    harness_share: float
     interrupted: bool
 
 

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from pronk.bench.document import Document, ModelResult
 from pronk.bench.tables import Table, cost_table, describe, explain, failures, inflation_note, speed_table
-from pronk.bench.verdict import make_verdict
 
 __all__ = ["show", "to_markdown"]
 
@@ -22,7 +21,7 @@ _TEMPERATURES_PER_TABLE = 2  # as many as have room for their columns in 80 char
 
 
 def show(document: Document, console: Console) -> None:
-    """Print tables, verdict, skipped prompts and failures of every model."""
+    """Print tables, skipped prompts and failures of every model."""
     if document.interrupted:
         console.print(Text(_INTERRUPTED, style="yellow"))
     for model in document.models:
@@ -40,8 +39,6 @@ def _render_model(model: ModelResult, document: Document) -> Iterator[Renderable
         for first in range(0, len(temperatures), _TEMPERATURES_PER_TABLE):
             yield Padding(_to_rich(speed_table(model, temperatures[first : first + _TEMPERATURES_PER_TABLE])), (1, 0))
         yield _to_rich(cost_table(model))
-        for temperature in temperatures:
-            yield Text("\n" + " ".join(make_verdict(model, temperature)))
         yield Text("\n" + _footnote(document), style="dim")
     yield from _list_entries(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
     yield from _list_entries("failed", failures(model))
@@ -49,7 +46,7 @@ def _render_model(model: ModelResult, document: Document) -> Iterator[Renderable
 
 def _footnote(document: Document) -> str:
     terms = ". ".join(f"{name}: {meaning}" for name, meaning in explain(document).items())
-    return f"{terms}. The harness took {document.harness_share:.2%} of the measured time."
+    return f"{terms}."
 
 
 def _to_rich(table: Table) -> RichTable:
@@ -76,7 +73,7 @@ def _list_entries(title: str, entries: Sequence[tuple[str, str]]) -> Iterator[Te
 
 
 def to_markdown(document: Document) -> str:
-    """Return the tables, verdicts, skipped prompts and failures as Markdown, with the peers' settings."""
+    """Return the tables, skipped prompts and failures as Markdown, with the peers' settings."""
     lines = [f"*{_INTERRUPTED}*", ""] if document.interrupted else []
     for model in document.models:
         lines += [f"### {_escape(model.name)}", "", _escape(describe(model, document)), ""]
@@ -84,7 +81,6 @@ def to_markdown(document: Document) -> str:
             lines += [f"**{_escape(note)}**", ""]
         for table in (speed_table(model), cost_table(model)) if model.figures else ():
             lines += [*_markdown_rows(table), ""]
-        lines += [f"- {_escape(' '.join(make_verdict(model, t)))}" for t in model.temperatures]
         for peer, notes in model.peers.items():
             settings = ", ".join(f"{name} {value}" for name, value in notes.items())
             lines.append(_escape(f"- {peer}: {settings}"))

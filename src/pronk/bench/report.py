@@ -12,7 +12,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pronk.bench.document import ALL, SOUND, Document, ModelResult
 from pronk.bench.plots import draw_plots
 from pronk.bench.tables import cost_table, describe, explain, failures, inflation_note, speed_table
-from pronk.bench.verdict import make_verdict, temperature_name
 from pronk.checks import require_extra
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
@@ -64,7 +63,7 @@ def _render(document: Document) -> str:
     environment.filters |= {"data_url": _data_url, "flat": _flat}
     sections = [_make_section(model, document) for model in document.models]
     template = environment.get_template("report.html.j2")
-    return template.render(document=document, sections=sections, terms=explain(document, wide=True))
+    return template.render(document=document, sections=sections, terms=explain(document))
 
 
 def _data_url(svg: str) -> str:
@@ -83,17 +82,16 @@ def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
     tables, details = {}, {}
     if overall:
         tables["Speed-up and acceptance"] = speed_table(model, tasks=overall)
-        tables["Latency and cost"] = cost_table(model, overall[:1], wide=True)
+        tables["Latency and cost"] = cost_table(model, overall[:1])
     if single_tasks:
         details["Each task: speed-up and acceptance"] = speed_table(model, tasks=single_tasks)
-        details["Each task: latency and cost"] = cost_table(model, single_tasks, wide=True)
+        details["Each task: latency and cost"] = cost_table(model, single_tasks)
     skipped = {f"Skipped prompts: {len(model.skipped)}": {s.id: s.reason for s in model.skipped}}
     failed = {"Failures": dict(failures(model))}
     return {
         "model": model,
         "description": describe(model, document),
         "origin": inflation_note(model),
-        "verdicts": {temperature_name(t): make_verdict(model, t) for t in sorted(model.temperatures)},
         "tables": tables,
         "plots": draw_plots(model),
         "details": details,

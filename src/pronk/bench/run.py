@@ -1,7 +1,8 @@
-"""Run a benchmark: load each model, start its peers, measure all methods."""
+"""Run a benchmark, or continue one: load each model, start its peers, measure all methods."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,23 @@ from time import perf_counter
 from typing import Any
 
 from pronk.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
-from pronk.bench.measure import Bench, Options, Timer
+from pronk.bench.measure import Bench, Options
 from pronk.bench.methods import DrafterMethod, Method, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
-from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
-from pronk.bench.resume import remaining
+from pronk.bench.records import (
+    PLAIN,
+    DivergenceRecord,
+    End,
+    Finished,
+    Model,
+    PeerRecord,
+    Record,
+    Sample,
+    Skip,
+    Start,
+    Trace,
+)
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.kernels.threads import num_threads
@@ -27,19 +39,12 @@ from pronk.models.checkpoint import read_json
 from pronk.models.weights import count_parameters, forward_weights
 from pronk.quantization.gguf.checkpoint import is_gguf
 
-__all__ = ["PeerOptions", "Plan", "Progress", "check", "run"]
+__all__ = ["Plan", "Progress", "check", "remaining", "resumable_records", "run"]
 
 Progress = Callable[[str, int, int], None]
 
-
-@dataclass(frozen=True)
-class PeerOptions:
-    """The peers to measure, their draft model and their interpreters."""
-
-    specs: tuple[PeerSpec, ...] = ()
-    draft: Path | None = None  # folder of the draft model, for peers that need one
-    # engine name to the Python interpreter that runs it; by default the interpreter of this process
-    interpreters: Mapping[str, str] = field(default_factory=dict)
+# Options that may differ when a benchmark is continued.
+_FREE_OPTIONS = ("minutes", "resume", "as_json", "markdown", "report", "trace")
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,11 @@ class Plan:
     """Drafters, peers and prompts to measure; plain decoding is always the first method."""
 
     drafters: tuple[str, ...]
-    peers: PeerOptions
     tasks: Mapping[str, Sequence[Prompt]]  # prompts by task
     options: Options
+    peers: tuple[PeerSpec, ...] = ()
+    # Name of a peer's engine to the Python interpreter that runs it; by default the interpreter of this process.
+    interpreters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all_drafters(self) -> tuple[str, ...]:
@@ -65,26 +72,15 @@ def check(plan: Plan) -> None:
     """
     for drafter in plan.drafters:
         make_drafter(drafter)
-    peers = plan.peers
-    if peers.specs and plan.options.batch > 1:
+    if plan.peers and plan.options.batch > 1:
         msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
         raise OptionError(msg)
-    with_draft = [spec for spec in peers.specs if spec.needs_draft]
-    if with_draft and peers.draft is None:
-        msg = f"peer {with_draft[0]}: expected --peer-draft with the folder of a draft model, found none"
-        raise OptionError(msg)
-    if peers.draft is not None and not (peers.draft / "config.json").is_file():
-        msg = f"peer-draft: expected a folder with a checkpoint, found {peers.draft}"
-        raise OptionError(msg)
-    engines = {spec.engine for spec in peers.specs}
-    for engine in peers.interpreters:
+    engines = {spec.engine for spec in plan.peers}
+    for engine in plan.interpreters:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
             msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
             raise OptionError(msg)
-    if peers.draft is not None and not with_draft:
-        msg = "peer-draft: expected a peer that takes a draft model, such as transformers_assisted, found none"
-        raise OptionError(msg)
 
 
 def run(
@@ -106,7 +102,6 @@ def run(
     Raises:
         PronkError: a model cannot be loaded.
     """
-    timer = Timer()
     finished = False
     try:
         for name, load in loaders.items():
@@ -114,31 +109,29 @@ def run(
             if not any(tasks.values()):
                 continue
             began = perf_counter()
-            with timer.preparing():
-                llm = load(partial(progress, f"loading {name}"))
+            llm = load(partial(progress, f"loading {name}"))
             load_seconds = perf_counter() - began
             if not trace.records:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 trace.add(Start(started, arguments, versions(), describe_hardware(llm.device)))
             trace.add(replace(_model_record(name, llm, plan), load_seconds=load_seconds))
-            _measure(name, llm, replace(plan, tasks=tasks), trace, timer, progress)
+            _measure(name, llm, replace(plan, tasks=tasks), trace, progress)
             del llm  # free its memory before the next model is loaded
         finished = True
     finally:
         if trace.records:
-            trace.add(timer.end(interrupted=not finished))
+            trace.add(End(interrupted=not finished))
 
 
-def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progress: Progress) -> None:
+def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, progress: Progress) -> None:
     with ExitStack() as stack:
-        with timer.preparing():
-            bandwidth = BandwidthMeter(llm.engine.runner.decoder.backend)
-            peak = PeakMemory(llm.device, bandwidth.nbytes)
-            methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
-            for spec in plan.peers.specs:
-                progress(f"loading {spec}", 0, 0)
-                methods.append(_start_peer(spec, llm, plan.peers, trace, stack))
-        bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace, timer=timer)
+        bandwidth = BandwidthMeter(llm.engine.runner.decoder.backend)
+        peak = PeakMemory(llm.device, bandwidth.nbytes)
+        methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
+        for spec in plan.peers:
+            progress(f"loading {spec}", 0, 0)
+            methods.append(_start_peer(spec, llm, plan.interpreters.get(spec.engine), trace, stack))
+        bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace)
         bench.run(plan.tasks, partial(progress, name))
 
 
@@ -152,7 +145,7 @@ def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype),
         context=llm.config.context,
-        methods=(*plan.all_drafters, *map(str, plan.peers.specs)),
+        methods=(*plan.all_drafters, *map(str, plan.peers)),
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
         weights=weights.formats,
@@ -161,10 +154,9 @@ def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
     )
 
 
-def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: Trace, stack: ExitStack) -> Method:
+def _start_peer(spec: PeerSpec, llm: LLM, python: str | None, trace: Trace, stack: ExitStack) -> Method:
     """Start a peer, which ``stack`` closes; if that fails, every prompt fails with the same error."""
-    threads, python = num_threads() * llm.workers, options.interpreters.get(spec.engine)
-    peer = Peer(spec, llm.path, draft=options.draft, dtype=str(llm.dtype), threads=threads, python=python)
+    peer = Peer(spec, llm.path, dtype=str(llm.dtype), threads=num_threads() * llm.workers, python=python)
     stack.callback(peer.close)
     method = PeerMethod(peer, llm.config.eos_ids)
     try:
@@ -175,3 +167,56 @@ def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: Trace, st
         method.error, notes = error, {"error": str(error)}
     trace.add(PeerRecord(str(spec), notes))
     return method
+
+
+def resumable_records(records: Sequence[Record], arguments: Mapping[str, Any], path: Path) -> list[Record]:
+    """Return the records that a continued benchmark keeps: all but those of unfinished prompts.
+
+    Raises:
+        OptionError: the benchmark had other options, or ran elsewhere; ``path`` names its trace.
+    """
+    start = records[0]
+    assert isinstance(start, Start)
+    hardware = describe_hardware(str(arguments["device"]))
+    same = all(
+        start.hardware.get(name) == value for name, value in hardware.items() if name != "threads"
+    )  # not set yet
+    if start.versions != versions() or not same:
+        msg = f"resume: expected the machine and the versions of {path}, found others; use another trace"
+        raise OptionError(msg)
+    before, now = ({k: v for k, v in given.items() if k not in _FREE_OPTIONS} for given in (start.arguments, arguments))
+    if before != json.loads(json.dumps(now, default=str)):
+        names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        msg = f"resume: expected the options of {path}, found others: {', '.join(names)}; use another trace"
+        raise OptionError(msg)
+    kept = list[Record]()
+    model = ""
+    finished = _finished(records)
+    for record in records:
+        if isinstance(record, Model):
+            model = record.name
+        if isinstance(record, (Sample, Skip, DivergenceRecord)) and (model, record.task, record.id) not in finished:
+            continue
+        if not isinstance(record, End):
+            kept.append(record)
+    return kept
+
+
+def remaining(tasks: Mapping[str, Sequence[Prompt]], records: Sequence[Record], model: str) -> dict[str, list[Prompt]]:
+    """Return the prompts whose runs on a model are not all in ``records``."""
+    finished = _finished(records)
+    return {
+        task: [prompt for prompt in prompts if (model, task, prompt.id) not in finished]
+        for task, prompts in tasks.items()
+    }
+
+
+def _finished(records: Sequence[Record]) -> set[tuple[str, str, str]]:
+    """Return model, task and id of the finished prompts, and of each of their turns."""
+    found, model = set[tuple[str, str, str]](), ""
+    for record in records:
+        if isinstance(record, Model):
+            model = record.name
+        elif isinstance(record, Finished):
+            found |= {(model, record.task, name) for name in (record.id, *record.names)}
+    return found

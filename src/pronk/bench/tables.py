@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult, Range
 
-__all__ = ["Table", "cost_table", "describe", "explain", "failures", "inflation_note", "speed_table", "task_name"]
+__all__ = [
+    "Table",
+    "cost_table",
+    "describe",
+    "explain",
+    "failures",
+    "inflation_note",
+    "speed_table",
+    "task_name",
+    "temperature_name",
+]
 
 _MISSING = "–"
 _NOISE = 0.95  # ratio to the time of one row below which the times of forward passes count as noise
@@ -32,10 +42,6 @@ _WORKERS = {
     "GiB": "memory of the main process",
     "workers": "share of the time in the other processes of the model, waiting included",
 }
-_WIDE = {
-    "pass": "time of a forward pass with draft tokens, in plain forward passes",
-    "rows": "mean rows of a forward pass",
-}
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,9 @@ class Table:
     blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # (title, rows); a row starts with its method
 
 
-def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
-    """Return the meaning of each column; ``wide`` adds the columns of ``cost_table(…, wide=True)``."""
-    terms = _GLOSSARY | (_WIDE if wide else {})
-    if document.arguments.get("workers", 1) > 1:
-        terms |= _WORKERS
+def explain(document: Document) -> dict[str, str]:
+    """Return the meaning of each column."""
+    terms = _GLOSSARY | (_WORKERS if document.arguments.get("workers", 1) > 1 else {})
     return {name: meaning.format(above=document.degenerate_above) for name, meaning in terms.items()}
 
 
@@ -79,14 +83,11 @@ def speed_table(
     return Table((*columns, "same", "of"), tuple(blocks))
 
 
-def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,), *, wide: bool = False) -> Table:
-    """Return throughput, latencies and costs of each method by task and temperature.
-
-    ``wide`` adds the columns that do not fit into a terminal of 80 characters.
-    """
+def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,)) -> Table:
+    """Return throughput, latencies and costs of each method by task and temperature."""
     shown = [f for f in model.figures if f.task in tasks]
     has_workers = any(f.waited is not None for f in shown)
-    columns = [*_COSTS, *(_WIDE_COSTS if wide else ()), *(_WORKER_COSTS if has_workers else ())]
+    columns = [*_COSTS, *(_WORKER_COSTS if has_workers else ())]
     blocks = []
     for task in dict.fromkeys(f.task for f in shown):
         for temperature in dict.fromkeys(f.temperature for f in shown):
@@ -95,6 +96,11 @@ def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,), *, wide: bool 
             title = f"T = {temperature:g}"
             blocks.append((title if task == ALL else f"{task_name(task)}, {title}", rows))
     return Table(tuple(heading for heading, _ in columns), tuple(blocks))
+
+
+def temperature_name(temperature: float) -> str:
+    """Return ``greedy``, or ``T = 0.8``."""
+    return "greedy" if temperature == 0 else f"T = {temperature:g}"
 
 
 def task_name(task: str) -> str:
@@ -145,11 +151,6 @@ _COSTS: tuple[tuple[str, Cell], ...] = (  # heading of a column, and the functio
     ("after\n1st ×", lambda f: _median(f.decode_speedup)),
     ("draft/\nhost %", lambda f: f"{f.split.draft * 100:.0f}/{f.split.host * 100:.0f}" if f.split else _MISSING),
     ("\nGiB", lambda f: _number(None if f.peak_memory is None else f.peak_memory / 2**30)),
-)
-_WIDE_COSTS: tuple[tuple[str, Cell], ...] = (
-    ("pass\n× plain", lambda f: _number(f.verify_cost)),
-    ("rows\nper pass", lambda f: _number(f.rows_per_pass, 1)),
-    ("forward\npasses", lambda f: _number(f.steps, 0)),
 )
 _WORKER_COSTS: tuple[tuple[str, Cell], ...] = (
     ("work-\ners %", lambda f: _number(None if f.waited is None else f.waited * 100, 1)),

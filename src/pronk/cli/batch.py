@@ -102,20 +102,16 @@ def _progress_bar(done: int, total: int) -> Iterator[Callable[[], None]]:
 def _run_in_process(llm: "LLM", name: str, source: Path, answers: "BatchOutput", progress: Callable[[], None]) -> int:
     import asyncio
 
-    from pronk.async_llm import AsyncLLM
-    from pronk.server.batch import run_batch
-    from pronk.server.service import Service
-    from pronk.server.settings import RequestLimits, ServerSettings
+    from pronk.server.batch import batch_service, run_batch
 
     max_concurrent = 2 * llm.engine.scheduler.max_batch  # as requests end, waiting ones take their place
-    limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)  # the service needs limits; these refuse nothing
 
     async def main() -> int:
-        async with AsyncLLM(llm, max_requests=limits.requests) as engine:
-            service = Service(engine, ServerSettings(name=name, limits=limits))
-            try:
-                return await run_batch(service, source, answers, max_concurrent=max_concurrent, progress=progress)
-            finally:
-                service.close()
+        service = batch_service(llm, name)
+        try:
+            return await run_batch(service, source, answers, max_concurrent=max_concurrent, progress=progress)
+        finally:
+            service.close()
+            await service.engine.close()
 
     return asyncio.run(main())

@@ -69,11 +69,10 @@ def plan(
     peer: Annotated[
         list[str] | None,
         _peers(
-            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; transformers_assisted; or "
-            "all, which is all that read the model (transformers: folders, the others: GGUF files); repeatable."
+            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; or all, "
+            "which is all that read the model (transformers: folders, the others: GGUF files); repeatable."
         ),
     ] = None,
-    peer_draft: Annotated[Path | None, _peers("Draft model for engines that take one.", metavar="FOLDER")] = None,
     peer_python: Annotated[
         list[str] | None, _peers("Python interpreter with the engine installed; repeatable.", metavar="ENGINE=PATH")
     ] = None,
@@ -85,19 +84,16 @@ def plan(
     """
     from pronk.bench.measure import Options
     from pronk.bench.prompts import load_tasks
-    from pronk.bench.run import PeerOptions, Plan, check
+    from pronk.bench.run import Plan, check
 
     bench_plan = Plan(
         drafters=tuple(drafters),
-        peers=PeerOptions(
-            specs=_choose_peers(peer, models, with_draft=peer_draft is not None),
-            draft=peer_draft,
-            interpreters=_interpreters(peer_python or []),
-        ),
         tasks=load_tasks(suite, data, prompts or [], limit),
         options=Options(
             max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit, minutes
         ),
+        peers=_choose_peers(peer, models),
+        interpreters=_interpreters(peer_python or []),
     )
     check(bench_plan)
     return bench_plan
@@ -238,7 +234,7 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
     typer.echo(tables if outputs.document != STDOUT else json.dumps(document))
 
 
-def _choose_peers(names: list[str] | None, models: Sequence[str] | None, *, with_draft: bool) -> "tuple[PeerSpec, ...]":
+def _choose_peers(names: list[str] | None, models: Sequence[str] | None) -> "tuple[PeerSpec, ...]":
     """Return the engines called ``names``; a model on the Hub is downloaded to see its format."""
     from pronk.bench.peers import choose_peers
     from pronk.hub.names import parse_name
@@ -250,19 +246,16 @@ def _choose_peers(names: list[str] | None, models: Sequence[str] | None, *, with
         Path(model) if Path(model).exists() or parse_name(model) is None else resolve_model(model)
         for model in models or [DEFAULT_MODEL]
     ]
-    return choose_peers(names, paths, with_draft=with_draft)
+    return choose_peers(names, paths)
 
 
 def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     """Parse ``["openvino=/opt/python"]`` into ``{"openvino": "/opt/python"}``."""
-    from pronk.bench.peers import PEERS
-
-    engines = {spec.engine for spec in PEERS.values()}
     interpreters: dict[str, str] = {}
     for pair in pairs:
         engine, _, path = pair.partition("=")
-        if engine not in engines or not Path(path).is_file():
-            msg = f"peer-python: expected ENGINE=PATH with {', '.join(sorted(engines))} and a program, found {pair!r}"
+        if not Path(path).is_file():
+            msg = f"peer-python: expected ENGINE=PATH with the path of a program, found {pair!r}"
             raise OptionError(msg)
         interpreters[engine] = path
     return interpreters
@@ -271,7 +264,7 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
 def _open_trace(path: Path | None, resumed: dict[str, Any] | None, stack: ExitStack) -> "Trace":
     """Open the trace for writing; if ``resumed`` has the options of its benchmark, keep what is done."""
     from pronk.bench.records import Trace, read_trace, write_trace
-    from pronk.bench.resume import resumable_records
+    from pronk.bench.run import resumable_records
 
     if path is None:
         return Trace()

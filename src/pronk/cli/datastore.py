@@ -1,7 +1,6 @@
 """``pronk datastore``: build and inspect the datastores of the drafter ``retrieval``."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,22 +93,31 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
 
     require_sorter()
     check_output_folder(out, 0)
-    sources = [spec_of(path, "files") for path in text]
+    sources, sizes = [spec_of(path, "files") for path in text], [*map(_text_bytes, text)]
     folder = resolve_model(model)
     vocab_size = read_config(folder).vocab_size
     tokenizer = Tokenizer.load(folder, vocab_size)
-    reader = _Reader(sources, tokenizer, limit)
+
+    done = 0  # bytes of text that were tokenized
+
+    def documents() -> Iterator[list[int]]:
+        nonlocal done
+        for number, source in enumerate(sources):
+            done = sum(sizes[:number])
+            for ids, num_bytes in _encode(source, tokenizer):
+                done += num_bytes
+                yield ids
 
     def show_progress(tokens: int) -> None:
         if tokens == SORTING:
             status("sorting", 0, 0)
         else:
-            status("tokenizing", *reader.progress(tokens))
+            status("tokenizing", *((min(done, sum(sizes)), sum(sizes)) if limit is None else (tokens, limit)))
 
     with convert_write_errors(out, "the datastore"), new_folder(out) as partial:
         write_datastore(
             partial,
-            reader.documents(),
+            documents(),
             vocabulary=tokenizer.fingerprint,
             vocab_size=vocab_size,
             limit=limit,
@@ -118,42 +126,17 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
         )
 
 
-@dataclass
-class _Reader:
-    """Reads and tokenizes the documents of the sources; ``bytes_done``: bytes tokenized so far."""
-
-    sources: Sequence[SourceSpec]
-    tokenizer: "Tokenizer"
-    limit: int | None
-    bytes_done: int = 0
-
-    def __post_init__(self) -> None:
-        self.sizes = [_text_bytes(Path(str(source.path))) for source in self.sources]
-
-    def progress(self, tokens: int) -> tuple[int, int]:
-        """Return (done, total): in tokens if ``limit`` ends the run before the text does, else in bytes."""
-        total = sum(self.sizes)
-        if self.limit is not None and tokens / self.limit > self.bytes_done / max(total, 1):
-            return tokens, self.limit
-        return min(self.bytes_done, total), total
-
-    def documents(self) -> Iterator[list[int]]:
-        """Yield the token ids of each document, without the tokenizer's special tokens."""
-        for number, source in enumerate(self.sources):
-            texts = (document.text for document in read_source(source))
-            while chunk := list(islice(texts, _DOCUMENTS_PER_CALL)):
-                yield from self._encode(chunk)
-            self.bytes_done = sum(self.sizes[: number + 1])
-
-    def _encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
+def _encode(source: SourceSpec, tokenizer: "Tokenizer") -> Iterator[tuple[list[int], int]]:
+    """Yield each document's token ids, without the tokenizer's special tokens, and its bytes of text."""
+    texts = (document.text for document in read_source(source))
+    while chunk := list(islice(texts, _DOCUMENTS_PER_CALL)):
         # Replace lone surrogates, which JSON strings can hold and tokenizers reject.
-        encoded_texts = [text.encode(errors="replace") for text in texts]
+        encoded_texts = [text.encode(errors="replace") for text in chunk]
         pieces = [list(_split_text(text.decode())) for text in encoded_texts]
         flat = [*chain.from_iterable(pieces)]
-        encoded = iter(self.tokenizer.backend.encode_batch_fast(flat, add_special_tokens=False))
+        encoded = iter(tokenizer.backend.encode_batch_fast(flat, add_special_tokens=False))
         for text, text_pieces in zip(encoded_texts, pieces, strict=True):
-            self.bytes_done += len(text)
-            yield [token for encoding in islice(encoded, len(text_pieces)) for token in encoding.ids]
+            yield [token for encoding in islice(encoded, len(text_pieces)) for token in encoding.ids], len(text)
 
 
 def _text_bytes(path: Path) -> int:

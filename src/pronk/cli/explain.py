@@ -12,7 +12,7 @@ import typer
 from pronk.checks import require_extra
 from pronk.cli.options import Progress, model_options, sampling_params, shares
 from pronk.cli.progress import interruptible
-from pronk.cli.prompts import read_prompt
+from pronk.cli.values import read_prompt
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -126,21 +126,17 @@ def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":
 
 
 def _group_steps(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
-    """Group steps into table rows: consecutive steps without drafting share one.
+    """Yield each table row's first number and its steps; consecutive steps without drafting share a row."""
 
-    Yields:
-        The number of a row's first step, and the row's steps.
-    """
-    for has_drafts, group in groupby(enumerate(steps, 1), lambda numbered: _has_drafts(numbered[1])):
+    def has_drafts(numbered: "tuple[int, Decision]") -> bool:
+        return bool(numbered[1].source_reports or numbered[1].kept.num_draft_tokens)
+
+    for drafting, group in groupby(enumerate(steps, 1), has_drafts):
         row = list(group)
-        if has_drafts:
+        if drafting:
             yield from ((number, [step]) for number, step in row)
         else:
             yield row[0][0], [step for _, step in row]
-
-
-def _has_drafts(step: "Decision") -> bool:
-    return bool(step.source_reports or step.kept.num_draft_tokens)
 
 
 def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:

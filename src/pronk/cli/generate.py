@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pronk.cli.options import Progress, given_options, model_options, sampling_params, shares
-from pronk.cli.pairs import only_adapter
 from pronk.cli.progress import interruptible
-from pronk.cli.prompts import read_prompt
+from pronk.cli.values import only_adapter, read_prompt
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
@@ -23,7 +22,6 @@ __all__ = ["chat", "generate"]
 
 _stats = partial(typer.Option, metavar="", show_default="on a terminal")
 _COLOR_DRAFTS = typer.Option(metavar="", help="Colour the accepted draft tokens.")
-_COLOR_GUESSES = typer.Option(metavar="", hidden=True)  # deprecated alias of --color-drafts
 
 
 @shares(read=read_prompt, load=model_options, request=sampling_params)
@@ -40,7 +38,6 @@ def generate(
         bool | None, _stats(help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens.")
     ] = None,
     color_drafts: Annotated[bool, _COLOR_DRAFTS] = False,
-    color_guesses: Annotated[bool | None, _COLOR_GUESSES] = None,
 ) -> None:
     r"""Generate text that continues a prompt.
 
@@ -54,7 +51,7 @@ def generate(
     """
     from pronk.cli.console import TerminalOutput, prepare
 
-    screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
+    screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     text = read()
     llm, params = prepare(load, request, screen, text)
     prompt, adapter = llm.request_factory.encode_prompt(text), only_adapter(llm.adapters)
@@ -88,7 +85,6 @@ def chat(
         bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
     ] = None,
     color_drafts: Annotated[bool, _COLOR_DRAFTS] = True,
-    color_guesses: Annotated[bool | None, _COLOR_GUESSES] = None,
 ) -> None:
     """Chat with the model.
 
@@ -107,7 +103,7 @@ def chat(
     from pronk.cli.repl import ChatSession
     from pronk.tokenization.chat.messages import thinking_options
 
-    screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
+    screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     llm, params = prepare(load, request, screen)
     options = thinking_options(None, thinking)
     llm.chat_ids([{"role": "user", "content": "?"}], template_options=options)  # raises if there is no chat template

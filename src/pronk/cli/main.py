@@ -16,7 +16,6 @@ from typer.main import get_command
 
 from pronk.cli.plain_options import PlainCommand, PlainGroup
 from pronk.cli.progress import INTERRUPTED
-from pronk.cli.removed import refuse_removed
 from pronk.errors import PronkError
 
 __all__ = ["app", "main"]
@@ -105,7 +104,6 @@ def main(args: Sequence[str] | None = None) -> None:
 def _main(args: Sequence[str] | None) -> NoReturn:
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
-        refuse_removed(arguments)
         code = app(arguments, prog_name="pronk", standalone_mode=False)
     except typer.TyperException as error:
         code = _fail(_usage_message(error), error.exit_code)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.cli.guides import read_guide
-from pronk.cli.pairs import parse_adapters, parse_bias
+from pronk.cli.values import parse_adapters, parse_bias, read_guide
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:

@@ -16,28 +16,24 @@ __all__ = ["PlainCommand", "PlainGroup"]
 _NUMBERS = {int: re.compile(r"-?[0-9]{1,18}"), float: re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")}
 
 
-def _with_converters(parameters: list[Any]) -> list[Any]:
-    """Return the parameters of a command, each with a converter unless typer has already made one."""
-    for parameter in parameters:
-        if getattr(parameter, "_runtime_param", parameter) is None:
-            parameter._runtime_param = _Converter(parameter.type_descriptor.annotation)  # noqa: SLF001
-    return parameters
+class _PlainParams:
+    """Mixin of a command that converts plain values of its options itself."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, each with a converter unless typer has already made one."""
+        parameters: list[Any] = [*super().get_params(ctx)]  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "_runtime_param", parameter) is None:
+                parameter._runtime_param = _Converter(parameter.type_descriptor.annotation)  # noqa: SLF001
+        return parameters
 
 
-class PlainCommand(TyperCommand):
+class PlainCommand(_PlainParams, TyperCommand):
     """A command that converts plain values of its options itself."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters with their converters."""
-        return _with_converters([*super().get_params(ctx)])
 
-
-class PlainGroup(TyperGroup):
+class PlainGroup(_PlainParams, TyperGroup):
     """A group of commands that converts plain values of its options itself."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters with their converters."""
-        return _with_converters([*super().get_params(ctx)])
 
 
 class _Converter:

@@ -1,30 +1,20 @@
-"""Progress bar, handling of Ctrl-C, and the text of a command for model cards."""
+"""Progress bar, and handling of Ctrl-C."""
 
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["INTERRUPTED", "Status", "command_line", "interruptible", "status_bar"]
+__all__ = ["INTERRUPTED", "Status", "interruptible", "status_bar"]
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 # Function that updates a progress bar: label, finished units of work, all units of work (0 if unknown).
 Status = Callable[[str, int, int], None]
-
-
-def command_line(name: str, *words: str, **options: Any) -> str:
-    """Return ``pronk NAME WORDS --option VALUE``; a list repeats the option, ``None`` omits the option."""
-    line = ["pronk", name, *words]
-    for option, value in options.items():
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        line += [word for item in values for word in (f"--{option.replace('_', '-')}", str(item))]
-    return shlex.join(line)
 
 
 @contextmanager

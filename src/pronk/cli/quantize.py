@@ -1,12 +1,13 @@
 """``pronk quantize``: write a checkpoint with 8-bit or 4-bit weights, for pronk and other engines."""
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from pronk.cli.progress import command_line, interruptible, status_bar
+from pronk.cli.progress import interruptible, status_bar
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def quantize(
             if calibrate is not None:
                 msg = "calibrate: expected no text for a head, which is rounded to the nearest; leave the option out"
                 raise OptionError(msg)
-            command = command_line("quantize", name, out.name, bits=bits, group=group)
+            command = _command_line(name, out.name, bits=bits, group=group)
             screen.print(f"{out}: {_write_head(folder, out, bits, group, command)}", markup=False)
             return
         calibration, text = {}, "the text that comes with pronk"
@@ -90,11 +91,17 @@ def quantize(
             group,
             lambda: read_texts(folder, calibrate, tokens),
             name=name,
-            command=command_line("quantize", name, out.name, bits=bits, group=group, **calibration),
+            command=_command_line(name, out.name, bits=bits, group=group, **calibration),
             text=text,
             status=status,
         )
     screen.print(f"{out}: {_summary(result)}", markup=False)
+
+
+def _command_line(name: str, out: str, **options: Any) -> str:
+    """Return the command for model cards; ``None`` omits an option."""
+    given = [(f"--{option}", str(value)) for option, value in options.items() if value is not None]
+    return shlex.join(["pronk", "quantize", name, out, *(word for pair in given for word in pair)])
 
 
 def _write_head(folder: Path, out: Path, bits: int, group: int | None, command: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk.cli.console import TerminalOutput, stats_line
-from pronk.cli.pairs import only_adapter
+from pronk.cli.values import only_adapter
 from pronk.engine.stats import Stats
 from pronk.errors import OptionError, PronkError
 from pronk.files.atomic import write_json

@@ -1,6 +1,6 @@
 """``pronk serve``: server for clients of OpenAI and Anthropic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pronk.checks import require_extra
 from pronk.cli.options import model_options, one_model, panel, shares
 from pronk.cli.replicas import replica_options
+from pronk.cli.values import read_text
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
     from pronk.cli.replicas import ReplicaOptions
     from pronk.server.model_pool import ModelPool
+    from pronk.server.settings import ServerSettings
 
 __all__ = ["SERVER_MODULES", "serve"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+_MEMORY_FRACTION = 0.75  # share of the machine's memory that several models may use by default
+_ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them
 SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 
 _models, _server, _limit = panel("Models"), panel("Server"), panel("Limits")
@@ -107,14 +111,13 @@ def serve(
     from pronk.cli.console import TerminalOutput
 
     require_extra("serve", "serve", *SERVER_MODULES)
-    from pronk.cli.served_models import open_models
     from pronk.hub.cache import model_label
     from pronk.moderation import MODERATION_TEMPLATE, ModerationPrompt
     from pronk.parallel.worker_group import check_launched, is_launched
     from pronk.server.model_pool import ModelPool
     from pronk.server.run import Server, check_free
     from pronk.server.service import Service
-    from pronk.server.settings import RequestLimits, ServerSettings, read_keys, read_text
+    from pronk.server.settings import RequestLimits, ServerSettings, read_keys
 
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
     is_local = host in _LOOPBACK
@@ -122,7 +125,7 @@ def serve(
         msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; add a key or --open-to-all"
         raise OptionError(msg)
     guardrail_prompt = _guardrails(guardrails)
-    template = MODERATION_TEMPLATE if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
+    template = read_text("moderation-prompt", str(moderation_prompt)) if moderation_prompt else MODERATION_TEMPLATE
     limits = RequestLimits(
         requests=max_requests,
         max_tokens=max_tokens,
@@ -155,7 +158,7 @@ def serve(
             prompt = ModerationPrompt(dispatcher.llm.tokenizer, template)
             pool = ModelPool.of(Service(dispatcher, settings, moderation_prompt=prompt))
         else:
-            pool = open_models(
+            pool = _open_models(
                 screen, model, llm_options, settings, template, pins=pin, memory=memory, idle_minutes=idle_minutes
             )
             stack.callback(pool.finish)
@@ -167,6 +170,82 @@ def serve(
             access_log=access_log,
             on_start=partial(_print_address, screen, pool),
         ).run()
+
+
+def _open_models(
+    screen: "TerminalOutput",
+    values: Sequence[str],
+    options: dict[str, Any],
+    settings: "ServerSettings",
+    template: str,
+    *,
+    pins: Sequence[str] = (),
+    memory: str | None = None,
+    idle_minutes: float | None = None,
+) -> "ModelPool":
+    """Return the models to serve; the pinned ones and the first one are loaded.
+
+    The others load at their first request. A single model is pinned, unless ``idle_minutes`` is set.
+
+    ``options`` are the arguments of ``LLM``. Without ``memory``, several models may use most of the machine's memory.
+
+    Raises:
+        CheckpointError: there is no such model, or the first or a pinned one cannot be loaded.
+        OptionError: two models have one name, or an option does not fit the models.
+    """
+    from pronk.kv_cache.budget import machine_memory, parse_memory
+    from pronk.server.model_loader import ModelLoader
+    from pronk.server.model_pool import ModelPool, PooledModel
+    from pronk.server.names import AdapterNames, find_models
+    from pronk.server.settings import model_key
+
+    options = {name: value for name, value in options.items() if name != "model"}
+    with screen.loading() as bar:
+        found = find_models(values, progress=bar)
+        if len(found) > 1:
+            _check_options(len(found), settings.name, options)
+        elif settings.name:
+            found = [(settings.name, path) for _, path in found]
+        limit = None if memory is None else parse_memory(memory, "memory")
+        if limit is None and len(found) > 1:
+            limit = int(_MEMORY_FRACTION * (machine_memory() or _ASSUMED_MEMORY))
+        models = [
+            PooledModel(
+                AdapterNames(name, options["adapters"]),
+                ModelLoader(path, options, replace(settings, name=name), template, limit),
+            )
+            for name, path in found
+        ]
+        by_key = {model_key(model.name): model for model in models}
+        for name in pins:
+            if model_key(name) not in by_key:
+                msg = f"pin: expected one of {', '.join(model.name for model in models)}; found {name!r}"
+                raise OptionError(msg)
+            by_key[model_key(name)].pinned = True
+        models[0].pinned |= len(models) == 1 and idle_minutes is None
+        idle_seconds = None if idle_minutes is None else 60.0 * idle_minutes
+        pool = ModelPool(models, replace(settings, name=found[0][0]), memory=limit, idle_seconds=idle_seconds)
+        for model in sorted(models, key=lambda model: not model.pinned):
+            if model.pinned or model is models[0]:
+                pool.preload(model, bar)
+    return pool
+
+
+def _check_options(count: int, name: str, options: dict[str, Any]) -> None:
+    """Raise OptionError for options that only a single model can have."""
+    if name:
+        msg = f"name: expected one model, found {count}; name each: --model NAME=MODEL"
+        raise OptionError(msg)
+    if options["adapters"]:
+        msg = f"adapter: expected one model, found {count}; serve the adapters' model with a server of its own"
+        raise OptionError(msg)
+    if options["workers"] > 1:
+        msg = f"workers: expected 1 with several models, found {options['workers']}; leave it out"
+        raise OptionError(msg)
+    if not isinstance(options["calibration"], bool):
+        found = options["calibration"]
+        msg = f"calibration: expected on or off with several models, found {found}; leave the file out"
+        raise OptionError(msg)
 
 
 def _refuse_with_replicas(**given: object) -> None:
@@ -189,11 +268,10 @@ def _guardrails(which: str | None) -> str | None:
     if which is None:
         return None
     from pronk.server.guardrails import MISTRAL_PROMPT
-    from pronk.server.settings import read_text
 
     if which == "mistral":
         return MISTRAL_PROMPT
-    text = read_text("guardrails", Path(which)).strip()
+    text = read_text("guardrails", which).strip()
     if not text:
         msg = f"guardrails: expected a prompt, found an empty file, {which}"
         raise OptionError(msg)

@@ -1,7 +1,9 @@
-"""``pronk verify``: check that drafters leave texts unchanged, or that a server is deterministic."""
+"""``pronk verify``: check that drafters leave texts unchanged, or that any server is deterministic."""
 
+import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -10,21 +12,52 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from pronk.cli.options import model_options, one_model, shares
+from pronk.cli.options import given_options, model_options, one_model, panel, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
-from pronk.cli.verify_server import check_given, remote_options, verify_remote, write_document
+from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.bench.prompts import Prompt
     from pronk.llm import LLM
     from pronk.sampling.params import Rule
     from pronk.verification import VerifyReport
-    from pronk.verification.remote import RemoteServer, RemoteSettings
+    from pronk.verification.remote import RemoteReport, RemoteServer, RemoteSettings
 
 __all__ = ["verify"]
 
-_EXIT_NOT_VERIFIED = 1
+_EXIT_NOT_VERIFIED, _EXIT_NOT_TESTED = 1, 2
 _NUM_SAMPLE_PROMPTS = 8  # number of prompts of the sample suite without --limit
+
+# Options of ``pronk verify`` that need ``--url``, and the others that may be given with it.
+_REMOTE_ONLY = {"api_key_file", "rounds", "tolerance", "timeout"}
+_SHARED = {"url", "model", "as_json", "prompts", "limit", "max_tokens", "seed"}
+_server = panel("Server")
+
+
+def remote_options(
+    model: str | None,
+    max_tokens: int,
+    seed: int,
+    *,
+    url: Annotated[
+        str | None, _server("Address of a server of any engine, which is verified instead of a model.", metavar="URL")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, _server("File whose first key is sent to the server.", metavar="FILE", show_default="no key")
+    ] = None,
+    rounds: Annotated[int, _server("Number of repetitions of each comparison.", min=1)] = 1,
+    tolerance: Annotated[float, _server("Largest difference of equal log-probabilities.", min=0.0)] = 1e-5,
+    timeout: Annotated[float, _server("Seconds to wait for an answer.", min=0.1)] = 120.0,
+) -> "tuple[RemoteServer, RemoteSettings] | None":
+    """Return the connection and the settings; ``None`` without ``--url``."""
+    if url is None:
+        return None
+    from pronk.server.settings import read_keys
+    from pronk.verification.remote import RemoteServer, RemoteSettings
+
+    settings = RemoteSettings(max_tokens, rounds, tolerance=tolerance, seed=seed)
+    key = None if api_key_file is None else read_keys(api_key_file)[0]
+    return RemoteServer(url, model, key, timeout), settings
 
 
 @shares(load=model_options, remote=remote_options, without=("drafter", "adapter", "budget"))
@@ -112,9 +145,9 @@ def verify(
     pronk verify --url http://127.0.0.1:8000 --json report.json
     """
     connection = remote(one_model(load.keywords["model"]), max_tokens, seed)
-    check_given(command, url=connection is not None)
+    _check_given(command, url=connection is not None)
     if connection is not None:
-        verify_remote(*connection, _select(prompts, limit) if prompts else None, limit, as_json)
+        _verify_remote(*connection, _select(prompts, limit) if prompts else None, limit, as_json)
     from pronk.cli.console import TerminalOutput
 
     with TerminalOutput(stats=False).loading() as loading:
@@ -141,7 +174,12 @@ def verify(
                 pass
     except KeyboardInterrupt:
         code = INTERRUPTED
-    _show(report, as_json)
+    if report is None:
+        sys.stderr.write("interrupted before anything was verified\n")
+    else:
+        from pronk.verification.table import show
+
+        _show(report, as_json, show)
     raise typer.Exit(code or (0 if report is not None and report.passed else _EXIT_NOT_VERIFIED))
 
 
@@ -157,13 +195,63 @@ def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
     return sorted(all_prompts, key=lambda prompt: next(ranks[prompt.task]))[:limit]
 
 
-def _show(report: "VerifyReport | None", as_json: Path | None) -> None:
-    if report is None:
-        sys.stderr.write("interrupted before anything was verified\n")
+def _check_given(command: typer.Context, *, url: bool) -> None:
+    """Raise OptionError if the command line has an option that does not apply with, or without, ``--url``."""
+    for name in given_options(command):
+        option = name.replace("_", "-")
+        if url and name not in _SHARED | _REMOTE_ONLY:
+            msg = f"url: expected only options for servers, found --{option}; leave it out"
+            raise OptionError(msg)
+        if not url and name in _REMOTE_ONLY:
+            msg = f"{option}: expected --url beside it, found none; add the address of a server"
+            raise OptionError(msg)
+
+
+def _verify_remote(
+    server: "RemoteServer",
+    settings: "RemoteSettings",
+    prompts: "list[Prompt] | None",
+    limit: int | None,
+    as_json: Path | None,
+) -> None:
+    """Verify a server, show the report, and exit with the code of the result.
+
+    Without ``prompts``, the texts are the first ``limit`` built-in ones.
+    """
+    from pronk.verification.remote import TEXTS
+    from pronk.verification.remote.checks import verify_server_steps
+    from pronk.verification.remote.client import ServerUnreachableError
+
+    builtin = dict([*TEXTS.items()][:limit])
+    texts = builtin if prompts is None else {prompt.id: prompt.text or prompt.turns[0] for prompt in prompts}
+    report: RemoteReport | None = None
+    code, cause = 0, None
+    with server, status_bar(Console(stderr=True)) as progress:
+        try:
+            for report in verify_server_steps(server, texts, settings, progress):  # noqa: B007 - shown below
+                pass
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except ServerUnreachableError as error:
+            cause = error
+    if report is not None:
+        from pronk.verification.remote.table import show_server
+
+        _show(report, as_json, show_server)
+    if cause is not None:
+        raise cause
+    if report is None or not report.tested:
+        raise typer.Exit(code or _EXIT_NOT_TESTED)
+    raise typer.Exit(code or (0 if report.passed else _EXIT_NOT_VERIFIED))
+
+
+def _show(report: Any, as_json: Path | None, show: Callable[[Any, Console], None]) -> None:
+    """Write a report as JSON to a file, or as one line to standard output (``-``); else show its table."""
+    if str(as_json) == "-":
+        typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         return
     if as_json is not None:
-        write_document(as_json, report.to_dict())
-    if str(as_json) != "-":
-        from pronk.verification.table import show
+        from pronk.files.atomic import write_json
 
-        show(report, Console(highlight=False))
+        write_json(as_json, report.to_dict(), indent=1)
+    show(report, Console(highlight=False))

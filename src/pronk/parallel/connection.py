@@ -1,12 +1,13 @@
-"""Messages between two processes over torch's gloo backend: a kind, integers, and bytes.
+"""Messages between two processes over torch's gloo backend: a kind, JSON values, and bytes.
 
 Each pair of processes has its own process group, so that a failed process does not affect other pairs. A message is a
-header of three integers (kind, number of integers, number of bytes), then the integers and the bytes. Messages carry
-only data, never code, and receivers validate them.
+header of three integers (kind, and the numbers of bytes of the two parts), then the JSON text and the bytes. Messages
+carry only data, never code, and receivers validate them.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -34,7 +35,7 @@ _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some 
 
 # Maximum duration of one send or receive. A worker waits for the driver without limit: for the next message, and until
 # the driver receives the answer. The driver sends with _MESSAGE_TIMEOUT, because an idle worker always waits for a
-# message. Integers and bytes are received with _MESSAGE_TIMEOUT, because the sender sends them right after the header.
+# message. Both parts are received with _MESSAGE_TIMEOUT, because the sender sends them right after the header.
 _NO_TIMEOUT = timedelta(days=365)
 _MESSAGE_TIMEOUT = timedelta(seconds=10)
 
@@ -96,7 +97,7 @@ class PeerMessage(NamedTuple):
     """A message between two processes."""
 
     kind: MessageKind
-    numbers: NDArray[np.int64]  # ``[n]``; the meaning depends on ``kind``
+    values: list[Any]  # JSON values; the meaning depends on ``kind``
     data: NDArray[np.uint8]  # ``[bytes]``
 
     @property
@@ -132,18 +133,16 @@ class PeerConnection:
         except RuntimeError as error:
             raise self._lost_error(error) from error
 
-    def send(
-        self, kind: MessageKind, numbers: Sequence[int] | NDArray[np.int64] = (), data: Array | bytes = b""
-    ) -> None:
-        """Send a message; an array ``data`` is uint8 ``[bytes]``.
+    def send(self, kind: MessageKind, values: Sequence[Any] = (), data: Array | bytes = b"") -> None:
+        """Send a message; ``values`` are JSON values, and an array ``data`` is uint8 ``[bytes]``.
 
         Raises:
             ConnectionLostError: the other process has ended, or does not receive in time.
         """
-        if isinstance(data, bytes):
-            data = np.frombuffer(bytearray(data), np.uint8)  # a bytearray, because torch wants writable memory
-        numbers = np.asarray(numbers, np.int64)
-        arrays = [np.array([kind, len(numbers), len(data)], np.int64), numbers, data]
+        text = json.dumps(values, default=int).encode()  # ``default`` converts integers of NumPy
+        # A bytearray, because torch wants writable memory.
+        parts = [np.frombuffer(bytearray(part), np.uint8) if isinstance(part, bytes) else part for part in (text, data)]
+        arrays = [np.array([kind, *map(len, parts)], np.int64), *parts]
         timeout = _MESSAGE_TIMEOUT if self.rank else _NO_TIMEOUT
         try:
             for array in arrays:
@@ -163,15 +162,15 @@ class PeerConnection:
         try:
             header_timeout = _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)
             self._group.recv([torch.from_numpy(header)], self._other_rank, 0).wait(header_timeout)
-            kind, count, num_bytes = header.tolist()
-            numbers, data = np.empty(count, np.int64), np.empty(num_bytes, np.uint8)
-            for array in (numbers, data):
+            kind, *sizes = header.tolist()
+            text, data = (np.empty(size, np.uint8) for size in sizes)
+            for array in (text, data):
                 if len(array):
                     self._group.recv([torch.from_numpy(array)], self._other_rank, 0).wait(_MESSAGE_TIMEOUT)
-            message = PeerMessage(MessageKind(kind), numbers, data)
-        except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed header
+            message = PeerMessage(MessageKind(kind), json.loads(text.tobytes()), data)
+        except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed message
             raise self._lost_error(error) from error
-        self.bytes_received += header.nbytes + numbers.nbytes + data.nbytes
+        self.bytes_received += header.nbytes + text.nbytes + data.nbytes
         return message
 
     def _lost_error(self, error: Exception) -> ConnectionLostError:

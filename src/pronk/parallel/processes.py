@@ -23,48 +23,45 @@ from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor
 from pronk.parallel.worker import WorkerSettings, loaded_key, model_properties, serve
 
-__all__ = ["LaunchedProcesses", "SpawnedProcesses", "WorkerGroup", "join_torchrun"]
+__all__ = ["WorkerGroup", "WorkerProcesses", "join_torchrun", "spawn_workers"]
 
 _LOAD_TIMEOUT = 600.0  # seconds for all workers to start and load the model
 _CONNECT_TIMEOUT = 30.0  # seconds for all workers to connect after they have loaded the model
 _POLL_SECONDS = 0.05  # seconds between two checks whether a worker has loaded the model
 
 
-class SpawnedProcesses:
-    """Worker processes on this machine, spawned by the driver and ended with it."""
+class WorkerProcesses:
+    """Worker processes, spawned by the driver and ended with it, or launched by ``torchrun``.
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        workers = settings["workers"]
-        self.store = open_store("127.0.0.1", 0, workers, master=True, timeout=_LOAD_TIMEOUT)
-        self.store.set("pronk/setting", json.dumps(settings))
-        self.processes = [_spawn(self.store.port, rank, workers) for rank in range(1, workers)]
-        self._end_all = finalize(self, _kill, self.processes)
+    ``torchrun`` monitors the processes that it has launched; each ends when its connection is lost.
+
+    Attributes:
+        store: rendezvous store of all processes.
+        processes: the spawned processes in order of their ranks; empty under ``torchrun``.
+    """
+
+    def __init__(self, store: Any, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+        self.store, self.processes = store, processes
+        self._end_all = finalize(self, _kill, processes)
 
     def is_alive(self, rank: int) -> bool:
-        """Return whether the worker with this rank is running; ask the operating system, not the worker."""
-        return self.processes[rank - 1].poll() is None
+        """Return whether the worker with this rank is running, as far as known without asking it."""
+        return not self.processes or self.processes[rank - 1].poll() is None
 
     def end(self, rank: int | None = None) -> None:
-        """End the worker with this rank, or all workers if ``rank`` is ``None``; idempotent."""
+        """End the spawned worker with this rank, or all if ``rank`` is ``None``; idempotent."""
         if rank is None:
             self._end_all()
         else:
             _kill(self.processes[rank - 1 : rank])
 
 
-class LaunchedProcesses:
-    """Worker processes launched by ``torchrun``; each ends when its connection is lost."""
-
-    def __init__(self, store: Any) -> None:
-        self.store = store
-
-    def is_alive(self, rank: int) -> bool:
-        """Return True: ``torchrun``, not the driver, monitors the processes."""
-        del rank
-        return True
-
-    def end(self, rank: int | None = None) -> None:
-        """Do nothing: a worker ends when its connection is lost."""
+def spawn_workers(settings: WorkerSettings) -> WorkerProcesses:
+    """Spawn the workers of a model on this machine."""
+    workers = settings["workers"]
+    store = open_store("127.0.0.1", 0, workers, master=True, timeout=_LOAD_TIMEOUT)
+    store.set("pronk/setting", json.dumps(settings))
+    return WorkerProcesses(store, [_spawn(store.port, rank, workers) for rank in range(1, workers)])
 
 
 class WorkerGroup:
@@ -79,9 +76,7 @@ class WorkerGroup:
         peers: connections to the workers; empty before :meth:`make_runner`, which connects.
     """
 
-    def __init__(
-        self, config: ModelConfig, settings: WorkerSettings, processes: SpawnedProcesses | LaunchedProcesses
-    ) -> None:
+    def __init__(self, config: ModelConfig, settings: WorkerSettings, processes: WorkerProcesses) -> None:
         self.settings, self.processes, self.peers = settings, processes, list[PeerConnection]()
         # Weak reference to the runner of :meth:`make_runner` under tree parallelism; returns None if there is none.
         self._tree_runner: Callable[[], TreeRunner | None] = lambda: None
@@ -151,7 +146,7 @@ class WorkerGroup:
             sleep(_POLL_SECONDS)
 
 
-def join_torchrun(settings: WorkerSettings) -> LaunchedProcesses:
+def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
     """Join the processes of ``torchrun``: return in rank 0, the driver; in other ranks, serve and exit.
 
     Raises:
@@ -168,7 +163,7 @@ def join_torchrun(settings: WorkerSettings) -> LaunchedProcesses:
         raise OptionError(msg)
     end_with_parent()
     if rank == 0:
-        return LaunchedProcesses(store)
+        return WorkerProcesses(store)
     try:
         serve(store, rank, settings, _LOAD_TIMEOUT)
     except ConnectionLostError as error:

@@ -20,7 +20,7 @@ from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
-from pronk.parallel.work_request import WorkRows
+from pronk.parallel.wire_format import WorkRows
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["AssembledResult", "FetchLogits", "ScatteredLogits", "make_work_rows", "own_logits_nodes"]
@@ -146,7 +146,7 @@ class AssembledResult:
 
     def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
         """Store the logits and layer outputs of the driver, which is this process, in this result."""
-        for shard_index, shard in enumerate(process_shard.tree_shards):
+        for shard_index, shard in enumerate(process_shard):
             self._offsets[shard.job] = {node: offset for offset, node in enumerate(shard.nodes)}
             self._set_logits(shard, result.logits[shard_index][:])
             for layer in self.collect:
@@ -175,7 +175,7 @@ class AssembledResult:
             end += size
             return data[end - size : end].copy().view(like.dtype).reshape(rows, like.shape[-1])
 
-        for shard_index, shard in enumerate(process_shard.tree_shards):
+        for shard_index, shard in enumerate(process_shard):
             job, logits, logits_rows = self.jobs[shard.job], self.logits[shard.job], self._logits_rows(shard)
             if job.all_logits:
                 self._set_logits(shard, next_rows(logits.rows, len(logits_rows)))
@@ -189,7 +189,7 @@ class AssembledResult:
             positions = {node: position for position, node in enumerate(shard.nodes, job.segment.block_table.length)}
             self._positions[shard.job].append((pool, positions))
         for layer in self.collect:
-            for shard in process_shard.tree_shards:
+            for shard in process_shard:
                 outputs = self.hidden[layer][shard.job]
                 outputs[list(shard.own_nodes)] = next_rows(outputs, len(shard.own_nodes))
 

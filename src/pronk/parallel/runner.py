@@ -24,8 +24,8 @@ from pronk.models.decoder import Decoder
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree
 from pronk.parallel.result_assembly import AssembledResult, make_work_rows
-from pronk.parallel.tree_partition import ProcessShard, TreeShard, partition_trees
-from pronk.parallel.work_request import WorkRequest, WorkRows
+from pronk.parallel.tree_partition import ProcessShard, TreeShard, count_rows, partition_trees
+from pronk.parallel.wire_format import WorkRequest, WorkRows
 from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.cost_model import CostCurve, CostModel
 
@@ -102,7 +102,7 @@ class TreeRunner(ModelRunner):
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Compute the trees of all jobs, split among the processes if that is estimated to be faster."""
         shards = self._partition(jobs)
-        if sum(bool(process_shard.tree_shards) for process_shard in shards) > 1:
+        if sum(bool(process_shard) for process_shard in shards) > 1:
             with uninterrupted():
                 try:
                     return self._forward_shared(jobs, shards, collect)
@@ -123,9 +123,7 @@ class TreeRunner(ModelRunner):
 
     def _partition(self, jobs: Sequence[ForwardJob]) -> list[ProcessShard]:
         """Return the shards of all processes, the driver first, or one shard if only the driver computes."""
-        driver_only = [
-            ProcessShard(tuple(TreeShard(i, tuple(range(len(job.segment.tree))), 0) for i, job in enumerate(jobs)))
-        ]
+        driver_only = [tuple(TreeShard(i, tuple(range(len(job.segment.tree))), 0) for i, job in enumerate(jobs))]
         num_rows = _num_rows(jobs)
         # Only the driver has early rows, KV rows of nodes that an earlier pass computed, and the cross-attention cache.
         needs_driver = any(
@@ -163,12 +161,12 @@ class TreeRunner(ModelRunner):
         # For each worker with nodes: (worker, process shard, number of committed tokens to recompute per tree shard).
         assignments = []
         for worker, process_shard in zip(self.workers, shards[1:], strict=True):
-            if process_shard.tree_shards:
+            if process_shard:
                 request, recomputed = self._make_request(worker, jobs, process_shard, collect)
                 self._send(worker, request)
                 self._unanswered.append(worker)
                 assignments.append((worker, process_shard, recomputed))
-        driver_rows = [make_work_rows(jobs[shard.job], shard, ()) for shard in shards[0].tree_shards]
+        driver_rows = [make_work_rows(jobs[shard.job], shard, ()) for shard in shards[0]]
         result = super().forward([rows.job for rows in driver_rows], collect)
         self.driver_costs.learn(
             sum(len(rows.job.segment.tree) for rows in driver_rows), context, result.seconds, plain=True
@@ -177,13 +175,13 @@ class TreeRunner(ModelRunner):
         longest_pass = result.seconds
         for worker, process_shard, recomputed in assignments:
             message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
-            nanoseconds, worker_context, *sampled = message.numbers[1:].tolist()
-            rows = process_shard.num_rows + sum(recomputed)
+            nanoseconds, worker_context, *sampled = message.values[1:]
+            rows = count_rows(process_shard) + sum(recomputed)
             worker.cost_model.learn(rows, worker_context, 1e-9 * nanoseconds, plain=True)
             longest_pass = max(longest_pass, 1e-9 * nanoseconds)
             fetch = partial(self._fetch_logits, worker, number)
             assembled.add_worker_result(worker.pool, process_shard, sampled, message.data, fetch)
-            for shard, num_recomputed in zip(process_shard.tree_shards, recomputed, strict=True):
+            for shard, num_recomputed in zip(process_shard, recomputed, strict=True):
                 committed_slots = self._committed_slots(jobs[shard.job])
                 worker.pool.valid[committed_slots[len(committed_slots) - num_recomputed :]] = True
         seconds = self.clock() - start_time
@@ -206,11 +204,11 @@ class TreeRunner(ModelRunner):
         """Return the request to a worker, and for each tree shard the number of committed tokens to recompute."""
         rows, slots, recomputed = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
         costs = _cost_function(worker.cost_model, 0, default=_cost_function(self.driver_costs, 0))
-        for shard in process_shard.tree_shards:
+        for shard in process_shard:
             committed_slots = self._committed_slots(jobs[shard.job])
             missing = np.flatnonzero(~worker.pool.valid[committed_slots])
             num_recomputed = len(committed_slots) - int(missing[0]) if len(missing) else 0
-            recompute_seconds = costs(process_shard.num_rows + num_recomputed) - costs(process_shard.num_rows)
+            recompute_seconds = costs(count_rows(process_shard) + num_recomputed) - costs(count_rows(process_shard))
             # After the release of blocks (sliding window), recomputed tokens cannot attend to the tokens in them.
             has_released = jobs[shard.job].segment.block_table.num_released > 0
             send_seconds = len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
@@ -255,7 +253,7 @@ class TreeRunner(ModelRunner):
             if message.kind == MessageKind.FAILED:
                 failure = ConnectionLostError(f"worker {worker.peer.rank} has failed: {message.text}")
                 raise _LostWorkerError(worker, failure)
-            if len(message.numbers) and int(message.numbers[0]) == number:
+            if message.values[:1] == [number]:
                 if worker in self._unanswered:
                     self._unanswered.remove(worker)
                 return message
@@ -280,7 +278,7 @@ class TreeRunner(ModelRunner):
         data = self._request(worker, MessageKind.LOGITS, [number, shard_index, *rows])
         return None if data is None else data.view(np.float32).reshape(len(rows), -1)
 
-    def _request(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Array | None:
+    def _request(self, worker: WorkerHandle, kind: MessageKind, values: Sequence[int]) -> Array | None:
         """Send a message to a worker and return the bytes of the answer; ``None`` if the worker is gone."""
         if worker not in self.workers:
             return None
@@ -288,7 +286,7 @@ class TreeRunner(ModelRunner):
         self._message_number += 1
         try:
             with uninterrupted():
-                worker.peer.send(kind, [self._message_number, *numbers])
+                worker.peer.send(kind, [self._message_number, *values])
                 data = self._receive_answer(worker, self._message_number, 0.0).data
         except (ConnectionLostError, _LostWorkerError) as error:
             self._drop_worker(worker, error)

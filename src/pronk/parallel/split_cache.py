@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pronk.execution.forward_job import ForwardJob, LayerRange
-from pronk.execution.segment import Segment
 from pronk.kv_cache.paged import PagedCache
-from pronk.parallel.wire_format import message_integers, parse_segment, serialize_segment, take_integers
+from pronk.parallel.wire_format import parse_segment, parsing, serialize_segment
 
 __all__ = ["LayerCommand", "SplitCache"]
 
@@ -57,40 +56,25 @@ class LayerCommand(NamedTuple):
     layer_range: LayerRange  # ``collect`` is not serialized: only the driver collects layers' outputs
     has_hidden: bool  # whether the message holds the input hidden states; if False, the worker embeds the tokens
 
-    def serialize(self) -> NDArray[np.int64]:
-        """Return the command as integers, int64 ``[n]``."""
-        layer_range = self.layer_range
-        rows = [-1] if layer_range.logits_rows is None else [len(layer_range.logits_rows), *layer_range.logits_rows]
-        head = [*self.pool, int(self.has_hidden), layer_range.start, layer_range.stop, *rows, len(self.moves)]
-        parts = [np.array(head, np.int64)]
-        for source, target in self.moves:
-            parts += [np.array([len(source)], np.int64), source, target]
-        parts.append(np.array([len(layer_range.jobs)], np.int64))
-        parts += [
-            np.array([job.prompt_length, *serialize_segment(segment)], np.int64) for job, segment in layer_range.jobs
-        ]
-        return np.concatenate(parts)
+    def serialize(self) -> list[Any]:
+        """Return the command as JSON values."""
+        layer_range, rows = self.layer_range, self.layer_range.logits_rows
+        moves = [(source.tolist(), target.tolist()) for source, target in self.moves]
+        jobs = [(job.prompt_length, serialize_segment(segment)) for job, segment in layer_range.jobs]
+        layers = (layer_range.start, layer_range.stop, None if rows is None else [*rows])
+        return [self.pool, self.has_hidden, moves, layers, jobs]
 
     @classmethod
-    def parse(cls, numbers: NDArray[np.int64]) -> LayerCommand:
-        """Parse the integers of :meth:`serialize`.
+    def parse(cls, values: Sequence[Any]) -> LayerCommand:
+        """Parse the values of :meth:`serialize`.
 
         Raises:
-            ValueError: the integers are truncated.
+            ValueError: the values are malformed.
         """
-        with message_integers(numbers, "an order for a range of layers") as integers:
-            num_resizes, num_blocks, has_hidden, start, stop, num_rows = take_integers(integers, 6)
-            logits_rows = None if num_rows < 0 else take_integers(integers, num_rows)
-            moves = list[Moves]()
-            for _ in range(next(integers)):
-                size = next(integers)
-                source, target = (np.array(take_integers(integers, size), np.int64) for _ in range(2))
-                moves.append((source, target))
-            jobs = [_parse_job(integers) for _ in range(next(integers))]
-        return cls((num_resizes, num_blocks), moves, LayerRange(jobs, start, stop, (), logits_rows), bool(has_hidden))
-
-
-def _parse_job(integers: Iterator[int]) -> tuple[ForwardJob, Segment]:
-    prompt_length = next(integers)
-    segment = parse_segment(integers)
-    return ForwardJob(segment, range(0), prompt_length), segment
+        with parsing("an order for a range of layers"):
+            (num_resizes, num_blocks), has_hidden, moves, (start, stop, logits_rows), jobs = values
+            arrays = [(np.array(source, np.int64), np.array(target, np.int64)) for source, target in moves]
+            segments = [(length, parse_segment(segment)) for length, segment in jobs]
+            parsed = [(ForwardJob(segment, range(0), length), segment) for length, segment in segments]
+            layer_range = LayerRange(parsed, start, stop, (), logits_rows)
+            return cls((num_resizes, num_blocks), arrays, layer_range, has_hidden)

@@ -167,12 +167,11 @@ class TensorParallelExecutor(LayerExecutor):
             return
         cache = self.split_cache
         moves, cache.moves = cache.moves, []
-        numbers = LayerCommand(
-            (cache.num_resizes, cache.allocator.num_blocks), moves, layer_range, rows is not None
-        ).serialize()
+        pool = cache.num_resizes, cache.allocator.num_blocks
+        values = LayerCommand(pool, moves, layer_range, rows is not None).serialize()
         data = b"" if rows is None else as_bytes(rows)
         for peer in self._peers:
-            peer.send(MessageKind.WORK, numbers, data)
+            peer.send(MessageKind.WORK, values, data)
 
     def _run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         packed, size = self._pack(layer_range, embedded=rows is not None), self.decoder.config.hidden_size
@@ -253,7 +252,7 @@ def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor)
     cache, num_resizes = executor.split_cache, 0
     try:
         while (message := peer.receive()).kind == MessageKind.WORK:
-            command = LayerCommand.parse(message.numbers)
+            command = LayerCommand.parse(message.values)
             if command.pool[0] != num_resizes:
                 num_resizes, num_blocks = command.pool
                 cache.resize(num_blocks)

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["ProcessShard", "TreeShard", "partition_trees", "preorder"]
+__all__ = ["ProcessShard", "TreeShard", "count_rows", "partition_trees", "preorder"]
 
 _NUM_BISECTIONS = 20  # steps of the search for the shortest time: error 2**-20 of the first upper bound
 
@@ -40,16 +39,13 @@ class TreeShard(NamedTuple):
         return self.nodes[self.num_ancestors :]
 
 
-@dataclass(frozen=True)
-class ProcessShard:
-    """The nodes of all trees that one process, the driver or a worker, computes in a forward pass."""
+# The nodes of all trees that one process, the driver or a worker, computes in a forward pass.
+ProcessShard = tuple[TreeShard, ...]
 
-    tree_shards: tuple[TreeShard, ...]
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of the process's forward pass, recomputed ancestors included."""
-        return sum(len(tree_shard.nodes) for tree_shard in self.tree_shards)
+def count_rows(process_shard: ProcessShard) -> int:
+    """Return the number of rows of a process's forward pass, recomputed ancestors included."""
+    return sum(len(tree_shard.nodes) for tree_shard in process_shard)
 
 
 def preorder(tree: TokenTree) -> list[int]:
@@ -89,7 +85,7 @@ def partition_trees(
     _, ends = best
     begins = [0, *ends[:-1]]
     shards = [nodes.shard(begin, end) for begin, end in zip(begins, ends, strict=True)]
-    return shards + [ProcessShard(())] * (len(costs) - len(shards))
+    return shards + [()] * (len(costs) - len(shards))
 
 
 class _NodeSequence:
@@ -116,7 +112,7 @@ class _NodeSequence:
             ancestors = (0, *self.trees[job].path(own_nodes[0]))[:-1] if own_nodes[0] else ()
             tree_shards.append(TreeShard(job, (*ancestors, *own_nodes), len(ancestors)))
             position += count
-        return ProcessShard(tuple(tree_shards))
+        return tuple(tree_shards)
 
 
 def _find_cuts(

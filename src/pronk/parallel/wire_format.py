@@ -1,57 +1,109 @@
-"""Serialization of one request's rows in a forward pass (a :class:`Segment`) as a list of integers."""
+"""Messages of the driver to a worker, as JSON values and bytes: its rows of a forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.arrays import Array
+from pronk.execution.forward_job import ForwardJob
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.stateless import StatelessSampler
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["message_integers", "parse_segment", "serialize_segment", "take_integers"]
+__all__ = ["WorkRequest", "WorkRows", "parse_segment", "parsing", "serialize_segment"]
 
 
 @contextmanager
-def message_integers(numbers: NDArray[np.int64], message_name: str) -> Generator[Iterator[int]]:
-    """Yield an iterator over the integers of a message, for a ``with`` block that parses the message.
-
-    Raises:
-        ValueError: the block needs more integers than the message has; the error calls the message ``message_name``.
-    """
+def parsing(message_name: str) -> Generator[None]:
+    """Raise a ``ValueError`` about ``message_name`` if the ``with`` block, which parses a message, fails."""
     try:
-        yield iter(numbers.tolist())
-    except StopIteration:
-        msg = f"expected {message_name}, found a truncated one"
-        raise ValueError(msg) from None
+        yield
+    except (ValueError, TypeError) as error:
+        msg = f"expected {message_name}, found a malformed one: {error}"
+        raise ValueError(msg) from error
 
 
-def take_integers(integers: Iterator[int], count: int) -> list[int]:
-    """Return the next ``count`` integers; raise ``StopIteration``, as ``next()`` does, if there are fewer."""
-    taken = list(islice(integers, count))
-    if len(taken) < count:
-        raise StopIteration
-    return taken
-
-
-def serialize_segment(segment: Segment) -> list[int]:
+def serialize_segment(segment: Segment) -> list[Any]:
     """Serialize a segment: its block table, and the tokens and parents of its tree."""
     block_table, tree = segment.block_table, segment.tree
-    head = (block_table.length, block_table.num_released, segment.num_computed, len(block_table.blocks), len(tree))
-    return [*head, *block_table.blocks, *tree.tokens, *tree.parents]
+    numbers = [block_table.length, block_table.num_released, segment.num_computed]
+    return [*numbers, block_table.blocks, tree.tokens, tree.parents]
 
 
-def parse_segment(integers: Iterator[int]) -> Segment:
-    """Parse the integers of :func:`serialize_segment`.
+def parse_segment(values: Sequence[Any]) -> Segment:
+    """Parse the values of :func:`serialize_segment`.
 
     ``TokenTree.verify`` is not transmitted: here it is True for the root and False for all other nodes.
     """
-    length, num_released, computed, num_blocks, num_nodes = take_integers(integers, 5)
-    block_table = BlockTable(take_integers(integers, num_blocks), num_released, length)
+    length, num_released, computed, blocks, tokens, parents = values
+    block_table = BlockTable(blocks, num_released, length)
     block_table.update_derived()
-    tokens, parents = [tuple(take_integers(integers, num_nodes)) for _ in range(2)]
-    return Segment(block_table, TokenTree(tokens, parents, verify=(True,) + (False,) * (num_nodes - 1)), computed)
+    tree = TokenTree(tuple(tokens), tuple(parents), verify=(True,) + (False,) * (len(tokens) - 1))
+    return Segment(block_table, tree, computed)
+
+
+@dataclass(frozen=True)
+class WorkRows:
+    """The rows that one process computes for one job, the token tree of a generation request."""
+
+    job: ForwardJob
+    # Index of the first row whose outputs the driver needs; all rows before it are recomputed tokens and ancestors.
+    first_own: int
+
+
+@dataclass(frozen=True)
+class WorkRequest:
+    """The rows of one forward pass that a worker computes."""
+
+    number: int  # number of this message; the worker's answer repeats the number
+    rows: Sequence[WorkRows]  # one entry per job of the worker
+    moves: Sequence[tuple[int, int]] = ()  # pairs of slots (source, target) to copy before the forward pass
+    slots: NDArray[np.int64] | None = None  # slots to write ``kv_rows`` to, after the copies of ``moves``
+    kv_rows: Array | None = None  # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``
+    collect: frozenset[int] = frozenset()  # layers (numbers from 1) whose outputs are needed
+
+    def serialize(self) -> list[Any]:
+        """Return the request without ``kv_rows`` as JSON values."""
+        slots = [] if self.slots is None else self.slots.tolist()
+        return [self.number, sorted(self.collect), self.moves, slots, [_serialize_rows(rows) for rows in self.rows]]
+
+    @classmethod
+    def parse(cls, values: Sequence[Any], data: Array) -> WorkRequest:
+        """Parse the values of :meth:`serialize` and the bytes of ``kv_rows``.
+
+        Raises:
+            ValueError: the values are malformed.
+        """
+        with parsing("a share of a forward pass"):
+            number, collect, moves, slots, rows = values
+            kv_rows = data.reshape(len(slots), -1) if slots else None
+            parsed = [_parse_rows(*each) for each in rows]
+            return cls(number, parsed, moves, np.array(slots, np.int64), kv_rows, frozenset(collect))
+
+
+def _serialize_rows(rows: WorkRows) -> list[Any]:
+    job = rows.job
+    numbers = [job.prompt_length, job.logits_nodes.start, rows.first_own, job.all_logits]
+    return [*numbers, job.stateless_sampler, serialize_segment(job.segment)]
+
+
+def _parse_rows(
+    prompt_length: int,
+    first_logits_node: int,
+    first_own: int,
+    all_logits: bool,
+    sampler: tuple[float, int] | None,
+    segment_values: Sequence[Any],
+) -> WorkRows:
+    segment = parse_segment(segment_values)
+    nodes = range(first_logits_node, len(segment.tree))
+    stateless_sampler = None if sampler is None else StatelessSampler(*sampler)
+    job = ForwardJob(segment, nodes, prompt_length, all_logits=all_logits, stateless_sampler=stateless_sampler)
+    return WorkRows(job, first_own)

@@ -29,7 +29,7 @@ from pronk.models.split import TensorSplit
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
-from pronk.parallel.work_request import WorkRequest, WorkRows
+from pronk.parallel.wire_format import WorkRequest, WorkRows
 
 __all__ = ["WorkerLoop", "WorkerSettings", "loaded_key", "model_properties", "serve"]
 
@@ -119,18 +119,18 @@ class WorkerLoop:
 
     def _answer(self, message: PeerMessage) -> None:
         if message.kind == MessageKind.WORK:
-            self._run_request(WorkRequest.parse(message.numbers, message.data))
+            self._run_request(WorkRequest.parse(message.values, message.data))
         elif message.kind == MessageKind.ROWS:
-            number, *slots = message.numbers.tolist()
+            number, *slots = message.values
             self.peer.send(MessageKind.ROWS, [number], self.cache.export_slots(np.array(slots, np.int64)).reshape(-1))
         elif message.kind == MessageKind.LOGITS:
-            number, request_number, shard_index, *shard_rows = message.numbers.tolist()
+            number, request_number, shard_index, *shard_rows = message.values
             if request_number != self._request_number:
                 msg = f"expected a request for logits of request {self._request_number}, found {request_number}"
                 raise ValueError(msg)
             self.peer.send(MessageKind.LOGITS, [number], as_bytes(self._logits[shard_index][shard_rows]))
         elif message.kind == MessageKind.POOL:
-            number, num_blocks, *layers = message.numbers.tolist()
+            number, num_blocks, *layers = message.values
             self._resize(num_blocks, layers)
             self.peer.send(MessageKind.DONE, [number])
         else:
@@ -163,9 +163,9 @@ class WorkerLoop:
             for rows, logits in zip(request.rows, self._logits, strict=True)
             for token in self._sample(rows, logits)
         ]
-        numbers = [request.number, round(1e9 * result.seconds), result.context, *sampled]
+        values = [request.number, round(1e9 * result.seconds), result.context, *sampled]
         data = np.concatenate([as_bytes(array) for array in arrays]) if arrays else b""
-        self.peer.send(MessageKind.DONE, numbers, data)
+        self.peer.send(MessageKind.DONE, values, data)
 
     def _sample(self, rows: WorkRows, logits: Array) -> list[int]:
         """Return a token for each logits row, or an empty list if the driver has to sample the job's tokens."""

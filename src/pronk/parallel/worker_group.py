@@ -84,13 +84,11 @@ def start_workers(
         msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
         raise OptionError(msg)
     require_extra("workers", "parallel", "torch")
-    from pronk.parallel.processes import SpawnedProcesses, WorkerGroup, join_torchrun  # noqa: PLC0415 - imports torch
+    from pronk.parallel.processes import WorkerGroup, join_torchrun, spawn_workers  # noqa: PLC0415 - imports torch
     from pronk.parallel.worker import WorkerSettings  # noqa: PLC0415
 
     names = {name: str(options[name]) for name in ("model", "dtype")}
     others = {"kernels": kernels.name, "threads": num_threads(), "parallel": parallel, "workers": workers}
     settings = WorkerSettings(options | names | others)
     settings.split(0, config)  # raises for too many workers, before a worker is started
-    return WorkerGroup(
-        config, settings, join_torchrun(settings) if is_launched(workers) else SpawnedProcesses(settings)
-    )
+    return WorkerGroup(config, settings, (join_torchrun if is_launched(workers) else spawn_workers)(settings))

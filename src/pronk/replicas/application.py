@@ -11,7 +11,6 @@ servers, which receive the requests of clients, and the replicas, which generate
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from http import HTTPStatus
 from pathlib import Path
@@ -29,7 +28,7 @@ from pronk.replicas.cluster import ReplicaPlan, connect_replicas, model_deployme
 from pronk.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
-from pronk.server.guard import Guard, Message, Receive, Send
+from pronk.server.guard import Guard, Message, Receive, Send, send_json
 from pronk.server.model_pool import ModelPool
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings, read_keys
@@ -103,7 +102,7 @@ class _AsgiApplication:
             await _run_lifespan(receive, send)
             return
         if scope["path"] == "/health":  # the process runs, also without a replica
-            await _send_json(send, HTTPStatus.OK, {"status": "ok"})
+            await send_json(send, HTTPStatus.OK, {"status": "ok"})
             return
         try:
             # A probe of /ready gets its answer in time; the building goes on.
@@ -112,7 +111,7 @@ class _AsgiApplication:
         except (PronkError, ReplicaLostError, RayError, RayServeException, TimeoutError) as error:
             _log.warning("no replica has described itself: %s", repr(error))
             refusal = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, _NO_REPLICA, "not_ready")
-            await _send_json(send, refusal.status, refusal.body())
+            await send_json(send, refusal.status, refusal.body())
             return
         await guard(scope, receive, send)
 
@@ -131,12 +130,6 @@ class _AsgiApplication:
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
         dispatcher = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
         return Guard(make_app(ModelPool.of(Service(dispatcher, self.settings))), self.settings)
-
-
-async def _send_json(send: Send, status: int, body: dict[str, Any]) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": int(status), "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
 async def _run_lifespan(receive: Receive, send: Send) -> None:

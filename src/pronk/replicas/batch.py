@@ -19,14 +19,11 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
-from pronk.async_llm import AsyncLLM
 from pronk.errors import ClosedError, ConnectionLostError, PronkError
 from pronk.llm import LLM
 from pronk.replicas.cluster import ReplicaPlan, cause_of, check_cores
 from pronk.replicas.replica import change_directory
-from pronk.server.batch import BatchLine, BatchOutput, answer_line
-from pronk.server.service import Service
-from pronk.server.settings import RequestLimits, ServerSettings
+from pronk.server.batch import BatchLine, BatchOutput, answer_line, batch_service
 
 __all__ = ["run_on_replicas"]
 
@@ -45,8 +42,7 @@ class BatchReplica:
     def __init__(self, options: Mapping[str, Any], name: str, folder: str) -> None:
         """Load the model in the working directory ``folder``; ``name`` is the model's name in requests."""
         change_directory(folder)
-        llm, limits = LLM(**options), RequestLimits(requests=2**20, n=1024, seconds=1e6)
-        self._service = Service(AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits))
+        self._service = batch_service(LLM(**options), name)
 
     def __call__(self, rows: Rows) -> Rows:
         """Answer one block of requests; Ray Data calls this from several threads, which share the engine."""

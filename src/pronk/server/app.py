@@ -27,11 +27,10 @@ from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.embeddings import EmbeddingRequest
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
 from pronk.server.protocol.request import TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
-from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest
+from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingRequest, ModerationRequest, TokenizeRequest
 
 __all__ = ["make_app"]
 
@@ -89,7 +88,6 @@ def make_app(models: ModelPool) -> FastAPI:
         app.add_exception_handler(error_class, _error_response)
     _add_status_routes(app, models)
     _add_generation_routes(app, models)
-    _add_messages_routes(app, models)
     _add_other_routes(app, models)
     if models.settings.serve_chat_page:
         _add_page(app)
@@ -145,8 +143,6 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
         """Answer a conversation in the format of OpenAI's Responses API."""
         return await _reply(models, request, body, with_event_names=True)
 
-
-def _add_messages_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages", response_model=None)
     async def messages(request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation in the format of Anthropic's Messages API."""
@@ -155,7 +151,6 @@ def _add_messages_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
-        _check_open(models)
         async with models.use(body.model) as service:
             return {"input_tokens": await service.count_tokens(body)}
 
@@ -164,7 +159,6 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         """Return the embeddings of one or more texts."""
-        _check_open(models)
         arrived = perf_counter()
         async with models.use(body.model, arrived) as service:
             reply = await service.embed(body, tenant_of(request.scope), arrived=arrived)
@@ -173,7 +167,6 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/moderations")
     async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:
         """Classify texts by the model's own probabilities."""
-        _check_open(models)
         arrived = perf_counter()
         async with models.use(body.model, arrived) as service:
             return await service.moderate(body, tenant_of(request.scope), arrived=arrived)
@@ -181,14 +174,12 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
         """Return the token ids of a text or a conversation."""
-        _check_open(models)
         async with models.use(body.model) as service:
             return await asyncio.to_thread(JSONResponse, await service.tokenize(body))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
-        _check_open(models)
         async with models.use(body.model) as service:
             return await asyncio.to_thread(JSONResponse, await service.detokenize(body))
 
@@ -202,7 +193,6 @@ def _add_page(app: FastAPI) -> None:
 
 async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with_event_names: bool = False) -> Response:
     """Return one JSON body, or a stream of events, with a line ``event: TYPE`` if ``with_event_names``."""
-    _check_open(models)
     tenant = tenant_of(request.scope)
     if not body.stream:
         return await asyncio.to_thread(JSONResponse, await models.complete(body, tenant))
@@ -240,12 +230,6 @@ def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
         head = f"event: {event['type']}\n" if with_event_names else ""
         text += f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
     return text
-
-
-def _check_open(models: ModelPool) -> None:
-    if models.draining:
-        message = "expected a running server, found one that is shutting down; send the request to another server"
-        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "draining", headers={"Retry-After": "5"})
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

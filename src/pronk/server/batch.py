@@ -14,23 +14,25 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
+from pronk.async_llm import AsyncLLM
 from pronk.errors import OptionError, PronkError
 from pronk.files.json_lines import read_json_lines
+from pronk.llm import LLM
 from pronk.server.errors import to_api_error, validation_to_api_error
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.embeddings import EmbeddingRequest
 from pronk.server.protocol.request import TextRequest, refuse
 from pronk.server.protocol.responses import ResponsesRequest
-from pronk.server.protocol.small_routes import ModerationRequest
+from pronk.server.protocol.small_routes import EmbeddingRequest, ModerationRequest
 from pronk.server.service import Service
+from pronk.server.settings import RequestLimits, ServerSettings
 
 try:
     import fcntl
 except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment, unused-ignore]
 
-__all__ = ["BatchLine", "BatchOutput", "answer_line", "read_batch", "run_batch"]
+__all__ = ["BatchLine", "BatchOutput", "answer_line", "batch_service", "read_batch", "run_batch"]
 
 _GENERATION_ROUTES: Mapping[str, type[TextRequest]] = {
     "/v1/completions": CompletionRequest,
@@ -181,6 +183,12 @@ def _custom_id(line: bytes, where: str) -> str:
         msg = f"{where}: expected answers of a batch, found something else; choose another file"
         raise OptionError(msg)
     return name
+
+
+def batch_service(llm: LLM, name: str) -> Service:
+    """Return a service for trusted requests: its limits, which it needs, refuse nothing."""
+    limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)
+    return Service(AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits))
 
 
 async def run_batch(

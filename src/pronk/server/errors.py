@@ -77,10 +77,11 @@ _LENGTH_MESSAGES = {
     "string_too_short": "expected at least {min_length} characters, found fewer",
     "string_too_long": "expected at most {max_length} characters, found more",
 }
-# Extra headers. OpenAI's clients retry after HTTP 408 unless X-Should-Retry forbids it; a retry would time out too.
-_EXTRA_HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
-    OverloadedError: {"Retry-After": "1"},
-    DeadlineError: {"X-Should-Retry": "false"},
+# Extra headers by status. OpenAI's clients retry after HTTP 408 unless X-Should-Retry forbids it, though a retry would
+# time out, too.
+_EXTRA_HEADERS = {
+    HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": "1"},
+    HTTPStatus.REQUEST_TIMEOUT: {"X-Should-Retry": "false"},
 }
 
 
@@ -93,7 +94,7 @@ def to_api_error(error: BaseException) -> ApiError:
             # By convention, the message of an OptionError begins with the name of the option: ``top_k: expected …``.
             option = str(error).partition(":")[0] if error_class is OptionError else ""
             param = option if option.isidentifier() else None
-            return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(error_class))
+            return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(status))
     message = "internal server error; the cause is in the log of the server"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
 

@@ -13,7 +13,7 @@ from typing import Any
 from pronk.server.errors import ApiError
 from pronk.server.settings import ServerSettings
 
-__all__ = ["PUBLIC_PATHS", "SCRIPT_PATHS", "Guard", "tenant_of"]
+__all__ = ["PUBLIC_PATHS", "SCRIPT_PATHS", "Guard", "send_json", "tenant_of"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -84,12 +84,12 @@ class Guard:
                 await self._run(scope, body, receive, send_and_report)
         except ApiError as error:
             error.headers["Connection"] = "close"  # because the rest of the body is not read
-            await _send_error(send_and_report, error, scope["path"])
+            await send_json(send_and_report, error.status, error.body(scope["path"]), error.headers)
         except asyncio.CancelledError:  # the server cancels requests when it shuts down
             if not responding:
                 message = "expected a running server, found one that is shutting down; use another server"
                 closed = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed")
-                await _send_error(send_and_report, closed, scope["path"])
+                await send_json(send_and_report, closed.status, closed.body(scope["path"]))
 
     def _check_head(self, scope: Scope) -> None:
         """Check the path and the headers; store the tenant in ``scope`` for :func:`tenant_of`."""
@@ -221,9 +221,12 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, msg, "body_too_large")
 
 
-async def _send_error(send: Send, error: ApiError, path: str) -> None:
-    body = json.dumps(error.body(path)).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
+async def send_json(
+    send: Send, status: int, body: Mapping[str, Any], more_headers: Mapping[str, str] | None = None
+) -> None:
+    """Send a response with a JSON body, as ASGI specifies."""
+    data = json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(more_headers or {})}
     pairs = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.start", "status": int(status), "headers": pairs})
+    await send({"type": "http.response.body", "body": data})

@@ -13,10 +13,10 @@ from time import monotonic, perf_counter
 from typing import Any, Literal
 
 from pronk.errors import DeadlineError, OverloadedError, PronkError
-from pronk.server.adapter_names import AdapterNames
 from pronk.server.errors import ApiError, unknown_model
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import MemoryEstimate, ModelLoader
+from pronk.server.names import AdapterNames
 from pronk.server.protocol.request import TextRequest
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings
@@ -155,10 +155,13 @@ class ModelPool:
         ``arrived`` is the time of the request's arrival (``perf_counter``), by default now.
 
         Raises:
-            ApiError: there is no such model, or it cannot be loaded.
+            ApiError: the server is shutting down, there is no such model, or it cannot be loaded.
             DeadlineError: the model was not loaded by the deadline of the request.
             OverloadedError: too many requests wait.
         """
+        if self.draining:
+            msg = "expected a running server, found one that is shutting down; send the request to another server"
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, msg, "draining", headers={"Retry-After": "5"})
         model = self.find(name)
         with self._metrics[model].request(arrived) as start:
             service = await self._wait_until_loaded(model, start + self.settings.limits.seconds)
@@ -229,7 +232,9 @@ class ModelPool:
             async with asyncio.timeout(max(0.0, ends_at - perf_counter())):
                 while not self._is_usable(model):
                     if model.error is not None and monotonic() < model.retry_at:
-                        raise self._retry_error(model, model.error)
+                        seconds = max(1, ceil(model.retry_at - monotonic()))
+                        status, text, code = model.error.status, model.error.message, model.error.code
+                        raise ApiError(status, text, code, "model", {"Retry-After": str(seconds)})
                     self._queue_load(model)
                     await self._changed.wait()
         except TimeoutError as error:
@@ -332,11 +337,6 @@ class ModelPool:
         model.error = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {model.name}: {cause}", "model_not_loaded")
         model.state, model.num_bytes, model.retry_at = "failed", 0, monotonic() + _RETRY_SECONDS
         self._metrics[model].count_load(None, "failed")
-
-    @staticmethod
-    def _retry_error(model: PooledModel, error: ApiError) -> ApiError:
-        headers = {"Retry-After": str(max(1, ceil(model.retry_at - monotonic())))}
-        return ApiError(error.status, error.message, error.code, "model", headers)
 
     async def _unload_idle(self, seconds: float) -> None:
         while True:

@@ -19,18 +19,23 @@ from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
 from pronk.moderation import ModerationPrompt
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
-from pronk.server.adapter_names import AdapterNames
 from pronk.server.drafter_rules import DrafterRules
 from pronk.server.errors import ApiError, to_api_error
 from pronk.server.guardrails import add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
+from pronk.server.names import AdapterNames
 from pronk.server.protocol.chat import template_messages
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
-from pronk.server.protocol.embeddings import EmbeddingRequest
 from pronk.server.protocol.guides import FormattedRequest
 from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
-from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
+from pronk.server.protocol.small_routes import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ModerationRequest,
+    TokenizeRequest,
+    moderation,
+)
 from pronk.server.served_engine import ServedEngine
 from pronk.server.settings import ServerSettings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pronk.checks import check_integer, check_number
 from pronk.errors import OptionError
 
-__all__ = ["RequestLimits", "ServerSettings", "model_key", "read_keys", "read_text"]
+__all__ = ["RequestLimits", "ServerSettings", "model_key", "read_keys"]
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,14 @@ def read_keys(path: Path) -> tuple[str, ...]:
     Raises:
         OptionError: the file cannot be read or has no key.
     """
-    lines = [line.strip() for line in read_text("api-key-file", path).splitlines()]
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
+        msg = f"api-key-file: expected a text file, found {path}: {problem}; choose another file"
+        raise OptionError(msg) from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         msg = f"api-key-file: expected keys, one a line, found none in {path}; add one"
         raise OptionError(msg)
     return keys
-
-
-def read_text(option: str, path: Path) -> str:
-    """Return the text of a file; ``option`` is the name of the option with the path, for error messages.
-
-    Raises:
-        OptionError: the file cannot be read or is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
-        msg = f"{option}: expected a text file, found {path}: {problem}; choose another file"
-        raise OptionError(msg) from error

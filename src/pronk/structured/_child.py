@@ -1,4 +1,4 @@
-"""Child process of :mod:`pronk.structured.trial_compile`; it imports llguidance but not pronk."""
+"""Child process that compiles a grammar on trial; it imports llguidance but not pronk."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from math import lcm
+from pathlib import Path
 from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -32,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 from pronk.errors import GuideError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
 from pronk.structured.grammar_processor import GrammarProcessor, error_message
-from pronk.structured.trial_compile import MAX_UNTRIED_CHARS, trial_compile
 from pronk.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -56,6 +58,9 @@ _LIMITS: Mapping[str, Any] = {
 }
 # Maximum of the least common multiple of a guide's multipleOf values: llguidance's automaton may have that many states.
 _MAX_MULTIPLE = 10_000
+_MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial in a child process
+_TRIAL_TIMEOUT = 10.0  # seconds until the child process is killed, counted from its start
+_MAX_COMPILE_SECONDS = 2.0  # limit for compilation, first mask and first forced tokens, without loading the tokenizer
 # Finds the value of multipleOf in a schema within a grammar, for example "0.25" in '"multipleOf": 0.25'.
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
@@ -135,9 +140,9 @@ class Grammars:
         _check_multiples(guide)
         grammar = _to_grammar(guide)
         with _kind_in_errors(guide.kind):
-            if guide.kind != "choice" and len(guide.source) > MAX_UNTRIED_CHARS:
+            if guide.kind != "choice" and len(guide.source) > _MAX_UNTRIED_CHARS:
                 serialized = self._model_tokenizer.backend.to_str()
-                trial_compile(grammar, serialized, self._vocab_size, self._stop_token_ids, _LIMITS)
+                _trial_compile(grammar, serialized, self._vocab_size, self._stop_token_ids, _LIMITS)
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
             if matcher.is_error():
                 msg = f"guide: expected one that can be followed, found: {error_message(matcher)}"
@@ -224,3 +229,37 @@ def _values(document: Any, name: str) -> Iterator[Any]:
     elif isinstance(document, list):
         for value in document:
             yield from _values(value, name)
+
+
+def _trial_compile(
+    grammar: str, tokenizer: str, vocab_size: int, stop_token_ids: Sequence[int], limits: Mapping[str, int | bool]
+) -> None:
+    """Compile a long grammar in a child process; raise a ``GuideError`` if it takes too long or crashes.
+
+    llguidance limits most of its work, with two exceptions. Its compiler recurses without a limit along chains of rules
+    and references, and a stack overflow ends the process. For some grammars, the compilation time grows with the cube
+    of the number of rules. Both need more than a few thousand characters.
+    """
+    # ``tokenizer`` is the text of a tokenizer.json; ``limits`` are the keyword arguments of LLParserLimits.
+    request = {
+        "grammar": grammar, "tokenizer": tokenizer, "vocab_size": vocab_size, "stop_token_ids": [*stop_token_ids],
+        "limits": {**limits},
+    }  # fmt: skip
+    try:
+        process = subprocess.run(  # noqa: S603 - the package's own file and interpreter
+            [sys.executable, "-P", str(Path(__file__).with_name("_child.py"))],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            timeout=_TRIAL_TIMEOUT,
+            check=False,
+        )
+        seconds = json.loads(process.stdout)["seconds"] if process.returncode == 0 else None
+    except subprocess.TimeoutExpired:
+        seconds = _TRIAL_TIMEOUT
+    if seconds is None:
+        msg = "guide: expected one that can be compiled, found chains of rules or references that are too long"
+        raise GuideError(msg)
+    if seconds > _MAX_COMPILE_SECONDS:
+        limit = f"{_MAX_COMPILE_SECONDS:g} s"
+        msg = f"guide: expected one that is compiled within {limit}, found one that takes longer; make it simpler"
+        raise GuideError(msg)

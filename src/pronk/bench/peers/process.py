@@ -1,7 +1,4 @@
-"""Start the worker process of a peer (another engine) and exchange JSON lines with it.
-
-Each request and each answer is one line; worker.py describes their contents.
-"""
+"""The process of a peer (another engine), which answers JSON lines as worker.py describes them."""
 
 from __future__ import annotations
 
@@ -11,14 +8,18 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
-import weakref
+from dataclasses import asdict
+from pathlib import Path
 from typing import IO, Any
 
+from pronk.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
+from pronk.bench.peers.specs import PeerSpec
 from pronk.errors import PronkError
 
-__all__ = ["PeerError", "WorkerProcess"]
+__all__ = ["Peer", "PeerError"]
 
 # Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.
 _LOG_TAIL_BYTES = 4096
@@ -28,101 +29,144 @@ class PeerError(PronkError):
     """Failure of a peer: not installed, not supported, or ended. The message is one line."""
 
 
-class WorkerProcess:
-    """A worker process. It is killed by :meth:`close`, or when this object is garbage-collected.
+class Peer:
+    """A worker process that decodes with one method of an engine.
 
     Args:
-        name: name of the peer for error messages.
-        command: program and its arguments.
-        threads: number of OpenMP threads.
+        spec: the engine and its decoding method.
+        model: a folder in the Hugging Face layout, or a GGUF file; see :attr:`PeerSpec.reads_gguf`.
+        dtype, threads: see :class:`WorkerConfig`.
+        python: interpreter that has the engine's packages; this interpreter by default.
+        timeout: maximum seconds of a call of :meth:`generate`; :meth:`load` may take ten times as long.
     """
 
-    def __init__(self, name: str, command: list[str], threads: int) -> None:
-        self.name = name
+    def __init__(
+        self,
+        spec: PeerSpec,
+        model: Path,
+        *,
+        dtype: str,
+        threads: int,
+        python: str | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        self.spec, self.name = spec, str(spec)
+        self.versions: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
+        self._config = WorkerConfig(spec.engine, spec.variant, str(model.absolute()), dtype, threads)
+        self._python = python or sys.executable
+        self._timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def load(self) -> None:
+        """Start the worker process, unless one is running, and load the model.
+
+        Raises:
+            PeerError: a package is missing, the model is not supported, or the engine failed.
+        """
+        if self._process is None:
+            self._start()
+        loaded = self._ask("load", asdict(self._config), 10 * self._timeout)
+        self.versions, self.settings = loaded["versions"], loaded["settings"]
+
+    def _start(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        command = self._command()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - no shell, no words of a request
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=_environment(threads),
+                env=_environment(self._config.threads),
                 # Ctrl-C then interrupts only this process, which closes its workers.
                 start_new_session=True,
             )
         except OSError as error:
             self._log.close()
-            msg = f"{name}: cannot start {command[0]}: {error.strerror}"
+            msg = f"{self.name}: cannot start {command[0]}: {error.strerror}"
             raise PeerError(msg) from error
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._lines: queue.Queue[bytes] = queue.Queue()
-        reader = threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True)
-        reader.start()
-        self._finalizer = weakref.finalize(self, _kill, self._process, reader, self._log)
+        self._reader = threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True)
+        self._reader.start()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the worker accepts requests: it was not closed, by :meth:`close` or after a failure."""
-        return self._finalizer.alive
-
-    def ask(self, op: str, arguments: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request and wait for its answer.
-
-        Args:
-            op: name of the operation.
-            arguments: arguments of the operation, as JSON values.
-            timeout: maximum seconds to wait for the answer.
+    def generate(self, request: PeerRequest) -> PeerResult:
+        """Continue one prompt from an empty KV cache; a worker that died or timed out before is started again.
 
         Raises:
-            PeerError: the worker reports an error, ends, times out, or its answer is not valid. A worker that
-                reports an error itself stays open; in all other cases it is closed.
+            PeerError: the engine failed, died, timed out or returned a wrong number of tokens.
         """
-        if not self.is_open:
-            msg = f"{self.name}: the worker is closed"
-            raise PeerError(msg)
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # reading the answer detects that the worker has ended
-            stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
-            stdin.flush()
+        if self._process is None:
+            self.load()
+        answer = self._ask("generate", asdict(request), self._timeout)
         try:
-            line = self._lines.get(timeout=timeout)
-        except queue.Empty:
-            self.close()
-            msg = f"{self.name}: no answer to {op} within {timeout:g} s"
-            raise PeerError(msg) from None
-        return self._parse_answer(op, line)
+            result = PeerResult(**answer)
+            _check_result(result, request)
+        except (TypeError, ValueError) as error:
+            msg = f"{self.name}: {error}"
+            raise PeerError(msg) from error
+        return result
 
     def close(self) -> None:
-        """Kill the worker, wait for its end, and free its log; a second call does nothing."""
-        self._finalizer()
+        """Kill the worker and its child processes, wait for its end, and free its log; idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # While ``returncode`` is None nothing has waited for the process, so the system cannot have reused its id.
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+        process.wait()
+        self._reader.join(timeout=5)
+        for stream in (process.stdin, process.stdout, self._log):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
 
-    def _parse_answer(self, op: str, line: bytes) -> dict[str, Any]:
-        """Return the result in an answer to ``op``; an empty line means that the worker has ended."""
-        if not line:
-            msg = f"{self.name}: the worker died during {op}: {self._describe_end()}"
-            self.close()
-            raise PeerError(msg)
-        answer = None
-        with contextlib.suppress(ValueError):
-            answer = json.loads(line)
+    def _command(self) -> list[str]:
+        return [self._python, str(Path(__file__).with_name("worker.py"))]
+
+    def _ask(self, op: str, arguments: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request to the worker and wait for its answer, at most ``timeout`` seconds.
+
+        Raises:
+            PeerError: the worker reports an error, ends, times out, or its answer is not valid. It stays open only if
+                it reports an error of one prompt.
+        """
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # reading the answer detects that the worker has ended
+            self._process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
+            self._process.stdin.flush()
+        answer: Any = None
+        try:
+            line = self._lines.get(timeout=timeout)
+            with contextlib.suppress(ValueError):
+                answer = json.loads(line)
+            reason = f"expected a JSON answer to {op}, found {line[:60]!r}"
+            if not line:
+                reason = f"the worker died during {op}: {self._describe_end(self._process)}"
+        except queue.Empty:
+            reason = f"no answer to {op} within {timeout:g} s"
         if isinstance(answer, dict) and isinstance(answer.get("ok"), dict):
             return dict(answer["ok"])
-        if not isinstance(answer, dict) or not isinstance(answer.get("error"), str):
+        reports = isinstance(answer, dict) and isinstance(answer.get("error"), str)
+        if reports:
+            missing = answer.get("missing")
+            reason = f"{missing} is not installed: pip install 'pronk[peers]'" if missing else answer["error"]
+        if op == "load" or not reports:
             self.close()
-            msg = f"{self.name}: expected a JSON answer to {op}, found {line[:60]!r}"
-            raise PeerError(msg)
-        missing = answer.get("missing")
-        reason = f"{missing} is not installed: pip install 'pronk[peers]'" if missing else answer["error"]
         msg = f"{self.name}: {reason}"
         raise PeerError(msg)
 
-    def _describe_end(self) -> str:
+    def _describe_end(self, process: subprocess.Popen[bytes]) -> str:
         """Return the exit status or signal of the ended worker, and the last line of its log."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
-        code = self._process.returncode
+            process.wait(timeout=5)
+        code = process.returncode
         cause = f"exit status {code}"
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
@@ -131,6 +175,22 @@ class WorkerProcess:
         self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"{cause}, {lines[-1].strip()[:200]}" if lines else cause
+
+
+def _check_result(result: PeerResult, request: PeerRequest) -> None:
+    """Raise ValueError for invalid values, and for fewer or more tokens than the request asks for."""
+    tokens = result.token_ids
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        msg = f"expected token ids, found {tokens!r:.60}"
+        raise ValueError(msg)
+    if not isinstance(result.seconds, float) or result.seconds <= 0:
+        msg = f"expected seconds above 0, found {result.seconds!r}"
+        raise ValueError(msg)
+    stop_ids = () if request.ignore_eos else request.stop_token_ids
+    last_index = next((i for i, token in enumerate(tokens) if token in stop_ids), request.max_tokens - 1)
+    if len(tokens) != last_index + 1:
+        msg = f"expected {last_index + 1} tokens, found {len(tokens)}"
+        raise ValueError(msg)
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -146,24 +206,7 @@ def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
 
     Runs in its own thread: reading from a pipe has no timeout, reading from a queue has one.
     """
-    with contextlib.suppress(ValueError):  # raised if _kill closes the stream during the loop
+    with contextlib.suppress(ValueError):  # raised if close() closes the stream during the loop
         for line in stream:
             lines.put(line)
     lines.put(b"")
-
-
-def _kill(process: subprocess.Popen[bytes], reader: threading.Thread, log: IO[bytes]) -> None:
-    """Kill the worker and its child processes, wait for its end, and close its streams and its log."""
-    # While ``returncode`` is None nothing has waited for the process, so the system cannot have reused its id.
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
-    process.wait()
-    reader.join(timeout=5)
-    for stream in (process.stdin, process.stdout, log):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()

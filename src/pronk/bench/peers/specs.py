@@ -19,7 +19,6 @@ class PeerSpec:
     name: str  # name of the peer, as in ``--peer NAME``
     engine: str
     variant: str = ""  # decoding method of the engine; "" is plain decoding
-    needs_draft: bool = False  # whether the method needs a draft model
     reads_gguf: bool = False  # True: the engine reads GGUF files; False: folders with safetensors files
 
     def __str__(self) -> str:
@@ -31,7 +30,6 @@ PEERS = {
     for spec in (
         PeerSpec("transformers", "transformers"),
         PeerSpec("transformers_prompt_lookup", "transformers", "prompt_lookup"),
-        PeerSpec("transformers_assisted", "transformers", "assisted", needs_draft=True),
         PeerSpec("openvino", "openvino", reads_gguf=True),
         PeerSpec("openvino_prompt_lookup", "openvino", "prompt_lookup", reads_gguf=True),
         PeerSpec("llama_cpp", "llama_cpp", reads_gguf=True),
@@ -40,13 +38,12 @@ PEERS = {
 }
 
 
-def choose_peers(names: list[str], models: list[Path], *, with_draft: bool) -> tuple[PeerSpec, ...]:
+def choose_peers(names: list[str], models: list[Path]) -> tuple[PeerSpec, ...]:
     """Return the peers with these names, without duplicates.
 
     Args:
         names: names of peers; ``all`` stands for every peer that reads the format of ``models[0]``.
         models: paths of the models.
-        with_draft: whether there is a draft model; without it, ``all`` leaves out the peers that need one.
 
     Raises:
         OptionError: a peer is unknown, or cannot read a model.
@@ -55,8 +52,7 @@ def choose_peers(names: list[str], models: list[Path], *, with_draft: bool) -> t
     gguf = [model.suffix.lower() == ".gguf" for model in models]
     for name in names:
         if name == _ALL:
-            readable = (spec for spec in PEERS.values() if spec.reads_gguf == gguf[0])
-            chosen |= {spec.name: spec for spec in readable if with_draft or not spec.needs_draft}
+            chosen |= {name: spec for name, spec in PEERS.items() if spec.reads_gguf == gguf[0]}
         elif name in PEERS:
             chosen[name] = PEERS[name]
         else:

@@ -61,7 +61,7 @@ class _Worker:
             # Collect garbage now rather than during the measured time.
             gc.collect()
             reset_peak_memory()
-            return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": _peak_bytes()}
+            return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": peak_memory() or 0}
         config = WorkerConfig(**document)  # the only other op is "load"
         file, class_name = _ENGINES[config.engine]
         engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name)()
@@ -81,21 +81,6 @@ def _failure(error: Exception) -> dict[str, Any]:
     missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
     text = " ".join(str(error).split()) or type(error).__name__
     return {"error": f"{type(error).__name__}: {text}"[:300], "missing": missing}
-
-
-def _peak_bytes() -> int:
-    """Return the peak memory of this process in bytes; 0 if unknown (Windows).
-
-    Without ``/proc`` this is ``ru_maxrss``, which includes the memory of the parent at the fork.
-    """
-    if (peak := peak_memory()) is not None:
-        return peak
-    try:
-        import resource  # noqa: PLC0415 - not on Windows
-    except ModuleNotFoundError:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 if __name__ == "__main__":

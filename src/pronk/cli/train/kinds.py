@@ -27,11 +27,12 @@ _LAYERS = "Layers; each one adds to the cost of every draft token."
 class DrafterKind(ABC):
     """A kind of drafter that can be trained; its fields are the options of the command that trains it.
 
-    The docstring of a kind is the help of its command. A field with the name of an option that all kinds share replaces
-    that option. ``without`` names shared options that the command lacks.
+    The docstring of a kind is the beginning of its command's help. A field with the name of an option that all kinds
+    share replaces that option.
     """
 
-    without: ClassVar[tuple[str, ...]] = ()
+    without: ClassVar[tuple[str, ...]] = ()  # shared options that the command lacks
+    example: ClassVar[str]  # options of an example in the help
 
     @abstractmethod
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
@@ -44,17 +45,9 @@ class DrafterKind(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftKind(DrafterKind):
-    """Distil a small draft model, with the same tokenizer, from a target's distribution at every position.
+    """Distil a small draft model, with the same tokenizer, from a target (drafter draft_model)."""
 
-    OUT/export has the finished draft, OUT/latest the draft at the last evaluation, both for the drafter draft_model.
-    Ctrl-C saves; the same command continues.
-
-    [bold]Examples[/]
-
-    pronk train draft --source python=0.6 --source prose.jsonl.gz=0.4 --out run
-
-    pronk train draft --target ./checkpoint --source notes/=1 --on-policy 200000 --out run --minutes 60
-    """
+    example = "--target ./checkpoint --on-policy 200000 --minutes 60"
 
     hidden: Annotated[int, model_option("Hidden size.")] = 160
     layers: Annotated[int, model_option(_LAYERS)] = 2
@@ -74,17 +67,9 @@ class DraftKind(DrafterKind):
 
 @dataclass(frozen=True, kw_only=True)
 class KangarooKind(DrafterKind):
-    """Train Kangaroo's adapter, which fits the output of the target's first layers to the target's head.
+    """Train an adapter that fits the output of the target's first layers to its head (drafter kangaroo)."""
 
-    OUT/export has the finished drafter, OUT/latest the drafter at the last evaluation, both for the drafter kangaroo.
-    Ctrl-C saves; the same command continues.
-
-    [bold]Examples[/]
-
-    pronk train kangaroo --source python=0.6 --source prose.jsonl.gz=0.4 --out run
-
-    pronk train kangaroo --exit-layer 3 --target ./checkpoint --source notes/=1 --on-policy 200000 --out run
-    """
+    example = "--exit-layer 3 --target ./checkpoint --on-policy 200000"
 
     exit_layer: Annotated[
         int | None,
@@ -122,17 +107,9 @@ class KangarooKind(DrafterKind):
 
 @dataclass(frozen=True, kw_only=True)
 class GlideKind(DrafterKind):
-    """Distil GLIDE from a target: a small decoder whose layers also read the target's cache.
+    """Distil a small decoder that also reads the target's cache (drafter glide; with --vanilla: vanilla)."""
 
-    OUT/export has the finished drafter, OUT/latest the drafter at the last evaluation, both for the drafter glide
-    (trained with --vanilla: vanilla). Ctrl-C saves; the same command continues.
-
-    [bold]Examples[/]
-
-    pronk train glide --source python=0.6 --source prose.jsonl.gz=0.4 --out run
-
-    pronk train glide --target ./checkpoint --layers 2 --vanilla --source notes/=1 --out twin --minutes 60
-    """
+    example = "--target ./checkpoint --layers 2 --vanilla --minutes 60"
 
     layers: Annotated[int, model_option(_LAYERS)] = 1
     hidden: Annotated[
@@ -176,17 +153,9 @@ class GlideKind(DrafterKind):
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaKind(DrafterKind):
-    """Train Medusa heads, which predict the tokens after the next from the target's last hidden state.
+    """Train heads that predict the tokens after the next from the target's last output (drafter medusa)."""
 
-    OUT/export has the finished heads, OUT/latest the heads at the last evaluation, both for the drafter medusa. Ctrl-C
-    saves; the same command continues.
-
-    [bold]Examples[/]
-
-    pronk train medusa --source python=0.6 --source prose.jsonl.gz=0.4 --out run
-
-    pronk train medusa --target ./checkpoint --source notes/=1 --heads 3 --blocks 1 --out run --minutes 30
-    """
+    example = "--target ./checkpoint --heads 3 --blocks 1 --minutes 30"
 
     heads: Annotated[int, model_option("Heads, one for each draft token after the target's own token.")] = 4
     blocks: Annotated[int, model_option("Residual blocks of a head.")] = 2
@@ -213,17 +182,9 @@ class MedusaKind(DrafterKind):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsKind(DrafterKind):
-    """Train heads on a frozen target that predict several tokens in one pass (drafter multi_token).
+    """Train heads on a frozen target that predict several tokens in one pass (drafter multi_token)."""
 
-    OUT/export has the finished heads, OUT/latest the heads at the last evaluation, both for the drafter multi_token.
-    Ctrl-C saves; the same command continues.
-
-    [bold]Examples[/]
-
-    pronk train heads --source python=0.6 --source prose.jsonl.gz=0.4 --out run
-
-    pronk train heads --target ./checkpoint --heads 4 --order causal --source notes/=1 --out run --minutes 60
-    """
+    example = "--target ./checkpoint --heads 4 --order causal --minutes 60"
 
     without = ("compile",)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from inspect import getdoc
 from pathlib import Path
 from typing import Annotated
 
@@ -174,7 +173,17 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
 
 
 for _name, _kind in KINDS.items():
-    app.command(_name, help=getdoc(_kind), no_args_is_help=True)(_command(_kind))
+    _help = f"""{_kind.__doc__}
+
+OUT/export has the finished drafter, OUT/latest the latest one. Ctrl-C saves; the same command continues.
+
+[bold]Examples[/]
+
+pronk train {_name} --source python=0.6 --source prose.jsonl.gz=0.4 --out run
+
+pronk train {_name} --source notes/=1 --out run {_kind.example}
+"""
+    app.command(_name, help=_help, no_args_is_help=True)(_command(_kind))
 
 
 app.command(no_args_is_help=True)(eagle3)

@@ -6,12 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pronk.cli.options import panel
 from pronk.cli.progress import INTERRUPTED, status_bar
+from pronk.cli.train.options import model_option, text_option
 
 __all__ = ["texts"]
-
-text_option, model_option = map(panel, ("Text", "Model"))
 
 
 def texts(

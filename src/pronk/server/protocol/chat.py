@@ -12,11 +12,7 @@ from pydantic import Field, model_validator
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta
-from pronk.server.protocol.conversation import (
-    AnswerBuilder,
-    ConversationRequest,
-    check_template_options,
-)
+from pronk.server.protocol.conversation import AnswerBuilder, ConversationRequest, check_template_options
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import RequestBody, Text, by_sample, check_max, leaps, refuse, usage
 from pronk.server.protocol.tokens import chat_logprobs
@@ -110,7 +106,6 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     enable_thinking: bool | None = None
-    thinking_budget: int | None = Field(None, ge=0, le=2**31)
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
 
     def check(self, limits: RequestLimits) -> None:
@@ -142,10 +137,6 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     def template_options(self) -> dict[str, Any]:
         """Return further variables for the chat template."""
         return thinking_options(self.reasoning_effort, self.enable_thinking) | (self.chat_template_kwargs or {})
-
-    def max_thought_tokens(self) -> int | None:
-        """Return the thinking budget, if the request sets one."""
-        return self.thinking_budget
 
     def num_logprobs(self) -> int | None:
         """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from pronk.errors import GuideError, OptionError, PromptError, PronkError
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser
@@ -43,6 +45,8 @@ class ConversationRequest(FormattedRequest):
 
     messages_field: ClassVar = "messages"  # name of the field with the conversation, for error messages
 
+    thinking_budget: int | None = Field(None, ge=0, le=2**31)
+
     @abstractmethod
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages for the chat template."""
@@ -70,18 +74,18 @@ class ConversationRequest(FormattedRequest):
     def template_options(self) -> dict[str, Any]:
         """Return further variables for the chat template."""
 
-    @abstractmethod
     def max_thought_tokens(self) -> int | None:
         """Return the thinking budget, if the request sets one."""
+        return self.thinking_budget
 
-    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
+        return None
 
     @property
-    @abstractmethod
     def requested_max_tokens(self) -> int | None:
         """Maximum number of tokens to generate, if the request sets one."""
+        return None
 
     @property
     def caps_max_tokens(self) -> bool:

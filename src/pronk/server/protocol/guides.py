@@ -37,14 +37,11 @@ class ResponseFormat(RequestBody):
     json_schema: SchemaFormat | None = None
 
 
-class TextFormat(RequestBody):
+class TextFormat(SchemaFormat):
     """``text.format`` of ``/v1/responses``."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Text | None = Field(None, pattern=NAME_PATTERN)
-    description: Text | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
+    name: Text | None = Field(None, pattern=NAME_PATTERN)  # type: ignore[assignment]
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         """Implement :meth:`FormattedRequest.guide_arguments` for this field.

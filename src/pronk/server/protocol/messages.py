@@ -200,15 +200,6 @@ class CountTokensRequest(ConversationRequest):
         form = None if self.output_config is None else self.output_config.format
         return {} if form is None else {"output_config.format": {"json": form.schema_}}
 
-    @property
-    def requested_max_tokens(self) -> int | None:
-        """Maximum number of tokens to generate, if the request sets one."""
-        return None
-
-    def num_logprobs(self) -> int | None:
-        """Return ``None``: this API has no log-probabilities."""
-        return None
-
     def conversation(self) -> list[dict[str, Any]]:
         """Return the system prompt and the messages for the chat template."""
         system = self.system if isinstance(self.system, str) else "\n".join(block.text for block in self.system or ())
@@ -234,7 +225,7 @@ class CountTokensRequest(ConversationRequest):
 
     def max_thought_tokens(self) -> int | None:
         """Return the thinking budget, if the request sets one."""
-        return None if self.thinking is None else self.thinking.budget_tokens
+        return self.thinking_budget if self.thinking is None else self.thinking.budget_tokens
 
     def reply(self, builder: AnswerBuilder) -> MessagesReply:
         """Return the builder of the reply."""

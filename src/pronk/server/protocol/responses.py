@@ -136,7 +136,6 @@ class ResponsesRequest(ConversationRequest):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    thinking_budget: int | None = Field(None, ge=0, le=2**31)
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -158,14 +157,11 @@ class ResponsesRequest(ConversationRequest):
         """Maximum number of tokens to generate, if the request sets one."""
         return self.max_output_tokens
 
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether log-probabilities are requested."""
-        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
-
     def num_logprobs(self) -> int | None:
         """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
-        return (self.top_logprobs or 0) if self.wants_logprobs else None
+        if self.top_logprobs is None and "message.output_text.logprobs" not in (self.include or ()):
+            return None
+        return self.top_logprobs or 0
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return instructions and input as messages for the chat template."""
@@ -192,10 +188,6 @@ class ResponsesRequest(ConversationRequest):
     def template_options(self) -> dict[str, Any]:
         """Return further variables for the chat template."""
         return thinking_options(None if self.reasoning is None else self.reasoning.effort)
-
-    def max_thought_tokens(self) -> int | None:
-        """Return the thinking budget, if the request sets one."""
-        return self.thinking_budget
 
     def reply(self, builder: AnswerBuilder) -> ResponsesReply:
         """Return the builder of the reply."""

@@ -1,15 +1,19 @@
-"""Bodies of ``/tokenize``, ``/detokenize`` and ``/v1/moderations``."""
+"""Bodies of ``/tokenize``, ``/detokenize``, ``/v1/embeddings`` and ``/v1/moderations``."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pronk.arrays import Array
 from pronk.server.protocol.chat import ChatMessage
-from pronk.server.protocol.request import Ids, RequestBody, Text, Texts
+from pronk.server.protocol.request import Ids, Prompts, RequestBody, Text, Texts, list_prompts, refuse
+from pronk.server.settings import RequestLimits
 
-__all__ = ["DetokenizeRequest", "ModerationRequest", "TokenizeRequest", "moderation"]
+__all__ = ["DetokenizeRequest", "EmbeddingRequest", "ModerationRequest", "TokenizeRequest", "moderation"]
 
 
 class TokenizeRequest(RequestBody):
@@ -27,6 +31,54 @@ class DetokenizeRequest(RequestBody):
 
     model: Text | None = None
     tokens: Ids
+
+
+class EmbeddingRequest(RequestBody):
+    """Body of ``/v1/embeddings``; the OpenAI API lacks ``pooling`` and ``normalize``."""
+
+    model: Text | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1, le=2**31)
+    user: Text | None = Field(None, max_length=512, description="Neither used nor stored.")
+    pooling: Literal["mean", "last"] | None = Field(None, description="Tokens to pool; default: mean.")
+    normalize: bool | None = Field(None, description="Whether vectors have length 1; default: true.")
+
+    def check(self, limits: RequestLimits, hidden_size: int) -> None:
+        """Raise ``ApiError`` if the input is empty or beyond the limits, or the model has fewer dimensions."""
+        prompts = list_prompts(self.input)
+        if not 1 <= len(prompts) <= limits.embeddings:
+            raise refuse("input", f"expected 1..{limits.embeddings} texts, found {len(prompts)}")
+        if not all(prompts):
+            raise refuse("input", "expected texts of at least one token, found an empty one; leave it out")
+        if self.dimensions is not None and self.dimensions > hidden_size:
+            raise refuse("dimensions", f"expected at most {hidden_size}, found {self.dimensions}")
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of :meth:`pronk.async_llm.AsyncLLM.embed`."""
+        return {
+            "pooling": self.pooling or "mean",
+            "dimensions": self.dimensions,
+            "normalize": self.normalize is not False,
+        }
+
+    def reply(self, model: str, vectors: Sequence[Array], num_tokens: int) -> dict[str, Any]:
+        """Return the reply; in base64, a vector is its little-endian float32 numbers."""
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": self._encode(vector)}
+                for index, vector in enumerate(vectors)
+            ],
+            "model": model,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+
+    def _encode(self, vector: Array) -> str | list[float]:
+        if self.encoding_format == "base64":
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+        numbers: list[float] = vector.tolist()
+        return numbers
 
 
 class ModerationRequest(RequestBody):

@@ -15,7 +15,6 @@ class WorkerConfig:
     engine: str
     variant: str  # decoding method of the engine; "" is plain decoding
     model: str  # a folder in the Hugging Face layout, or a GGUF file
-    draft: str | None  # folder of the draft model; ``None`` if the variant needs none
     dtype: str  # data type of the computation: bfloat16, float16 or float32
     threads: int
 
@@ -39,7 +38,7 @@ class PeerResult:
     token_ids: list[int]
     seconds: float  # duration of prefill and decoding together
     ttft: float | None = None  # time to the first token; ``None`` if the engine does not report it
-    peak_memory: int = 0  # in bytes; set by worker.py, and includes loading if the system cannot reset it
+    peak_memory: int = 0  # in bytes; set by worker.py; 0 if the system does not report it
 
 
 class PeerEngine(Protocol):

@@ -1,4 +1,4 @@
-"""transformers on a checkpoint folder: plain decoding, prompt lookup, and a draft model."""
+"""transformers on a checkpoint folder: plain decoding and prompt lookup."""
 
 from __future__ import annotations
 
@@ -36,18 +36,17 @@ class HuggingFace:
     """``AutoModelForCausalLM.generate`` on token ids."""
 
     def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
-        """Load the model, and the draft model if the variant needs one."""
+        """Load the model."""
         torch.set_num_threads(config.threads)
-        self.model = self._model(config, config.model)
-        self.method_options: dict[str, Any] = {}
-        if config.variant == "prompt_lookup":
-            self.method_options = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
-        elif config.variant == "assisted":
-            assert config.draft is not None
-            self.method_options = {"assistant_model": self._model(config, config.draft)}
+        dtype = getattr(torch, config.dtype)
+        self.model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype, local_files_only=True).eval()
+        # Otherwise generation_config.json sets the stop tokens and sampling options that a request leaves unset.
+        self.model.generation_config = GenerationConfig()
+        lookup = config.variant == "prompt_lookup"
+        self.method_options = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if lookup else {}
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         settings = {"dtype": config.dtype, "attention": str(self.model.config._attn_implementation)}  # noqa: SLF001
-        if config.variant == "prompt_lookup":
+        if lookup:
             settings["lookup"] = f"{_LOOKUP_TOKENS} tokens"
         return versions, settings
 
@@ -67,13 +66,6 @@ class HuggingFace:
         seconds = perf_counter() - began
         tokens = output_ids[0, len(request.prompt) :].tolist()
         return PeerResult(tokens, seconds, clock.times[1] - began if len(clock.times) > 1 else None)
-
-    def _model(self, config: WorkerConfig, path: str) -> Any:
-        dtype = getattr(torch, config.dtype)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).eval()
-        # Otherwise generation_config.json sets the stop tokens and sampling options that a request leaves unset.
-        model.generation_config = GenerationConfig()
-        return model
 
 
 def _options(request: PeerRequest) -> GenerationConfig:

@@ -1,9 +1,9 @@
-"""The models of one server: their names and paths, from the values of ``--model``."""
+"""Names of models and adapters: in requests, and in the values of ``--model``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,11 +11,50 @@ from pronk.errors import OptionError
 from pronk.hub.cache import model_label
 from pronk.hub.names import gguf_models
 from pronk.hub.resolve import resolve_model
+from pronk.server.errors import unknown_model
 from pronk.server.settings import model_key
 
-__all__ = ["find_models"]
+__all__ = ["AdapterNames", "find_models"]
 
 _NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")  # NAME=PATH
+
+
+class AdapterNames:
+    """Names in the field ``model`` of requests for one model and its adapters.
+
+    Names are compared in small letters, without the ending ``.gguf``.
+
+    Attributes:
+        model: name of the model.
+        all: names of the model and of its adapters.
+    """
+
+    def __init__(self, model: str, adapters: Collection[str]) -> None:
+        """Collect the names; raise an OptionError if two are the same."""
+        self.model, self.all = model, (model, *adapters)
+        self._adapters = {model_key(name): name for name in adapters}
+        if len({model_key(name) for name in self.all}) < len(self.all):
+            msg = f"adapter: expected names other than the model's and each other's, found {', '.join(self.all)}"
+            raise OptionError(msg)
+
+    def __contains__(self, name: str) -> bool:
+        return model_key(name) == model_key(self.model) or model_key(name) in self._adapters
+
+    def adapter(self, name: str | None) -> str | None:
+        """Return the adapter with a name; ``None``: the model itself, also without a name.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        if name is None or model_key(name) == model_key(self.model):
+            return None
+        if model_key(name) not in self._adapters:
+            raise unknown_model(name, *self.all)
+        return self._adapters[model_key(name)]
+
+    def shown_as(self, name: str | None) -> str:
+        """Return the name of the model or adapter as the server's owner wrote it; errors: :meth:`adapter`."""
+        return self.adapter(name) or self.model
 
 
 def find_models(values: Sequence[str], *, progress: Callable[[int, int], None] | None = None) -> list[tuple[str, Path]]:

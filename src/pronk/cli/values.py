@@ -1,0 +1,126 @@
+"""Values of options: guides, prompts and other texts of files, and pairs of the form ``NAME=VALUE``."""
+
+import sys
+from collections.abc import Collection
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pronk.errors import OptionError, PromptError
+
+if TYPE_CHECKING:
+    from pronk.sampling.guide import Guide
+
+__all__ = ["only_adapter", "parse_adapters", "parse_bias", "read_guide", "read_prompt", "read_text"]
+
+
+def read_guide(
+    json_schema: str | None = None,
+    regex: str | None = None,
+    choice: list[str] | None = None,
+    grammar: str | None = None,
+) -> "Guide | None":
+    """Build the guide from the one option that is set; return ``None`` if no option is set.
+
+    Args:
+        json_schema: path of a JSON schema; ``"object"`` allows any JSON object unless a file has that name.
+        regex: regular expression for the whole text.
+        choice: allowed texts.
+        grammar: path of a Lark grammar.
+
+    Raises:
+        OptionError: several options are set, a file cannot be read, or its content is not a valid guide.
+    """
+    from pronk.sampling.guide import MAX_SIZE, Guide
+
+    given = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None, "--grammar": grammar}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        msg = f"guide: expected at most one of {', '.join(given)}, found {' and '.join(names)}; give one"
+        raise OptionError(msg)
+    # Bytes to read. A longer file is too long in any case: UTF-8 has at most 4 bytes per character.
+    size = 4 * MAX_SIZE + 1
+    if json_schema is not None:
+        anything = json_schema == "object" and not Path(json_schema).exists()
+        return Guide(json={"type": "object"} if anything else read_text("json-schema", json_schema, size))
+    if grammar is not None:
+        return Guide(grammar=read_text("grammar", grammar, size))
+    if regex is not None:
+        return Guide(regex=regex)
+    return Guide(choice=choice) if choice else None
+
+
+def read_text(option: str, path: str, size: int = -1, *, stdin: bool = False) -> str:
+    """Return the first ``size`` bytes (-1: all) of a file, or with ``stdin`` of standard input, as text.
+
+    Raises:
+        OptionError: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        with nullcontext(sys.stdin.buffer) if stdin else Path(path).open("rb") as file:
+            return file.read(size).decode()
+    except OSError as error:
+        msg = f"{option}: expected a file that can be read at {path}, found {error.strerror}; check the path"
+        raise OptionError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"{option}: expected text in UTF-8 in {path}, found {error}"
+        raise OptionError(msg) from error
+
+
+def read_prompt(
+    *,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue, or - to read it from standard input.", show_default=False)
+    ] = None,
+    prompt_file: Annotated[
+        str | None, typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False)
+    ] = None,
+) -> str:
+    """Read the prompt from the argument, a file or standard input.
+
+    Raises:
+        PromptError: PROMPT and --prompt-file are both given or both missing.
+        OptionError: the file cannot be read, or the text is not UTF-8.
+    """
+    if (prompt is None) == (prompt_file is None):
+        msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
+        raise PromptError(msg)
+    if prompt is not None and prompt != "-":
+        return prompt
+    file = prompt_file or "-"
+    return read_text("prompt-file", file, stdin=file == "-")
+
+
+def parse_adapters(pairs: list[str]) -> dict[str, str]:
+    """Parse ``["sql=./sql-lora"]`` into ``{"sql": "./sql-lora"}``; raise an OptionError if a name repeats."""
+    adapters: dict[str, str] = {}
+    for pair in pairs:
+        name, _, folder = pair.partition("=")
+        if not name or not folder or name in adapters:
+            msg = f"adapter: expected NAME=FOLDER with a new name, for example sql=./sql-lora, found {pair!r}"
+            raise OptionError(msg)
+        adapters[name] = folder
+    return adapters
+
+
+def only_adapter(names: Collection[str]) -> str | None:
+    """Return the name of the only adapter; ``None``: there is none; several raise an OptionError."""
+    if len(names) > 1:
+        msg = f"adapter: expected one, found {', '.join(names)}; leave the others out"
+        raise OptionError(msg)
+    return next(iter(names), None)
+
+
+def parse_bias(pairs: list[str]) -> dict[int, float] | None:
+    """Parse ``["7=1.5"]`` into ``{7: 1.5}``; an empty list gives ``None``."""
+    bias: dict[int, float] = {}
+    for pair in pairs:
+        token, _, value = pair.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            msg = f"logit_bias: expected ID=VALUE, for example 13=-100, found {pair!r}"
+            raise OptionError(msg) from None
+    return bias or None
