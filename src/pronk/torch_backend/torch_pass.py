@@ -12,11 +12,8 @@ from torch import Tensor
 from pronk.arrays import Array
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.program_rows import ProgramRows
-from pronk.torch_backend.attention import path_slots
-from pronk.torch_backend.cache import TorchCache
+from pronk.torch_backend.cache import TorchCache, path_slots
 from pronk.torch_backend.convert import to_tensor
-
-__all__ = ["TorchPass"]
 
 
 class TorchPass:
