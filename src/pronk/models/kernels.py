@@ -53,8 +53,9 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
     """
     failure = ""
     for kernels in candidates(choice, path):
-        if _has_passed(kernels):
-            return kernels
+        with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
+            if _passed_marker(kernels).exists():
+                return kernels
         error = self_check(kernels)
         if error is None:
             with suppress(OSError, RuntimeError):  # without the marker, the next process checks again
@@ -64,13 +65,6 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
             return kernels
         failure = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {error}"
     raise KernelsError(failure)
-
-
-def _has_passed(kernels: Kernels) -> bool:
-    try:
-        return _passed_marker(kernels).exists()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
-        return False
 
 
 def _passed_marker(kernels: Kernels) -> Path:

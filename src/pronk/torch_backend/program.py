@@ -16,9 +16,8 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.linear import Experts
 from pronk.models.program import CrossAttentionSource, Program, output_range
 from pronk.models.program_rows import ProgramRows
-from pronk.torch_backend.cache import TorchCache, attend_rows, visible_keys
+from pronk.torch_backend.cache import TorchCache, TorchPass, attend_rows, visible_keys
 from pronk.torch_backend.convert import to_array, to_tensor
-from pronk.torch_backend.torch_pass import TorchPass
 
 
 def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,7 @@ class GPTQ:
                 refuse(f"no {key}", config[key], _REMEDY)
         return cls(
             bits=bits,
-            group=_parse_group_size(config.get("group_size", -1)),
+            group=_parse_group_size(config.get("group_size", -1), _REMEDY),
             zero_offset=_ZERO_OFFSETS[layout],
             symmetric=_read_flag(config, "sym", default=True),
             needs_index=_read_flag(config, "desc_act", default=False),
@@ -152,12 +152,12 @@ class _Weight:
         return zeros
 
 
-def _parse_group_size(size: object) -> int:
+def _parse_group_size(size: object, remedy: str) -> int:
     if size == -1 and not isinstance(size, bool):
         return -1
     group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
     if group % 8:
-        refuse("a group_size of a multiple of 8, or -1", size, _REMEDY)
+        refuse("a group_size of a multiple of 8, or -1", size, remedy)
     return group
 
 
@@ -228,9 +228,7 @@ class AWQ:
             refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
         if config.get("zero_point", True) is not True:
             refuse("zero_point true", config["zero_point"], _AWQ_REMEDY)
-        size = config.get("group_size", config.get("q_group_size", 128))
-        if size != -1 and check_integer("quantization_config: group_size", size, 8, error=ConfigError) % 8:
-            refuse("a group_size of a multiple of 8, or -1", size, _AWQ_REMEDY)
+        size = _parse_group_size(config.get("group_size", config.get("q_group_size", 128)), _AWQ_REMEDY)
         return cls(size, tuple(read_names(config, "modules_to_not_convert")))
 
     def weight(self, module: LinearModule) -> _AWQWeight | None:

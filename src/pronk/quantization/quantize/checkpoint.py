@@ -105,7 +105,7 @@ def quantize(
         result = QuantizedCheckpoint(
             rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source.num_bytes
         )
-        read = _OutputReader(source, partial / method).tensor
+        read = _output_reader(source, partial / method)
         write_weights(partial, entries, read, shard_bytes, lambda done, total: status("writing", done, total))
         del read  # unmaps the files that are removed now
         for tried_method in texts.methods:
@@ -169,7 +169,8 @@ def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
     """Yield name, shape and dtype of each tensor of the quantized checkpoint."""
-    for tensor in source.tensors_outside_layers():
+    outside = (part for part in source.parts if not part.target.startswith("layers."))
+    for tensor in (tensor for part in outside for tensor in part.tensors):
         yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
     for index in range(source.config.num_layers):
         for part in source.parts_of_layer(index):
@@ -183,20 +184,17 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
                     yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
 
 
-class _OutputReader:
-    """Reader of the new checkpoint: quantized layers from ``layers``, other tensors from the source."""
+def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[CheckpointTensor], Array]:
+    """Return a reader of the new tensors: quantized layers from ``folder``, others from the source."""
+    layers = [Checkpoint(layer_folder(folder, index)) for index in range(source.config.num_layers)]
+    quantized = {name: layer for layer in layers for name in layer}
 
-    def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
-        self.source = source
-        self.checkpoints: dict[str, Checkpoint] = {}
-        for index in range(source.config.num_layers):
-            checkpoint = Checkpoint(layer_folder(layers, index))
-            self.checkpoints |= dict.fromkeys(checkpoint, checkpoint)
+    def read(tensor: CheckpointTensor) -> Array:
+        layer = quantized.get(tensor.name)
+        (layer or source.checkpoint).release()
+        return source.inventory.tensor(tensor) if layer is None else layer.tensor(tensor.name)
 
-    def tensor(self, tensor: CheckpointTensor) -> Array:
-        quantized = self.checkpoints.get(tensor.name)
-        (quantized or self.source.checkpoint).release()
-        return self.source.inventory.tensor(tensor) if quantized is None else quantized.tensor(tensor.name)
+    return read
 
 
 METHODS = {  # description of each quantization method in the model card

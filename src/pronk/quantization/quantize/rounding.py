@@ -49,11 +49,7 @@ class RoundingRule:
 
     def nearest(self, weight: Array) -> QuantizedMatrix:
         """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes, with the scales of :meth:`scales`."""
-        return self.quantize_with_scales(weight, self.scales(weight))
-
-    def quantize_with_scales(self, weight: Array, scale: Array) -> QuantizedMatrix:
-        """Quantize ``weight`` to the nearest codes for the scales ``scale``, float32 ``[outputs, groups]``."""
-        group = self.group or weight.shape[1]
+        scale, group = self.scales(weight), self.group or weight.shape[1]
         codes = self.codes(weight, np.repeat(scale, group, axis=1)) + self.zero
         with np.errstate(invalid="ignore"):  # NaN, which QuantizedMatrix refuses
             return QuantizedMatrix(codes.astype(UINT8), scale, None, self.bits, group)

@@ -20,7 +20,7 @@ from pronk.models.inventory import Inventory
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.loader import parse_dtype, read_config
 from pronk.models.program_rows import ProgramRows
-from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_tensors
+from pronk.models.tensor_plan import DecoderPart, plan_tensors
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.quantization.quantize.rounding import LINEARS
@@ -69,10 +69,6 @@ class SourceCheckpoint:
     def stored_name(self, name: str) -> str:
         """Return a tensor's name in the checkpoint: with the prefix of the family, except for the LM head."""
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
-
-    def tensors_outside_layers(self) -> list[CheckpointTensor]:
-        """Return the descriptions of the tensors of embedding, final norm and LM head."""
-        return [tensor for part in self.parts if not part.target.startswith("layers.") for tensor in part.tensors]
 
     def parts_of_layer(self, index: int) -> list[DecoderPart]:
         """Return the descriptions of the modules of layer ``index``, with their tensors in the checkpoint."""

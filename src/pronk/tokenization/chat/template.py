@@ -130,11 +130,6 @@ default_renderer = Renderer()
 _NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 
 
-def uses_harmony(source: str) -> bool:
-    """Return whether the source of a chat template writes messages in the harmony format."""
-    return "<|channel|>" in source and "<|message|>" in source
-
-
 def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with at most one call each, followed by the results of the call, for gpt-oss.
 
@@ -228,7 +223,7 @@ class ChatTemplate:
             msg = f"chat template: expected valid Jinja, found an error: {reason}"
             raise TokenizerError(msg)
         self._loops_over_content = reply["loops_over_content"]
-        self._in_channels = uses_harmony(source)
+        self._in_channels = "<|channel|>" in source and "<|message|>" in source  # the harmony format of gpt-oss
         writes_none = "tool_calls" not in source
         forms = ((texts, keywords) for marker, texts, keywords in _UNWRITTEN_CALLS if marker in source and writes_none)
         self._call_form = next(forms, None)
