@@ -16,8 +16,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from pronk.corpus.exclude import Exclusion
-from pronk.corpus.python_source import read_python
+from pronk.corpus.collection import Exclusion
+from pronk.corpus.sources import read_python
 from pronk.files.json_lines import read_json_lines
 
 # Bytes of text per source, about 3.4 per token.

@@ -29,8 +29,7 @@ from pronk.architecture.families import parse_config
 from pronk.arrays import FLOAT32, Array
 from pronk.errors import OptionError, PronkError
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
-from pronk.files.companions import copy_companions
-from pronk.files.shards import ShardEntry, check_output_folder, write_weights
+from pronk.files.shards import ShardEntry, check_output_folder, copy_companions, write_weights
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.clone_models import tiny_model
 from pronk.models.families import FAMILY_NAMES

@@ -11,9 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints import load_with_transformers
 from pronk.arrays import FLOAT32, Array
-from pronk.models.adapters import Adapter, Adapters
+from pronk.models.adapters import Adapter, AdapterModule, Adapters
 from pronk.models.decoder import Decoder
-from pronk.models.peft import AdapterModule
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")

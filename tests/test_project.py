@@ -52,7 +52,7 @@ LAYERS = (
     {"arrays", "errors", "interrupts", "quantization.__init__"},
     {"speculation.tree"},
     {"checks", "files.__init__", "files.atomic"},
-    {"quantization.formats", "quantization.gguf.layout"},
+    {"quantization.formats"},
     {"quantization.gguf.blocks"},
     {"architecture", "kernels"},
     {"kv_cache", "quantization.gguf", "sampling"},

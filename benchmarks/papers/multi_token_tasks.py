@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from pronk.train.attention import dense_logits
+from pronk.train.losses import autocast
 from pronk.train.modules.decoder import DecoderModule
-from pronk.train.precision import autocast
 
 __all__ = ["IGNORED", "Polynomials", "Stories", "Task", "Text"]
 

@@ -22,8 +22,8 @@ from pronk import LLM, SamplingParams
 from pronk.corpus.sources import parse_source
 from pronk.train.attention import dense_hidden
 from pronk.train.data import prepare
+from pronk.train.export import InitialModel
 from pronk.train.future import FutureTokens
-from pronk.train.initial import InitialModel
 from pronk.train.lm import LanguageModel, TextModel, held_out_sets
 from pronk.train.options import DataOptions, TrainOptions
 from pronk.train.served import beginnings

@@ -29,7 +29,7 @@ from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.tree import TokenTree
 from pronk.train.attention import dense_logits
-from pronk.train.modules.load import load_module
+from pronk.train.modules.decoder import load_module
 from tiny_models import (
     VOCAB,
     StrictAllocator,

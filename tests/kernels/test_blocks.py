@@ -13,8 +13,7 @@ from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.quantization.gguf.blocks import BlockMatrix, BlockRows, unpack
-from pronk.quantization.gguf.layout import TENSOR_TYPES
+from pronk.quantization.gguf.blocks import TENSOR_TYPES, BlockMatrix, BlockRows, unpack
 from quantization.formats.codes import coded_product, fused
 
 SETS = candidates()

@@ -24,8 +24,7 @@ from pronk.models.loader import load_decoder, read_config
 from pronk.tokenization.tokenizer import Tokenizer
 from pronk.torch_backend.backend import TorchBackend, TorchMatrix
 from pronk.torch_backend.convert import torch_dtype
-from pronk.train.modules.decoder import DecoderModule
-from pronk.train.modules.load import load_module
+from pronk.train.modules.decoder import DecoderModule, load_module
 from tiny_models import kernels, text_logits
 
 DTYPES = [FLOAT32, BFLOAT16]

@@ -20,7 +20,7 @@ from pronk.models.backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.convert import torch_dtype
-from pronk.train.modules.load import load_module
+from pronk.train.modules.decoder import load_module
 from quantized_formats import read_tensors, write_tensors
 from tiny_models import kernels, text_logits
 

@@ -28,8 +28,7 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.convert import to_tensor
-from pronk.train.modules.decoder import PlainLinear
-from pronk.train.modules.load import load_module
+from pronk.train.modules.decoder import PlainLinear, load_module
 from quantized_formats import FORMATS, Format, edit, edit_config, gptq, ints, read_tensors, write_quantized
 from tiny_models import kernels, text_logits
 

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers
 
 from checkpoints import VOCAB
 from pronk.errors import OptionError
-from pronk.tokenization.detokenizer import IncrementalDecoder, StopScanner
+from pronk.tokenization.stream import IncrementalDecoder, StopScanner
 from pronk.tokenization.tokenizer import Tokenizer
 
 CHARACTERS = "a é ß — 東 京 🙂 \ufffd 👩‍👩‍👧 \n"

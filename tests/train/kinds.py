@@ -11,16 +11,13 @@ from pronk.drafters.from_target.modules.kangaroo import KangarooShape
 from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.train.clock import Clock
 from pronk.train.distributed import ProcessGroup
-from pronk.train.draft import DraftStudent
 from pronk.train.future import FutureTokens, future_shape
-from pronk.train.glide import GlideStudent, VanillaStudent
-from pronk.train.heads import HeadsStudent
-from pronk.train.kangaroo import KangarooStudent
+from pronk.train.heads import HeadsStudent, MedusaOptions, MedusaStudent
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
-from pronk.train.medusa import MedusaOptions, MedusaStudent
 from pronk.train.options import HeadsOptions, StudentOptions
 from pronk.train.student import Student
+from pronk.train.students import DraftStudent, GlideStudent, KangarooStudent, VanillaStudent
 from pronk.train.teacher import Teacher
 from train.tiny import SHAPE, TINY, TINY_DRAFT
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pronk.corpus.answers import AnswersHeader, AnswersWriter, Dialogue, merge_answers, read_answers
-from pronk.corpus.exclude import Exclusion
+from pronk.corpus.collection import Exclusion
 from pronk.corpus.questions import WEIGHTS, Questions
 from pronk.corpus.sources import SourceSpec, spec_of
 from pronk.errors import OptionError

@@ -6,16 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pronk.corpus.collection import Collection, Pool, collect, pack
-from pronk.corpus.dialogue import parse_dialogue
-from pronk.corpus.encoder import Encoder
-from pronk.corpus.exclude import RUN, Exclusion
-from pronk.corpus.python_source import is_permissive, read_packages, read_python, wanted_code
-from pronk.corpus.sources import SourceSpec, parse_source, read_source
+from pronk.corpus.collection import RUN, Collection, Exclusion, Pool, collect, pack
+from pronk.corpus.encoder import Encoder, parse_dialogue
+from pronk.corpus.sources import (
+    SourceSpec,
+    is_permissive,
+    parse_source,
+    read_packages,
+    read_python,
+    read_source,
+    wanted_code,
+)
 from pronk.errors import OptionError
-from pronk.train.data import _size, mix, prepare
+from pronk.train.data import _size, load_tokenizer, mix, prepare
 from pronk.train.options import DataOptions
-from pronk.train.tokenizer import load_tokenizer
 from train.tiny import TOKENS, write_jsonl
 
 

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from pronk.cli.main import main
 from pronk.errors import CheckpointError
 from pronk.train.checkpoint import load_checkpoint
-from pronk.train.draft import DraftStudent
 from pronk.train.options import DataOptions
 from pronk.train.run import run, run_student
+from pronk.train.students import DraftStudent
 from pronk.train.teacher import Teacher
 from train.tiny import OWN, TINY, TINY_DRAFT, draft_command, same_weights
 

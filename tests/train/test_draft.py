@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from pronk.errors import OptionError
 from pronk.train.attention import dense_logits
-from pronk.train.draft import DraftStudent
 from pronk.train.export import hugging_face_tensors
+from pronk.train.students import DraftStudent
 from pronk.train.teacher import Teacher
 from train.kinds import Start, begin, train
 from train.tiny import TINY_DRAFT

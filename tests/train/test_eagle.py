@@ -21,18 +21,16 @@ from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.models.fingerprint import Fingerprint
 from pronk.sampling.params import SamplingParams
-from pronk.train.chain_attention import ChainAttention
+from pronk.train.attention import ChainAttention, compute_features
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.eagle import ANSWERS, EagleTraining, position_weights
-from pronk.train.features import compute_features
 from pronk.train.head_plan import draft_vocabulary, head_config
 from pronk.train.loop import Trainer
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
-from pronk.train.run_head import run_head, steps_of
-from pronk.train.target_states import StateSource, target_states
-from pronk.train.teacher import Teacher
+from pronk.train.run import run_head, steps_of
+from pronk.train.teacher import StateSource, Teacher, target_states
 from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
 from train.tiny import InterruptingConsole, refusal, run_command, shown
 
@@ -174,7 +172,7 @@ def test_chain_attention_equals_a_slow_loop() -> None:
 
 @pytest.mark.parametrize("chunk", [512, 5])
 def test_states_of_the_engine_are_those_of_the_module(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.train.target_states._CHUNK", chunk)
+    monkeypatch.setattr("pronk.train.teacher._CHUNK", chunk)
     engine, module = make_engine(tiny_decoder(windows=WINDOWS)), tiny_module(windows=WINDOWS)
     free = engine.cache.allocator.num_free
     ids = [(5 * i * i + i) % VOCAB for i in range(17)]
@@ -448,9 +446,7 @@ def test_kept_states_replace_the_target(
     assert files
     files[0].write_bytes(files[0].read_bytes()[:-40])
     calls: list[int] = []
-    monkeypatch.setattr(
-        "pronk.train.target_states.target_states", lambda *given: calls.append(1) or target_states(*given)
-    )
+    monkeypatch.setattr("pronk.train.teacher.target_states", lambda *given: calls.append(1) or target_states(*given))
     second = train(begin("second", steps=2, states=kept))
     assert len(calls) == 1
     weights = [run.objective.module.state_dict() for run in (plain, first, second)]

@@ -3,8 +3,8 @@ from pathlib import Path
 from checkpoints import MakeCheckpoint
 from pronk import LLM
 from pronk.corpus.encoder import Encoder
+from pronk.train.data import load_tokenizer
 from pronk.train.teacher import Teacher
-from pronk.train.tokenizer import load_tokenizer
 
 TALK = "User: What does it see?\n\nAssistant: The cat."
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pronk.drafters.from_target.modules.glide import GlideShape
-from pronk.train.features import Features, compute_features
-from pronk.train.glide import DelayedAttention, block_mask
+from pronk.train.attention import Features, compute_features
+from pronk.train.students import DelayedAttention, block_mask
 from pronk.train.teacher import Teacher
 from train.kinds import Start
 

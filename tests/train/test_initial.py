@@ -11,8 +11,8 @@ from checkpoints import MakeCheckpoint
 from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.tokenization.tokenizer import Tokenizer
+from pronk.train.export import InitialModel
 from pronk.train.future import FutureModel, future_shape
-from pronk.train.initial import InitialModel
 from pronk.train.lm import LanguageModel
 from pronk.train.teacher import Teacher
 from train.kinds import FUTURE, begin, train

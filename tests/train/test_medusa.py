@@ -15,8 +15,8 @@ from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import OptionError
 from pronk.train.attention import dense_hidden
+from pronk.train.heads import MedusaOptions, MedusaStudent
 from pronk.train.loop import Trainer
-from pronk.train.medusa import MedusaOptions, MedusaStudent
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.served import measure
 from pronk.train.teacher import Teacher

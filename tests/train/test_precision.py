@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pronk.train import precision
-from pronk.train.precision import autocast, product_dtype
+from pronk.train import losses
+from pronk.train.losses import autocast, product_dtype
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def durations(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
         return multiply(one, other)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", timed)
-    monkeypatch.setattr(precision, "perf_counter", lambda: now)
+    monkeypatch.setattr(losses, "perf_counter", lambda: now)
     product_dtype.cache_clear()
     yield
     product_dtype.cache_clear()

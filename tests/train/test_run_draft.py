@@ -14,9 +14,9 @@ from pronk import LLM, SamplingParams
 from pronk.cli.main import main
 from pronk.errors import OptionError
 from pronk.train.clock import Clock
-from pronk.train.draft import DraftStudent
 from pronk.train.options import DataOptions, OnPolicyOptions
 from pronk.train.run import run_student
+from pronk.train.students import DraftStudent
 from pronk.train.teacher import Teacher
 from train.tiny import OWN, TINY_DRAFT, InterruptingConsole, draft_command, link, run_command, same_weights, shown
 

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from pronk.train.schedule import Schedule
+from pronk.train.optim import Schedule
 
 
 def test_progress_is_the_further_of_steps_and_time() -> None:

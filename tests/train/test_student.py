@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pronk.drafters.from_target.modules.files import TrainedDrafter
-from pronk.train.attention import dense_logits
-from pronk.train.features import Features, compute_features
+from pronk.train.attention import Features, compute_features, dense_logits
 from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions
 from pronk.train.student import Branch, Student

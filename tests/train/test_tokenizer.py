@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from pronk.corpus.dialogue import SPECIAL_TOKENS, dialogue_ids, parse_dialogue, special_ids
+from pronk.corpus.encoder import SPECIAL_TOKENS, dialogue_ids, parse_dialogue, special_ids
 from pronk.errors import OptionError, TokenizerError
-from pronk.train.tokenizer import load_tokenizer, train_tokenizer
+from pronk.train.data import load_tokenizer, train_tokenizer
 
 
 def test_every_byte_survives(prepared: Path) -> None:

@@ -18,16 +18,6 @@ import numpy as np
 
 from pronk.architecture.rope import RopeConfig
 
-__all__ = [
-    "Activation",
-    "ConvolutionConfig",
-    "MixtureConfig",
-    "ModelConfig",
-    "NormPlaces",
-    "default_query_scale",
-    "llama_config",
-]
-
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 # Norms of a branch (attention or MLP) of a layer: of its input, of its output before the residual sum, or of both.
 NormPlaces = Literal["input", "output", "both"]

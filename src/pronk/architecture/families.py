@@ -10,12 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from pronk.architecture.config import ModelConfig
-from pronk.architecture.config_reader import ConfigReader
-from pronk.architecture.family_keys import DEFAULTS, MULTIMODAL, REFUSED, UNSUPPORTED_KEYS
+from pronk.architecture.config_reader import DEFAULTS, MULTIMODAL, REFUSED, UNSUPPORTED_KEYS, ConfigReader
 from pronk.architecture.family_readers import FAMILIES
 from pronk.errors import ConfigError
-
-__all__ = ["parse_config"]
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:

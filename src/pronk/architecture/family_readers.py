@@ -12,8 +12,6 @@ from pronk.architecture.rope import parse_rope
 from pronk.checks import check_choice, check_number
 from pronk.errors import ConfigError
 
-__all__ = ["FAMILIES"]
-
 _MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
 _MAX_TAPS = 16  # ``MAX_TAPS`` there
 
@@ -77,10 +75,6 @@ def _gemma(keys: ConfigReader, *, windows: tuple[int | None, ...], **features: A
     )
 
 
-def _gemma2(keys: ConfigReader) -> ModelConfig:
-    return _gemma(keys, windows=_periodic_windows(keys, keys.integer("sliding_window_pattern")))
-
-
 def _gemma3(keys: ConfigReader) -> ModelConfig:
     """Parse Gemma 3, which rotates the layers with a window by a base of their own, without scaling."""
     windows = _periodic_windows(keys, keys.integer("sliding_window_pattern"))
@@ -139,18 +133,13 @@ def _granite_hybrid(keys: ConfigReader) -> ModelConfig:
     return config
 
 
-def _granite_moe(keys: ConfigReader) -> ModelConfig:
-    return replace(_granite(keys), mixture=_mixture(keys, "num_local_experts", "intermediate_size", normalized=True))
-
-
 def _gpt_oss(keys: ConfigReader) -> ModelConfig:
     """Parse gpt-oss; every second layer has a window, from the first one on."""
     for key, expected in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if keys.number(key, expected) != expected:
             msg = f"config.json: expected {key} = {expected}, found {keys.get(key)}; other values are not supported"
             raise ConfigError(msg)
-    bias = keys.flag("attention_bias")
-    mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
+    bias, mixture = keys.flag("attention_bias"), _mixture(keys)
     windows = keys.windows(keys.integer("sliding_window"), lambda layer: layer % 2 == 0)
     return llama_like(
         keys,
@@ -161,11 +150,6 @@ def _gpt_oss(keys: ConfigReader) -> ModelConfig:
         attention_sinks=True,
         mixture=None if mixture is None else replace(mixture, bias=True),
     )
-
-
-def _mixtral(keys: ConfigReader) -> ModelConfig:
-    mixture = _mixture(keys, "num_local_experts", "intermediate_size", normalized=True)
-    return replace(_mistral(keys), mixture=mixture)
 
 
 def _qwen3_moe(keys: ConfigReader) -> ModelConfig:
@@ -188,10 +172,10 @@ def _qwen3_moe(keys: ConfigReader) -> ModelConfig:
 
 def _mixture(
     keys: ConfigReader,
-    experts: str,
-    width: str,
+    experts: str = "num_local_experts",
+    width: str = "intermediate_size",
     *,
-    normalized: bool,
+    normalized: bool = True,
     is_mixture: Callable[[int], bool] = lambda _: True,
 ) -> MixtureConfig | None:
     """Return the mixtures of experts; ``experts`` and ``width`` are keys. ``None`` if no layer has one."""
@@ -212,10 +196,6 @@ def _ministral3(keys: ConfigReader) -> ModelConfig:
         return config
     growth = check_number("config.json: llama_4_scaling_beta", growth, 0, error=ConfigError)
     return replace(config, query_growth=(growth, config.rope.original))
-
-
-def _olmo2(keys: ConfigReader) -> ModelConfig:
-    return replace(_llama(keys), norm_places="output", qk_norm=True, whole_qk_norm=True)
 
 
 def _olmo3(keys: ConfigReader) -> ModelConfig:
@@ -318,20 +298,20 @@ def _gpt2(keys: ConfigReader) -> ModelConfig:
 
 
 FAMILIES: dict[str, Callable[[ConfigReader], ModelConfig]] = {
-    "gemma2": _gemma2,
+    "gemma2": lambda keys: _gemma(keys, windows=_periodic_windows(keys, keys.integer("sliding_window_pattern"))),
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
     "granite": _granite,
     "granitemoehybrid": _granite_hybrid,
-    "granitemoe": _granite_moe,
+    "granitemoe": lambda keys: replace(_granite(keys), mixture=_mixture(keys)),
     "lfm2": _lfm2,
     "llama": _llama,
     "mimo": _qwen2,  # Qwen 2 with an MTP head
     "ministral3": _ministral3,
     "mistral": _mistral,
-    "mixtral": _mixtral,
-    "olmo2": _olmo2,
+    "mixtral": lambda keys: replace(_mistral(keys), mixture=_mixture(keys)),
+    "olmo2": lambda keys: replace(_llama(keys), norm_places="output", qk_norm=True, whole_qk_norm=True),
     "olmo3": _olmo3,
     "phi3": _phi3,
     "qwen2": _qwen2,

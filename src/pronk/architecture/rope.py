@@ -22,8 +22,6 @@ from pronk.arrays import FLOAT32, Array
 from pronk.checks import check_number
 from pronk.errors import ConfigError
 
-__all__ = ["RopeConfig", "RopeTable", "parse_rope", "yarn_scale"]
-
 _MAX_NUMBER = 1e15  # a larger number in config.json means a damaged file; its powers would overflow float32
 _INITIAL_POSITIONS = 1024  # number of positions in a new RopeTable; for a longer text it grows to the next power of 2
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")

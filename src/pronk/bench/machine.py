@@ -50,9 +50,9 @@ class BandwidthMeter:
 def _buffer_reader(backend: Backend, num_bytes: int) -> Callable[[], None]:
     """Return a function with which the backend reads a buffer of ``num_bytes`` bytes."""
     if backend.kernels is None:
-        from pronk.torch_backend import accelerator  # noqa: PLC0415 - torch is optional
+        from pronk.torch_backend.backend import buffer_reader  # noqa: PLC0415 - torch is optional
 
-        return accelerator.buffer_reader(num_bytes, backend.device)
+        return buffer_reader(num_bytes, backend.device)
     buffer = mapped_zeros((num_bytes,), UINT8)
     buffer.fill(0)  # the system maps all unwritten pages to one page, which would stay in the processor's cache
     return partial(backend.kernels.read, buffer)
@@ -70,10 +70,10 @@ class PeakMemory:
         self._reset: Callable[[], None] = reset_peak_memory
         self._peak: Callable[[], int | None] = peak_memory
         if device.startswith("cuda"):
-            from pronk.torch_backend import accelerator  # noqa: PLC0415 - torch is optional
+            from pronk.torch_backend import backend  # noqa: PLC0415 - torch is optional
 
-            self._reset = partial(accelerator.reset_peak_memory, device)
-            self._peak = partial(accelerator.peak_memory, device)
+            self._reset = partial(backend.reset_peak_memory, device)
+            self._peak = partial(backend.peak_memory, device)
         self._excluded_bytes = excluded_bytes
 
     def reset(self) -> None:
@@ -102,9 +102,9 @@ def describe_hardware(device: str) -> dict[str, Any]:
     with suppress(KernelsError):
         description["capability"] = candidates()[0].name
     if device.startswith("cuda"):
-        from pronk.torch_backend import accelerator  # noqa: PLC0415 - torch is optional
+        from pronk.torch_backend.backend import product_name  # noqa: PLC0415 - torch is optional
 
-        description["accelerator"] = accelerator.product_name(device)
+        description["accelerator"] = product_name(device)
     return description
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pronk.cli.console import TerminalOutput
     from pronk.hub.names import HubModel, KnownModel
-    from pronk.hub.pairs import Pair
+    from pronk.hub.resolve import Pair
 
 __all__ = ["list_models", "pull", "remove"]
 
@@ -51,7 +51,7 @@ def pull(
         path = _download(screen, name, model, None if revision else known)
         typer.echo(path)
         if drafter:
-            from pronk.hub.pairs import find_pairs
+            from pronk.hub.resolve import find_pairs
             from pronk.models.loader import read_config
 
             pairs = find_pairs(path, read_config(path))
@@ -110,7 +110,7 @@ def _known_rows() -> "list[dict[str, str]]":
 
 def _cached_rows() -> "list[dict[str, str]]":
     from pronk.hub.cache import cached_models, model_label
-    from pronk.hub.pairs import all_pairs
+    from pronk.hub.resolve import all_pairs
 
     rows = []
     for cached in cached_models():
@@ -122,7 +122,7 @@ def _cached_rows() -> "list[dict[str, str]]":
 
 def _pairs(path: "Path") -> "list[Pair]":
     from pronk.errors import PronkError
-    from pronk.hub.pairs import find_pairs
+    from pronk.hub.resolve import find_pairs
     from pronk.models.loader import read_config
 
     try:

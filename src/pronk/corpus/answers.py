@@ -30,8 +30,6 @@ from pronk.corpus.encoder import token_dtype
 from pronk.errors import OptionError
 from pronk.files.atomic import convert_write_errors
 
-__all__ = ["AnswersHeader", "AnswersWriter", "Dialogue", "merge_answers", "read_answers"]
-
 _FORMAT = "pronk-answers-1"
 _RECORD, _SPAN, _CHECK = struct.Struct("<IIHH"), struct.Struct("<II"), struct.Struct("<I")
 
@@ -103,11 +101,7 @@ class AnswersWriter:
 
 
 def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
-    """Read a file of answers.
-
-    Raises:
-        OptionError: the file cannot be read or is no such file.
-    """
+    """Read a file of answers; raise an OptionError if it cannot be read or is no such file."""
     header, records = _open(path)
     return header, [dialogue for dialogue, _ in records]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +11,67 @@ from typing import Any
 
 import numpy as np
 
-from pronk.corpus.dialogue import parse_dialogue
-from pronk.corpus.encoder import Encoder, token_dtype
-from pronk.corpus.exclude import Exclusion
+from pronk.corpus.encoder import Encoder, parse_dialogue, token_dtype
 from pronk.corpus.sources import SourceSpec, read_source
 from pronk.errors import OptionError
+from pronk.files.json_lines import read_json_lines
 
-__all__ = ["Collection", "OriginRecord", "Pool", "collect", "pack"]
+RUN = 13  # a text is excluded if it shares this number of successive words
+# Words in a group. Any 13 successive words of a document contain 7 that start at a multiple of 7 in the document. It is
+# therefore enough to look up these groups of 7, at a seventh of the cost.
+_GROUP = (RUN + 1) // 2
+_WORD = re.compile(r"\w+")
+
+
+class Exclusion:
+    """Filter for texts that share 13 successive words with ``texts``; case and punctuation do not count."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._groups: set[str] = set()
+        self._runs: set[str] = set()
+        for text in texts:
+            words = _words(text)
+            if len(words) < RUN:
+                continue
+            self._groups.update(_join(words, i, _GROUP) for i in range(len(words) - _GROUP + 1))
+            self._runs.update(_join(words, i, RUN) for i in range(len(words) - RUN + 1))
+
+    @classmethod
+    def from_files(cls, files: Iterable[Path]) -> Exclusion:
+        """Return a filter with every string in the JSONL files: prompts, references, solutions and tests."""
+        return cls(text for file in files for _, row in read_json_lines(file) for text in _strings(row))
+
+    def __call__(self, text: str) -> bool:
+        """Return whether ``text`` shares a run of 13 words with the excluded texts."""
+        if not self._runs:
+            return False
+        words = _words(text)
+        for i in range(0, len(words) - _GROUP + 1, _GROUP):
+            if _join(words, i, _GROUP) in self._groups:
+                first, last = max(0, i - (RUN - _GROUP)), min(i, len(words) - RUN)
+                if any(_join(words, j, RUN) in self._runs for j in range(first, last + 1)):
+                    return True
+        return False
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _join(words: list[str], start: int, count: int) -> str:
+    return " ".join(words[start : start + count])
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
 
 _HOLD_OUT = 100  # one document in 100 is held out for validation
 # If no whole document is held out: minimum characters held out of the longest document, but at most 1/4 of it.
@@ -58,15 +113,10 @@ class Collection:
 def collect(sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: Iterable[Path] = ()) -> Collection:
     """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
 
-    If no document of a source is held out, the end of its longest document is held out.
-
-    Args:
-        sources: sources with their weights.
-        dialogues: fraction of the text, from 0 to below 1, that dialogues make up; with 0 they are like other text.
-        exclude: JSONL files; no document shares 13 words in a row with a text in them.
-
-    Raises:
-        OptionError: a source is unreadable or leaves no text.
+    If no document of a source is held out, the end of its longest document is held out. ``dialogues`` is the fraction
+    of the text, from 0 to below 1, that dialogues make up; with 0 they are like other text. No document shares 13 words
+    in a row with a text in the JSONL files ``exclude``. A source that is unreadable or leaves no text raises an
+    OptionError.
     """
     total = sum(spec.weight for spec in sources)
     pools = [Pool(spec.name, (1 - dialogues) * spec.weight / total) for spec in sources]

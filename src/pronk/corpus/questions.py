@@ -21,12 +21,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pronk.corpus.dialogue import user_turns
-from pronk.corpus.exclude import Exclusion
+from pronk.corpus.collection import Exclusion
+from pronk.corpus.encoder import user_turns
 from pronk.corpus.sources import SourceSpec, read_source
 from pronk.errors import OptionError
-
-__all__ = ["WEIGHTS", "Questions"]
 
 # Dialogues of each pool in 100. A pool without documents leaves its share to the others.
 WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
@@ -43,10 +41,8 @@ _PHRASES: dict[str, list[str]] = json.loads(Path(__file__).with_name("questions.
 class Questions:
     """Numbered dialogues: question ``i`` depends on the documents, the seed and ``i`` only.
 
-    Documents are used without repetition as long as their pool lasts.
-
-    Raises:
-        OptionError: the sources have no usable document.
+    Documents are used without repetition as long as their pool lasts. Sources without a usable document raise an
+    OptionError.
     """
 
     def __init__(self, sources: Sequence[SourceSpec], exclude: Iterable[Path] = (), seed: int = 0) -> None:

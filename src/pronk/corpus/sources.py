@@ -7,20 +7,133 @@ On the command line, a source is ``WHAT=WEIGHT``::
     python=0.6                 the interpreter's standard library and the installed packages
     python:extra/packages=0.6  the same, with the packages of one more folder
     own.answers=1              for drafters, and alone: the target's own dialogues, from pronk train texts
+
+The metadata of a Python package must declare a permissive licence for all of its files. Tests, generated files,
+vendored copies and tables of data are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
+import re
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.metadata import Distribution, distributions
+from pathlib import Path, PurePath
 from typing import Any
 
-from pronk.corpus.python_source import read_python
 from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
 
-__all__ = ["SourceSpec", "SourceText", "json_lines_name", "parse_source", "read_source", "spec_of"]
+# Licence expressions: SPDX identifiers; other usual names, such as "New BSD License (BSD)"; and trove classifiers.
+_SPDX = re.compile(
+    r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache 2\.0|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
+)
+_FREE_FORM = re.compile(
+    r"(the )?(mit|isc|(new |modified |simplified |[23]-clause )?bsd( [23]-clause)?"
+    r"|apache( software)?( license)?,?( version)? 2(\.0)?|psf|python software foundation)"
+    r"( license)?( \((mit|bsd|isc)\))?"
+)
+_CLASSIFIER = re.compile(r"License :: OSI Approved :: (MIT|BSD|Apache Software|ISC|Python Software Foundation)\b.*")
+
+_SKIP_PARTS = frozenset(
+    "test tests testing _testing test_utils idle_test _vendor vendor vendored _vendored _vendored_packages third_party "
+    "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages turtledemo pydoc_data "
+    "encodings benchmarks __pycache__ migrations locale lib2to3".split()
+)
+# Phrases at the beginning of a generated file.
+_GENERATED = re.compile(r"auto-?generated|generated (by|from|automatically)|do not edit|@generated", re.IGNORECASE)
+# Text in the style of a code benchmark.
+_EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNORECASE)
+# Comment with a copyright notice at the top of a file.
+_NOTICE = re.compile(r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE)
+_MIN_BYTES, _MAX_BYTES = 200, 120_000  # size of a file
+_MAX_LINE = 300  # characters of a file's longest line
+
+
+def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
+    """Yield ``(text, origin, licence)`` of the files of the standard library, then of all packages.
+
+    ``extra`` is a folder of further packages with their ``.dist-info``, as made by ``pip install --target``.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    yield from _read_files(library, sorted(library.rglob("*.py")), f"CPython {platform.python_version()}", "PSF-2.0")
+    yield from read_packages([Path(sysconfig.get_path("purelib"))] + ([] if extra is None else [extra]))
+
+
+def read_packages(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
+    """Yield the files of all packages in ``folders``; of a package in two folders, those of the last one."""
+    packages = {d.metadata["Name"].lower(): d for folder in folders for d in distributions(path=[str(folder)])}
+    for name in sorted(packages):
+        license_name = _license_of(packages[name])
+        if license_name is not None:
+            yield from _read_distribution(packages[name], license_name)
+
+
+def _read_distribution(distribution: Distribution, license_name: str) -> Iterator[tuple[str, str, str]]:
+    files = sorted(str(file) for file in distribution.files or () if file.suffix == ".py")
+    root = Path(str(distribution.locate_file("")))
+    origin = f"{distribution.metadata['Name']} {distribution.version}"
+    yield from _read_files(root, [root / file for file in files], origin, license_name)
+
+
+def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -> Iterator[tuple[str, str, str]]:
+    for file in files:
+        if not _wanted_path(file.relative_to(root)) or not file.is_file():
+            continue
+        if not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
+            continue
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # skip the file: in these packages only test data is not UTF-8
+            continue
+        if wanted_code(text):
+            # Remove the copyright notice, or the model would learn to recite notices. The model card names the licence.
+            yield _NOTICE.sub("", text, count=1), origin, license_name
+
+
+def _wanted_path(path: PurePath) -> bool:
+    if ".." in path.parts or _SKIP_PARTS.intersection(part.lower() for part in path.parts[:-1]):
+        return False
+    name = path.name
+    return not (name.startswith("test_") or name.endswith("_test.py") or name in ("conftest.py", "_version.py"))
+
+
+def wanted_code(text: str) -> bool:
+    """Return whether ``text`` is ordinary code: not generated, not minified, not a table of data."""
+    if _GENERATED.search(text[:1500]) or _EVAL_STYLE.search(text):
+        return False
+    lines = text.splitlines()
+    if max(map(len, lines), default=0) > _MAX_LINE:
+        return False
+    digits = sum(text.count(digit) for digit in "0123456789")  # tables of data have many digits or non-ASCII characters
+    return digits < 0.12 * len(text) and len(text.encode()) < 1.05 * len(text)
+
+
+def _license_of(distribution: Distribution) -> str | None:
+    """Return the declared licence if it is permissive, else ``None``."""
+    declared = {
+        key: distribution.metadata.get_all(key) or [] for key in ("License-Expression", "Classifier", "License")
+    }
+    classifiers = [c for c in declared["Classifier"] if c.startswith("License ::")]
+    if classifiers and not declared["License-Expression"]:
+        names = ", ".join(c.rsplit(" :: ", 1)[-1] for c in classifiers)
+        return names if all(_CLASSIFIER.fullmatch(c) for c in classifiers) else None
+    text = " ".join(declared["License-Expression"] or declared["License"]).strip()
+    return text if is_permissive(text) else None
+
+
+def is_permissive(expression: str) -> bool:
+    """Return whether permissive licences alone satisfy an expression such as ``A OR (B AND C)``."""
+    if _FREE_FORM.fullmatch(expression.strip().lower()):
+        return True
+    flat = expression.replace("(", " ").replace(")", " ").lower()
+    if "(" in expression and " or " in flat and " and " in flat:
+        # Nested expressions are rare, so they are not parsed. Replace "or": every licence in one must be permissive.
+        flat = flat.replace(" or ", " and ")
+    return any(all(_SPDX.fullmatch(term.strip()) for term in side.split(" and ")) for side in flat.split(" or "))
+
 
 _JSON_LINES = (".jsonl", ".jsonl.gz")
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
@@ -50,11 +163,7 @@ class SourceSpec:
 
 
 def parse_source(text: str) -> SourceSpec:
-    """Parse ``WHAT=WEIGHT``.
-
-    Raises:
-        OptionError: no weight, a weight that is not a positive number, or a path that does not exist.
-    """
+    """Parse ``WHAT=WEIGHT``; raise an OptionError if the weight is not positive, or the path missing."""
     what, separator, weight = text.rpartition("=")
     try:
         value = float(weight)
@@ -82,8 +191,7 @@ def parse_source(text: str) -> SourceSpec:
 def spec_of(path: Path, option: str) -> SourceSpec:
     """Return a source of weight 1 for ``path``: JSON Lines, a text file or a folder of text files.
 
-    Raises:
-        OptionError: the path does not exist; the message begins with ``option``, the name of the option with the path.
+    If the path does not exist, an OptionError begins with ``option``, the name of the option with the path.
     """
     if not path.exists():
         msg = f"{option}: expected text files, folders or JSON lines, found no {path}"
@@ -105,11 +213,7 @@ def _existing(path: str, text: str) -> Path:
 
 
 def read_source(spec: SourceSpec) -> Iterator[SourceText]:
-    """Yield all documents of a source, in a fixed order.
-
-    Raises:
-        OptionError: the source is a file of answers, which has tokens and no text.
-    """
+    """Yield all documents of a source, in a fixed order; a file of answers raises an OptionError."""
     if spec.kind == "answers":
         msg = f"{spec.path}: expected text, found answers of a model, which only drafters learn, without other sources"
         raise OptionError(msg)

@@ -20,8 +20,6 @@ import numpy as np
 
 from pronk.errors import CheckpointError, PronkError
 
-__all__ = ["convert_write_errors", "new_folder", "replace_file", "replace_folder", "write_json", "write_tokens"]
-
 _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -29,11 +27,8 @@ _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
 
-    Args:
-        path: file to replace or to create.
-        shared: whether several processes or threads may replace the file at the same time. If so, the name of the
-            temporary file is random, and the file of a killed process is never removed. Otherwise the next call
-            overwrites the file of a killed process.
+    If ``shared``, several processes or threads may replace the file at the same time: the name of the temporary file is
+    random, and the file of a killed process is never removed. Otherwise the next call overwrites that file.
     """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial" if shared else f"{path.name}.partial")
     try:
@@ -109,15 +104,10 @@ def _fsync_files(folder: Path) -> None:
 
 @contextmanager
 def convert_write_errors(path: Path, content: str, *error_types: type[Exception]) -> Iterator[None]:
-    """Turn write errors of the block into a CheckpointError of one line.
+    """Turn write errors of the block into a CheckpointError of one line, which begins with ``path``.
 
-    Args:
-        path: file or folder that the block writes; the message begins with it.
-        content: noun phrase for the message, such as ``the datastore``.
-        error_types: classes of exceptions that count as write errors, besides ``OSError``.
-
-    Raises:
-        CheckpointError: the block raised a write error.
+    ``content`` is a noun phrase for the message, such as ``the datastore``. ``error_types`` are classes of exceptions
+    that count as write errors, besides ``OSError``.
     """
     write_errors: tuple[type[Exception], ...] = (OSError, *error_types)
     try:

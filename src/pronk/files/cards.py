@@ -6,8 +6,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-__all__ = ["render_card"]
-
 
 def render_card(package: str, card: str, **facts: Any) -> str:
     """Fill in the template ``cards/CARD.md.j2`` of a package of this project."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from pronk.errors import OptionError
 
-__all__ = ["read_json_lines"]
-
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number (from 1) and JSON object of each non-empty line of a ``.jsonl[.gz]`` file.

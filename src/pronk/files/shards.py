@@ -1,4 +1,4 @@
-"""Write a checkpoint as safetensors shards, with one tensor in memory at a time."""
+"""Write a checkpoint as safetensors shards, one tensor at a time; copy the files beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,19 @@ from pronk.files.atomic import write_json
 from pronk.models.checkpoint import INDEX, SINGLE
 from pronk.models.tensor_plan import CheckpointTensor
 
-__all__ = ["Progress", "ShardEntry", "check_output_folder", "write_weights"]
+TOKENIZER_FILES = (
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
+    "merges.txt chat_template.jinja"
+).split()
+_OTHER_FILES = "chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
+
+
+def copy_companions(source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)) -> None:
+    """Copy tokenizer, licence and similar files from folder ``source`` to ``folder``; skip missing ones."""
+    for file in files:
+        if (source / file).is_file():
+            shutil.copyfile(source / file, folder / file)
+
 
 Progress = Callable[[int, int], None]  # called with the numbers of bytes written so far and to write in all
 

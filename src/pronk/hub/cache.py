@@ -19,16 +19,6 @@ from pathlib import Path
 from pronk.errors import CheckpointError
 from pronk.hub.names import HubModel, is_weights, known_models
 
-__all__ = [
-    "CachedModel",
-    "cached_models",
-    "check_hash",
-    "find_cached",
-    "model_label",
-    "remove_cached",
-    "repo_folder",
-]
-
 
 @dataclass(frozen=True)
 class CachedModel:
@@ -141,10 +131,8 @@ def cached_models() -> list[CachedModel]:
 def remove_cached(model: HubModel) -> int:
     """Remove a model from the cache; return the number of bytes freed.
 
-    The repository's folder is removed if no file is left, with partial downloads.
-
-    Raises:
-        CheckpointError: the cache has neither this model nor a part of it.
+    The repository's folder is removed if no file is left, with partial downloads. If the cache has no part of the
+    model, a CheckpointError is raised.
     """
     folder = repo_folder(model.repo)
     if not folder.is_dir():
@@ -184,10 +172,7 @@ def _size(folder: Path) -> int:
 
 
 def check_hash(file: Path, expected: str, name: str) -> None:
-    """Raise CheckpointError and delete the file if its SHA-256 is not ``expected``.
-
-    The message calls the file ``name``.
-    """
+    """Raise CheckpointError and delete the file, called ``name``, if its SHA-256 is not ``expected``."""
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != expected:

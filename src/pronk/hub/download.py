@@ -20,8 +20,6 @@ from pronk.errors import CheckpointError
 from pronk.hub.cache import check_hash, find_cached, repo_folder
 from pronk.hub.names import HubModel, KnownModel, PackageFile
 
-__all__ = ["Progress", "download"]
-
 # Function called with the number of bytes downloaded so far and the total; the total is 0 while it is unknown.
 Progress = Callable[[int, int], None]
 

@@ -23,17 +23,6 @@ from typing import Any
 
 from pronk.errors import CheckpointError
 
-__all__ = [
-    "HubModel",
-    "KnownModel",
-    "PackageFile",
-    "close_names",
-    "gguf_models",
-    "is_weights",
-    "known_models",
-    "parse_name",
-]
-
 _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?", re.IGNORECASE
 )

@@ -1,20 +1,22 @@
-"""From the name of a model to its folder or GGUF file."""
+"""From the name of a model to its folder or GGUF file, and to the drafters that make it faster."""
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from pronk.architecture.config import ModelConfig
 from pronk.errors import CheckpointError, OptionError
 from pronk.hub.cache import find_cached
-from pronk.hub.names import close_names, known_models, parse_name
+from pronk.hub.names import HubModel, close_names, known_models, parse_name
 from pronk.models.clone_models import clone_model, clone_names
+from pronk.models.fingerprint import Fingerprint, describe_architecture
 from pronk.quantization.gguf.checkpoint import is_gguf
 
 if TYPE_CHECKING:
     from pronk.hub.download import Progress
-
-__all__ = ["DEFAULT_MODEL", "resolve_model"]
 
 DEFAULT_MODEL = "smollm2"
 
@@ -22,11 +24,9 @@ DEFAULT_MODEL = "smollm2"
 def resolve_model(name: str | Path | None, *, revision: str | None = None, progress: Progress | None = None) -> Path:
     """Return the folder or GGUF file of a model, downloaded if it is not on this machine.
 
-    Args:
-        name: a folder, a GGUF file, or a name as in :mod:`pronk.hub.names`; in a clone of the repository, also a folder
-            in its ``models/``. ``None`` means ``smollm2``, which is not downloaded by this call.
-        revision: branch, tag or commit on the Hub.
-        progress: called with the number of bytes downloaded so far and the total.
+    ``name`` is a folder, a GGUF file, or a name as in :mod:`pronk.hub.names`; in a clone of the repository, also a
+    folder in its ``models/``. ``None`` means ``smollm2``, which is not downloaded by this call. ``revision`` is a
+    branch, tag or commit on the Hub. ``progress`` is called with the number of bytes downloaded so far and the total.
 
     Raises:
         CheckpointError: there is no such folder, file or model, or the download fails.
@@ -85,3 +85,36 @@ def _check_folder(folder: Path) -> Path:
         return ggufs[0]
     msg = f"{folder}: expected config.json or one GGUF file, found {', '.join(path.name for path in ggufs)}; name one"
     raise CheckpointError(msg)
+
+
+class Pair(NamedTuple):
+    """A drafter with a model that was measured to make a target faster: a row of ``pairs.json``."""
+
+    target: Fingerprint
+    drafter: str  # name of a drafter with the option ``model``
+    source: str  # the drafter's model
+
+    @property
+    def model(self) -> HubModel:
+        """The drafter's model on the Hub."""
+        model = parse_name(self.source)
+        assert model is not None, self.source
+        return model
+
+
+@cache
+def all_pairs() -> tuple[Pair, ...]:
+    """Return the rows of the table."""
+    rows = json.loads((Path(__file__).parent / "pairs.json").read_bytes())
+    return tuple(Pair(Fingerprint(row["architecture"], row["weights"]), row["drafter"], row["source"]) for row in rows)
+
+
+def find_pairs(path: Path, config: ModelConfig) -> list[Pair]:
+    """Return the pairs of a target.
+
+    Its weights are hashed only if a pair has a target of the same architecture.
+    """
+    architecture = describe_architecture(config)
+    pairs = [pair for pair in all_pairs() if pair.target.architecture == architecture]
+    fingerprint = Fingerprint.of(path) if pairs else None
+    return [pair for pair in pairs if pair.target == fingerprint]

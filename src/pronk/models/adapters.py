@@ -1,28 +1,242 @@
-"""Low-rank adapters (LoRA) of a loaded model, of which each request uses one or none.
+"""Low-rank adapters (LoRA, Hu et al. 2021) of a loaded model, of which each request uses one or none.
 
 A linear layer with adapters computes ``x Wᵀ + scale (x Aᵀ) Bᵀ + b`` for the rows of a request with an adapter, in
 float32. The adapters are not merged into the weights, so that requests with different adapters share a forward pass. A
 merged checkpoint instead rounds ``W + scale B A`` to its data type: in float32 its logits agree within 1e-4, and texts
 of a merged bfloat16 checkpoint may differ. Rows without an adapter have the bits of the model without adapters.
+
+A folder of PEFT has ``adapter_config.json`` and ``adapter_model.safetensors``. For each adapted module of the model,
+such as ``model.layers.0.self_attn.q_proj``, the latter has two tensors with the prefix ``base_model.model.``::
+
+    lora_A.weight  [r, inputs]
+    lora_B.weight  [outputs, r]
+
+``scale`` is ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``. The modules have the names of transformers,
+also if the model itself is a GGUF file.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pronk.architecture.config import ModelConfig
-from pronk.errors import OptionError
+from pronk.arrays import FLOAT32, Array
+from pronk.errors import CheckpointError, OptionError
 from pronk.kernels.adapters import LowRank
-from pronk.models.peft import AdapterModule, read_adapter
+from pronk.models.checkpoint import Checkpoint, read_json
+from pronk.models.families import FAMILY_NAMES, FamilyNames
+from pronk.models.tensor_plan import plan_tensors
 
 if TYPE_CHECKING:
     from pronk.models.decoder import Decoder
 
-__all__ = ["Adapter", "Adapters", "cache_salt"]
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# Keys of the config that must have one of these values; all others change the model in ways that are not supported.
+_EXPECTED: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+    "alora_invocation_tokens": (None,),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
+    "layer_replication": (None,),
+    "modules_to_save": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, [], {}),
+}
+# Values of ``init_lora_weights`` with which PEFT also changes the weights of the base model.
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Keys of ``rank_pattern`` and ``alpha_pattern`` are regular expressions. Those without repetition match in linear time.
+_PATTERN = re.compile(r"[\w.\\^$-]+")
+
+
+@dataclass(frozen=True)
+class AdapterModule:
+    """The two matrices of an adapted module: it adds ``(x downᵀ) upᵀ`` to some outputs of a linear layer."""
+
+    target: str  # attribute path of the linear layer in the decoder, such as ``layers.0.qkv``
+    start: int  # first of the outputs of this layer
+    down: Array  # float32 ``[rank, inputs]``
+    up: Array  # float32 ``[outputs, rank]``, times the scale
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Place of a module of transformers in the decoder, and its sizes."""
+
+    target: str
+    start: int
+    outputs: int
+    inputs: int
+
+
+def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule], bytes]:
+    """Return the modules of an adapter for a model, and a digest of the adapter's files.
+
+    A folder that is no adapter of this model, or has parts that are not supported, raises a CheckpointError.
+    """
+    options, weights = _read_config(folder), folder / _WEIGHTS
+    if not weights.is_file():
+        found = next((path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)), "no such file")
+        hint = "; pickle files can run code and are not loaded" if found != "no such file" else ""
+        msg = f"{folder}: expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors"
+        raise CheckpointError(msg)
+    checkpoint = Checkpoint(folder, files=[weights])
+    names = FAMILY_NAMES[config.family]
+    places, pairs = _places(config, names), _pairs(folder, checkpoint)
+    # As the checkpoint's: tensors of image encoders are not used.
+    pairs = {name: pair for name, pair in pairs.items() if not names.ignored.fullmatch(names.canonical(name))}
+    _check_modules(folder, options, {names.canonical(name) for name in pairs}, places)
+    modules = []
+    for name, (down, up) in sorted(pairs.items()):
+        place = places[names.canonical(name)]
+        rank = _pattern_value(options, "rank_pattern", name, options["r"])
+        alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
+        for tensor, shape in ((down, (rank, place.inputs)), (up, (place.outputs, rank))):
+            if checkpoint.shape(tensor) != shape:
+                msg = (
+                    f"{folder}: tensor {tensor}: expected the shape {list(shape)}, found "
+                    f"{list(checkpoint.shape(tensor))}; use an adapter of this model"
+                )
+                raise CheckpointError(msg)
+        scale = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
+        arrays = [_read(checkpoint, tensor) for tensor in (down, up)]
+        modules.append(AdapterModule(place.target, place.start, arrays[0], arrays[1] * np.float32(scale)))
+    checkpoint.release()
+    digest = sha256()
+    for path in (folder / _CONFIG, weights):
+        digest.update(sha256(path.read_bytes()).digest())
+    return modules, digest.digest()
+
+
+def _check_ranks(folder: Path, options: dict[str, Any]) -> None:
+    """Raise a CheckpointError if a rank, a scale or a pattern of module names is not valid."""
+    for key in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(options.get(key) or {}, dict):
+            msg = f"{folder}: {key}: expected an object, found {options[key]!r}; restore the file from its source"
+            raise CheckpointError(msg)
+    for key, patterns, kinds in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
+        for value in (options.get(key), *(options.get(patterns) or {}).values()):
+            if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
+                msg = f"{folder}: {key}: expected a number above 0, found {value!r}; restore the file from its source"
+                raise CheckpointError(msg)
+    for pattern in (*(options.get("rank_pattern") or ()), *(options.get("alpha_pattern") or ())):
+        if not _PATTERN.fullmatch(pattern):
+            msg = f"{folder}: rank_pattern: expected names of modules, found {pattern!r}; write out the names"
+            raise CheckpointError(msg)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the config of an adapter; raise a CheckpointError if a value is not supported."""
+    if not (folder / _CONFIG).is_file():
+        msg = f"{folder}: expected a folder with {_CONFIG}, found none; give the folder of a PEFT adapter"
+        raise CheckpointError(msg)
+    options = read_json(folder / _CONFIG)
+    for key, expected in _EXPECTED.items():
+        if options.get(key) not in expected:
+            msg = f"{folder}: {key}: expected {expected[0]!r}, found {options.get(key)!r}; merge it into the model"
+            raise CheckpointError(msg)
+    start = options.get("init_lora_weights")
+    if isinstance(start, str) and start.startswith(_CHANGED_BASE):
+        msg = f"{folder}: init_lora_weights: expected an unchanged base model, found {start!r}; convert the adapter"
+        raise CheckpointError(msg)
+    _check_ranks(folder, options)
+    return options
+
+
+def _places(config: ModelConfig, names: FamilyNames) -> dict[str, _Place]:
+    """Return the places of the modules that can have an adapter, by name without the family's prefix."""
+    places = {}
+    for part in plan_tensors(config, names):
+        module = part.target.split(".")[2:]
+        if part.kind != "linear" or len(module) != 1 or module == ["router"]:
+            continue  # an embedding, a norm, the LM head, an expert or a router
+        start = 0
+        for tensor in part.weight:
+            outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
+            places[tensor.name.removesuffix(".weight")] = _Place(part.target, start, outputs, inputs)
+            start += outputs
+    return places
+
+
+def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
+    """Return the names of the two tensors of each module, by the name of the module in transformers."""
+    ends = (".lora_A.weight", ".lora_B.weight")
+    for tensor in checkpoint:
+        if not (tensor.startswith(_PREFIX) and tensor.endswith(ends)):
+            msg = (
+                f"{folder}: tensor {tensor}: expected {_PREFIX}….lora_A.weight or lora_B.weight, found a tensor that "
+                "is not supported; merge the adapter into the model"
+            )
+            raise CheckpointError(msg)
+    modules = sorted({tensor[: -len(ends[0])] for tensor in checkpoint})
+    present = set(checkpoint)
+    for module in modules:
+        for end in ends:
+            if module + end not in present:
+                msg = f"{folder}: expected tensor {module}{end}, found none; download the adapter again"
+                raise CheckpointError(msg)
+    if not modules:
+        msg = f"{folder}: expected tensors lora_A and lora_B, found none; download the adapter again"
+        raise CheckpointError(msg)
+    return {module.removeprefix(_PREFIX): (module + ends[0], module + ends[1]) for module in modules}
+
+
+def _check_modules(folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, _Place]) -> None:
+    """Raise a CheckpointError if the model lacks a module, or the adapter lacks one that it names."""
+    unknown = sorted(found - places.keys())
+    if unknown:
+        msg = (
+            f"{folder}: expected adapted linear layers of this model (no experts, router, embedding or LM head), found "
+            f"{unknown[0]}; use an adapter of this model without it"
+        )
+        raise CheckpointError(msg)
+    if options.get("layers_to_transform") is not None or options.get("exclude_modules"):
+        return  # the config names no layers of which all modules are adapted
+    targets = options.get("target_modules")
+    missing = [name for name in places if name not in found and _is_target(targets, name)]
+    if missing:
+        msg = f"{folder}: expected tensors of {missing[0]}, which target_modules names, found none; download it again"
+        raise CheckpointError(msg)
+
+
+def _is_target(targets: object, name: str) -> bool:
+    """Return whether the value of ``target_modules`` names a module; regular expressions name none."""
+    if isinstance(targets, str):
+        return targets == "all-linear"
+    return isinstance(targets, list) and any(name == each or name.endswith(f".{each}") for each in targets)
+
+
+def _pattern_value(options: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
+    """Return the value of the first pattern that a module's name ends with, as PEFT matches them."""
+    for pattern, value in (options.get(key) or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", name):
+            return value
+    return default
+
+
+def _read(checkpoint: Checkpoint, tensor: str) -> Array:
+    """Return a tensor as float32; raise a CheckpointError if a number is not finite."""
+    checkpoint.check_dtype(tensor)
+    values = checkpoint.tensor(tensor).astype(FLOAT32)
+    if not np.isfinite(values).all():
+        msg = f"{checkpoint.folder}: tensor {tensor}: expected finite numbers, found others; use another adapter"
+        raise CheckpointError(msg)
+    return values
 
 
 @dataclass(frozen=True)
@@ -44,7 +258,7 @@ class Adapters:
 
     Raises:
         OptionError: a name is empty, ``adapters`` is no mapping, or several processes compute the model.
-        CheckpointError: a folder has no adapter of this model; see :func:`~pronk.models.peft.read_adapter`.
+        CheckpointError: a folder has no adapter of this model; see :func:`~pronk.models.adapters.read_adapter`.
     """
 
     def __init__(self, folders: Mapping[str, str | Path] | None, config: ModelConfig, workers: int = 1) -> None:

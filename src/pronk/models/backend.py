@@ -18,7 +18,7 @@ from pronk.models.program import CrossAttentionSource, Program
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 
-__all__ = ["Backend", "KernelBackend", "Matrix", "MatrixAdapter"]
+AnyMatrix = Array | QuantizedMatrix | CodedRows | BlockMatrix  # weights ``[outputs, inputs]`` to pack
 
 
 class Matrix(Protocol):
@@ -38,10 +38,6 @@ class Matrix(Protocol):
 
     def unpack(self) -> Array:
         """Return the weights, float32 ``[outputs, inputs]``."""
-
-
-class MatrixAdapter(Protocol):
-    """A low-rank adapter of a matrix in the form that a backend computes with."""
 
 
 class Backend(Protocol):
@@ -65,7 +61,7 @@ class Backend(Protocol):
 
     def pack(
         self,
-        weight: Array | QuantizedMatrix | CodedRows | BlockMatrix,
+        weight: AnyMatrix,
         bias: Array | None = None,
         *,
         unit: int | None = None,
@@ -74,7 +70,7 @@ class Backend(Protocol):
     ) -> Matrix:
         """Convert a matrix to this backend's form; see :func:`pronk.kernels.weights.pack`."""
 
-    def pack_adapter(self, matrix: Any, parts: Sequence[LowRank]) -> MatrixAdapter:
+    def pack_adapter(self, matrix: Any, parts: Sequence[LowRank]) -> Any:
         """Convert an adapter of a matrix of this backend; ``parts`` have disjoint outputs."""
 
     def program(
@@ -102,19 +98,11 @@ class KernelBackend:
         """Instruction set of the kernels."""
         return self.kernels.name
 
-    def pack(
-        self,
-        weight: Array | QuantizedMatrix | CodedRows | BlockMatrix,
-        bias: Array | None = None,
-        *,
-        unit: int | None = None,
-        gated: bool = False,
-        cache: WeightCache | None = None,
-    ) -> Matrix:
+    def pack(self, weight: AnyMatrix, bias: Array | None = None, **layout: Any) -> Matrix:
         """Implement :meth:`Backend.pack`."""
-        return pack(self.kernels, weight, bias, unit=unit, gated=gated, cache=cache)
+        return pack(self.kernels, weight, bias, **layout)
 
-    def pack_adapter(self, matrix: Any, parts: Sequence[LowRank]) -> MatrixAdapter:
+    def pack_adapter(self, matrix: Any, parts: Sequence[LowRank]) -> Any:
         """Implement :meth:`Backend.pack_adapter`."""
         return pack_adapter(matrix, parts)
 

@@ -21,8 +21,6 @@ from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.errors import CheckpointError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
-__all__ = ["AnyCheckpoint", "Checkpoint", "open_checkpoint", "read_json"]
-
 SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
 INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -55,8 +53,7 @@ class _MappedTensor:
 class Checkpoint:
     """The tensors of a model folder, by name.
 
-    Raises:
-        CheckpointError: safetensors files are absent, truncated or damaged, or do not match the index.
+    Safetensors files that are absent, truncated, damaged or do not match the index raise a CheckpointError.
     """
 
     config_source = "config.json"  # origin of the expected shapes, named in error messages

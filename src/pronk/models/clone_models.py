@@ -10,8 +10,6 @@ from pathlib import Path
 
 from pronk.errors import OptionError
 
-__all__ = ["TINY_MODEL", "clone_model", "clone_names", "tiny_model"]
-
 TINY_MODEL = "pronk-tiny"
 
 _ROOT = Path(__file__).resolve().parents[3]  # top folder of the repository, if this is a clone

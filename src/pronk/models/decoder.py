@@ -17,8 +17,6 @@ from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
 from pronk.models.program import Program
 
-__all__ = ["Decoder", "Layer"]
-
 
 class Layer:
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.

@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-__all__ = ["FAMILY_NAMES", "FUSED_EXPERTS", "GGUF_FUSED_NAMES", "GGUF_NAMES", "FamilyNames"]
-
 # Beginning of the names of a multimodal model's language model.
 _LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pronk.architecture.config import ModelConfig
-from pronk.arrays import FLOAT32, Array
-from pronk.models.checkpoint import AnyCheckpoint, open_checkpoint
+from pronk.arrays import FLOAT32
+from pronk.models.checkpoint import open_checkpoint
 from pronk.models.loader import read_config
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
-
-__all__ = ["Fingerprint", "describe_architecture"]
 
 _SAMPLES = 4096  # minimum number of values to hash per tensor; a smaller tensor is hashed whole
 
@@ -34,7 +32,10 @@ class Fingerprint:
         architecture = describe_architecture(read_config(folder))
         checkpoint, digest = open_checkpoint(folder), hashlib.sha256(architecture.encode())
         for name in sorted(checkpoint):
-            values = _hashable_values(checkpoint, name)
+            if isinstance(checkpoint, GgufCheckpoint):
+                values = checkpoint.raw_bytes(name)  # without dequantization
+            else:
+                values = checkpoint.tensor(name).reshape(-1)
             sample = values[:: max(1, len(values) // _SAMPLES)].astype(FLOAT32)
             digest.update(f"{name} {checkpoint.shape(name)}".encode())
             digest.update(sample.tobytes())
@@ -51,8 +52,3 @@ def describe_architecture(config: ModelConfig) -> str:
         f"{config.family} of {config.num_layers} layers, hidden size {config.hidden_size}, {config.num_heads} "
         f"heads of {config.head_dim} over {config.num_kv_heads}, vocabulary {config.vocab_size}"
     )
-
-
-def _hashable_values(checkpoint: AnyCheckpoint, name: str) -> Array:
-    """Return a tensor's values, or in GGUF files its stored bytes (without dequantization), as a vector."""
-    return checkpoint.raw_bytes(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).reshape(-1)

@@ -17,13 +17,10 @@ from pronk.errors import CheckpointError
 from pronk.models.checkpoint import AnyCheckpoint
 from pronk.models.families import FAMILY_NAMES, FUSED_EXPERTS, GGUF_FUSED_NAMES, GGUF_NAMES, FamilyNames
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
-from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight
+from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight, parse_scheme
 from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
-
-__all__ = ["Inventory", "tensor_names"]
 
 _COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared with the embedding at a time
 

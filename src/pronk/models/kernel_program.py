@@ -18,8 +18,6 @@ from pronk.models.linear import Experts
 from pronk.models.program import CrossAttentionSource, Program, output_range
 from pronk.models.program_rows import ProgramRows
 
-__all__ = ["KernelProgram"]
-
 _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE, _CONVOLVE = range(8)  # kinds of operations (``pronk_kind``)
 _STREAM, _A, _B, _LOGITS, _SCORES = range(5)  # buffers that an operation reads or writes (``pronk_buffer``)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}

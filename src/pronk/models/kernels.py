@@ -3,9 +3,8 @@
 The self-check runs before a model is loaded and takes 0.2 to 0.4 s. If it passes, an empty file in
 ``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later processes skip it.
 It computes matrix products and small decoder layers, with attention, a short convolution and a mixture of experts, each
-in batches of several sizes. For all batches, the bits of
-the results must be the same, and must differ from NumPy's in float64 by a small tolerance only. Argmax and sampling are
-compared with NumPy.
+in batches of several sizes. For all batches, the bits of the results must be the same, and must differ from NumPy's in
+float64 by a small tolerance only. Argmax and sampling are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -31,12 +30,9 @@ from pronk.models.decoder import Decoder, Layer
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm, WeightLayout
 from pronk.models.program_rows import ProgramRows
 from pronk.quantization.formats.matrix import Bits
-from pronk.quantization.gguf.blocks import PACKED_BLOCKS, BlockMatrix, BlockRows
-from pronk.quantization.gguf.layout import TENSOR_TYPES
+from pronk.quantization.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatrix, BlockRows
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["arithmetic_digest", "load_kernels", "self_check"]
 
 _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the checked matrix products
@@ -57,8 +53,9 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
     """
     failure = ""
     for kernels in candidates(choice, path):
-        if _has_passed(kernels):
-            return kernels
+        with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
+            if _passed_marker(kernels).exists():
+                return kernels
         error = self_check(kernels)
         if error is None:
             with suppress(OSError, RuntimeError):  # without the marker, the next process checks again
@@ -68,13 +65,6 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
             return kernels
         failure = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {error}"
     raise KernelsError(failure)
-
-
-def _has_passed(kernels: Kernels) -> bool:
-    try:
-        return _passed_marker(kernels).exists()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
-        return False
 
 
 def _passed_marker(kernels: Kernels) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,26 +20,13 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
 
 if TYPE_CHECKING:
-    from pronk.models.backend import Backend, Matrix, MatrixAdapter
+    from pronk.models.backend import Backend, Matrix
 
-__all__ = [
-    "WEIGHTS",
-    "AnyWeight",
-    "Experts",
-    "Linear",
-    "LinearFactory",
-    "Norm",
-    "StackedLinear",
-    "WeightLayout",
-    "choose_linear",
-]
 
 # Values of the option ``weights``: as in the checkpoint, or quantized to 8 or 4 bits when the model is loaded.
 WEIGHTS = ("plain", "int8", "int4")
 
-AnyWeight = (
-    Array | QuantizedMatrix | BlockMatrix
-)  # a weight matrix ``[outputs, inputs]`` in a form that checkpoints have
+AnyWeight = Array | QuantizedMatrix | BlockMatrix  # a weight ``[outputs, inputs]`` in a form that checkpoints have
 
 
 class WeightLayout(NamedTuple):
@@ -90,7 +77,7 @@ class Linear:
         self.scale: float = 1.0  # factor of the outputs
         self.cap: float | None = None  # soft cap of the outputs
         # This layer's part of each adapter, by the adapter's number; ``None``: the adapter leaves this layer unchanged.
-        self.adapters: list[MatrixAdapter | None] = []
+        self.adapters: list[Any] = []
         self.packed: Matrix = backend.pack(weight, bias, unit=layout.unit, gated=layout.gated, cache=cache)
         self._programs: dict[np.dtype[np.generic], Program] = {}
 
@@ -156,14 +143,12 @@ def choose_linear(
     release: Callable[[], None] = lambda: None,
     cache: WeightCache | None = None,
 ) -> LinearFactory:
-    """Return a function that builds the linear layers of a model.
+    """Return a function that builds the linear layers of a model, which ``backend`` computes.
 
-    Args:
-        backend: backend that computes the layers.
-        weights: ``"plain"`` keeps the precision of the checkpoint; ``"int8"`` and ``"int4"`` quantize the weights that
-            the checkpoint does not (the LM head always to 8 bits), and raise an OptionError without kernels.
-        release: called after each quantized slice of a weight, to free pages of the mapped checkpoint.
-        cache: packed blocks of earlier loads, and where to add others.
+    ``weights``: ``"plain"`` keeps the precision of the checkpoint; ``"int8"`` and ``"int4"`` quantize the weights that
+    the checkpoint does not (the LM head always to 8 bits), and raise an OptionError without kernels. ``release`` is
+    called after each quantized slice of a weight, to free pages of the mapped checkpoint. ``cache`` has packed blocks
+    of earlier loads, and is where others are added.
     """
     if weights not in WEIGHTS:
         msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"

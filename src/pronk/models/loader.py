@@ -27,26 +27,20 @@ from pronk.models.linear import choose_linear
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import plan_tensors
-from pronk.quantization.formats.formats import parse_scheme
+from pronk.quantization.formats.scheme import parse_scheme
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling
-
-__all__ = ["compute_dtype", "load_decoder", "parse_dtype", "read_config"]
 
 # Older checkpoints have the quantization config in a separate file, whose name implies the ``quant_method``.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def read_config(folder: Path, opened: GgufCheckpoint | None = None, context: int | None = None) -> ModelConfig:
-    """Read the config of a model folder or GGUF file.
+    """Read the config of a model folder or GGUF file, which may be ``opened`` already.
 
     End-of-text ids in ``generation_config.json`` override those in ``config.json``; its sampling options, or those of
-    the GGUF file, are in ``sampling``.
-
-    Args:
-        folder: model folder or GGUF file.
-        opened: the GGUF file, if it is open already.
-        context: maximum number of tokens of a text, prompt and output; ``None``: that of the model.
+    the GGUF file, are in ``sampling``. ``context`` is the maximum number of tokens of a text, prompt and output;
+    ``None``: that of the model.
 
     Raises:
         CheckpointError: the config is invalid or not supported.

@@ -15,12 +15,9 @@ from pronk.models.inventory import Inventory
 from pronk.models.linear import AnyWeight, Experts, Linear, LinearFactory, Norm, StackedLinear, WeightLayout
 from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
-from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
-from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.formats.matrix import QuantizedMatrix, fusible_runs, stack_matrices
 from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
-
-__all__ = ["WeightPlacer"]
 
 _OUTPUTS_PER_SLICE = 1024  # number of rows of a matrix that are dequantized at a time
 

@@ -42,7 +42,6 @@ from pronk.models.program_rows import ProgramRows
 if TYPE_CHECKING:
     from pronk.models.decoder import Decoder
 
-__all__ = ["FIRST_CROSS_ROPE", "CrossAttentionSource", "Program", "output_range"]
 
 # Numbers of rotations: 0 and 1 are those of the model's own ``ropes``, 2 and 3 those of the source's.
 FIRST_CROSS_ROPE = NUM_ROPE_TABLES // 2

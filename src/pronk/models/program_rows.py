@@ -13,8 +13,6 @@ from pronk.kernels.structures import CForward, CSegment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["ProgramRows"]
-
 # Row numbers 0, 1, 2, …: a range of rows (the usual case for logits) is passed as a pointer into this array.
 _NUM_CONSECUTIVE = 1 << 14
 _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
@@ -101,12 +99,10 @@ class ProgramRows:
     ) -> None:
         """Set the RoPE table of the rows: by position, or by row if rotations depend on the text's length.
 
-        Args:
-            rope: table, which grows if necessary; without effect if it has no RoPE.
-            number: argument of :meth:`set_rope`.
-            prompt_lengths: number of prompt tokens of each request; all are rotated for a text of this length. By
-                default each row is rotated for the text up to this row.
-            num_extra: number of positions, after those of the rows, that a draft chain needs.
+        ``rope`` grows if necessary; without RoPE it has no effect. ``number`` is that of :meth:`set_rope`.
+        ``prompt_lengths`` has the number of prompt tokens of each request, which are all rotated for a text of this
+        length; by default each row is rotated for the text up to this row. ``num_extra`` is the number of positions,
+        after those of the rows, that a draft chain needs.
         """
         if rope.config is None:
             return

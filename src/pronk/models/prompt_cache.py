@@ -16,8 +16,6 @@ from pronk.models.backend import Backend
 from pronk.models.kernels import arithmetic_digest
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
-__all__ = ["open_prompt_cache"]
-
 _DEFAULT_SIZE = "4GiB"
 _READ_BYTES = 1 << 24  # bytes of a file that are read at a time
 
@@ -32,16 +30,11 @@ def open_prompt_cache(
     split: bool,
     **settings: object,
 ) -> PromptCache | None:
-    """Return the prompt cache that the options of :class:`pronk.LLM` ask for.
+    """Return the prompt cache that the options ``prompt_cache`` and ``prompt_cache_size`` of LLM ask for.
 
-    Args:
-        folder: the option ``prompt_cache``; ``None`` means no prompt cache.
-        size: the option ``prompt_cache_size``; ``None`` means 4 GiB.
-        model: folder of the checkpoint, or its opened GGUF file.
-        config: configuration of the model.
-        backend: computes the model.
-        split: whether several processes share the heads, so that no process has whole blocks.
-        settings: other options on which keys and values depend.
+    A ``folder`` of ``None`` means no prompt cache, a ``size`` of ``None`` 4 GiB. ``model`` is the folder of the
+    checkpoint, or its opened GGUF file. ``split``: whether several processes share the heads, so that no process has
+    whole blocks. ``settings`` are other options on which keys and values depend.
 
     Raises:
         OptionError: an option is malformed, the folder is not writable, or the model's blocks cannot be stored.
@@ -72,7 +65,12 @@ def open_prompt_cache(
 
 def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
     """Return a digest of the model's files; it is computed once for each state of the files."""
-    states = model.identity if isinstance(model, GgufCheckpoint) else _folder_states(model)
+    if isinstance(model, GgufCheckpoint):
+        states = model.identity
+    else:  # the files with weights and those that describe them
+        states = [
+            _state(path.resolve()) for path in sorted([*model.glob("*.safetensors"), *model.glob("*config.json")])
+        ]
     # Tools can keep the time of modification of a file that they replace, but not the time of its last change (ctime).
     times = [Path(path).stat().st_ctime_ns for path, *_ in states]
     name = sha256(repr([states, times]).encode()).hexdigest()
@@ -90,12 +88,6 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
         raise CheckpointError(msg)
     store.add_note(name, digest.hexdigest())
     return digest.hexdigest()
-
-
-def _folder_states(folder: Path) -> list[tuple[str, int, int, int]]:
-    """Return the states of the files with weights and of those that describe them; see :func:`_state`."""
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
-    return [_state(path.resolve()) for path in files]
 
 
 def _state(path: Path) -> tuple[str, int, int, int]:

@@ -22,8 +22,6 @@ from pronk.errors import CheckpointError, OptionError
 from pronk.models.tensor_plan import DecoderPart
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
-__all__ = ["TensorSplit"]
-
 Weight = TypeVar("Weight", Array, QuantizedMatrix, Array | QuantizedMatrix)
 
 # Shards of MLP columns begin at multiples of one of these numbers: the largest that gives every process some columns. A

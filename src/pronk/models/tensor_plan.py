@@ -15,8 +15,6 @@ from typing import Literal
 from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
 from pronk.models.families import FAMILY_NAMES, FamilyNames
 
-__all__ = ["CheckpointTensor", "DecoderPart", "plan_layer", "plan_linear", "plan_norm", "plan_tensors"]
-
 
 @dataclass(frozen=True)
 class CheckpointTensor:

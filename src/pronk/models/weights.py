@@ -10,8 +10,6 @@ from pronk.architecture.config import ModelConfig
 from pronk.models.decoder import Decoder
 from pronk.models.tensor_plan import plan_tensors
 
-__all__ = ["ForwardWeights", "count_parameters", "expert_bytes", "expert_costs", "forward_weights"]
-
 
 @dataclass(frozen=True)
 class ForwardWeights:

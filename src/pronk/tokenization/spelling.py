@@ -17,8 +17,6 @@ import tokenizers
 
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Prefix", "Spelling", "spell", "without_prefix"]
-
 Prefix = Literal["never", "first", "always"]
 
 _LISTS = ("normalizers", "pretokenizers", "decoders")  # a Sequence has its components under one of these keys

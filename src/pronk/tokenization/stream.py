@@ -1,13 +1,148 @@
-"""The text of a request: whole characters, cut at the first stop string."""
+"""The text of a request: whole characters only, cut at the first stop string.
+
+The complete text is a function of the token sequence alone, however the sequence is divided into steps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pronk.tokenization.detokenizer import IncrementalDecoder, StopScanner
+from pronk.errors import OptionError
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["TextStream"]
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 5  # number of tokens at the prompt's end that are decoded together with the first output tokens
+_PATIENCE = 16  # number of tokens after which an incomplete character counts as invalid bytes
+
+
+class IncrementalDecoder:
+    r"""Text of a growing token sequence, at a constant cost per token.
+
+    The text of a token depends on its neighbours: a character may span tokens, and SentencePiece drops the space at the
+    very start. Each new token is therefore decoded in a window: the tokens of the text returned last (at first, the end
+    of the prompt) and all later tokens. The new text is the window's text without the part already returned, and
+    without replacement characters at the end, which may be an incomplete character. With byte-level tokens, a token of
+    whole characters after whole characters needs no window: its text is always the same.
+
+    Byte-level tokens ``F0 9F``, ``99``, ``82``, ``!`` after a prompt ``ab``::
+
+        window          its text    returned
+        ab F0 9F        ab\ufffd
+        ab F0 9F 99     ab\ufffd
+        ab F0 9F 99 82  ab🙂        🙂
+        F0 9F 99 82 !   🙂!         !
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        # Skip special tokens, which have no text.
+        for token in reversed(prompt):
+            if len(self._window) == _CONTEXT:
+                break
+            if tokenizer.token_text(token) is not None:
+                self._window.insert(0, token)
+        self._returned = tokenizer.decode(self._window)  # beginning of the window's text that was returned already
+        self._num_done = len(self._window)  # number of tokens at the window's start whose whole text was returned
+
+    def push(self, token_id: int) -> str:
+        """Return the text that becomes final with this token; special tokens and unassigned ids have no text."""
+        own = self._tokenizer.token_text(token_id)
+        if own is None:
+            return ""
+        is_all_returned = self._num_done == len(self._window) and not self._returned.endswith(_REPLACEMENT)
+        if is_all_returned and self._tokenizer.joins_texts and _REPLACEMENT not in own:
+            self._window, self._num_done, self._returned = [token_id], 1, own
+            return own
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        final = text.rstrip(_REPLACEMENT)
+        new = final[self._start(text) :]
+        if final == text:
+            self._slide(self._num_done)
+        else:
+            if new:
+                self._returned = final
+            if len(self._window) - self._num_done > _PATIENCE:
+                new += self._skip_invalid_bytes(text)
+        return new
+
+    def flush(self) -> str:
+        """Return the rest of the text; an incomplete character becomes U+FFFD."""
+        text = self._tokenizer.decode(self._window)
+        rest = text[self._start(text) :]
+        self._slide(len(self._window))
+        return rest
+
+    def _start(self, text: str) -> int:
+        """Return the offset in ``text``, the text of the window, at which the new part begins.
+
+        If the prompt ends inside a character, ``_returned`` ends with U+FFFD, and ``text`` may have the whole character
+        instead.
+        """
+        return len(self._returned if text.startswith(self._returned) else self._returned.rstrip(_REPLACEMENT))
+
+    def _slide(self, start: int) -> None:
+        del self._window[:start]
+        self._num_done = len(self._window)
+        self._returned = self._tokenizer.decode(self._window)
+
+    def _skip_invalid_bytes(self, text: str) -> str:
+        """Cut the window at the last token boundary that splits no character; return new text before the cut.
+
+        Without this, the window would grow without bound while a text consists of invalid bytes.
+        """
+        for cut in range(len(self._window) - 1, self._num_done, -1):
+            before = self._tokenizer.decode(self._window[:cut])
+            if before + self._tokenizer.decode(self._window[cut:]) == text:
+                new = before[self._start(text) :]
+                del self._window[:cut]
+                self._num_done, self._returned = 0, ""
+                return new
+        return ""
+
+
+class StopScanner:
+    """Cuts a stream of text at the first stop string; an empty stop string raises an OptionError.
+
+    The stop string that is complete first counts; of several that end at the same character, the longest. Text is
+    withheld as long as it may be the beginning of a stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            msg = f"stop: expected non-empty strings, found {list(stops)!r}"
+            raise OptionError(msg)
+        self._stops = sorted(stops, key=len, reverse=True)
+        self._held = ""
+        self._stop: str | None = None  # the first complete stop string
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Return text that no stop string can cut off any more, and the stop string found (or ``None``)."""
+        if self._stop is not None:
+            return "", self._stop
+        self._held += text
+        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if matches:
+            _, cut, self._stop = min(matches)
+        else:
+            cut = self._safe_length()
+        safe, self._held = self._held[:cut], self._held[cut:]
+        return safe, self._stop
+
+    def flush(self) -> str:
+        """End the stream; return the withheld text, which is no stop string."""
+        rest, self._held = "" if self._stop else self._held, ""
+        return rest
+
+    def _safe_length(self) -> int:
+        """Return the number of characters at the start of ``_held`` that cannot belong to a stop string."""
+        longest = len(self._stops[0]) if self._stops else 0
+        for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
+            tail = self._held[at:]
+            if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
+                return at
+        return len(self._held)
 
 
 class TextStream:

@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders
 
 from pronk.errors import PromptError, TokenizerError
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
-from pronk.tokenization.chat.messages import Messages, TemplateOptions, Tools, check_messages
+from pronk.tokenization.chat.messages import (
+    Messages,
+    TemplateOptions,
+    Tools,
+    check_messages,
+    disguise,
+    plain_ids,
+    reveal,
+)
 from pronk.tokenization.chat.template import ChatTemplate
-from pronk.tokenization.chat.untrusted import disguise, plain_ids, reveal
-
-__all__ = ["Tokenizer"]
-
-_GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 
 
 class Tokenizer:
@@ -53,8 +56,8 @@ class Tokenizer:
     def load(cls, folder: Path, vocab_size: int | None = None, opened: GgufCheckpoint | None = None) -> Tokenizer:
         """Load the tokenizer of a model folder or a GGUF file.
 
-        A folder has ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``. Files that are missing, damaged,
-        or have ids beyond the model's ``vocab_size`` raise a TokenizerError. ``opened``: the GGUF file, if it is open.
+        Files that are missing, damaged, or have ids beyond the model's ``vocab_size`` raise a TokenizerError.
+        ``opened``: the GGUF file, if it is open.
         """
         if is_gguf(folder):
             from pronk.quantization.gguf.tokenizer import read_tokenizer  # noqa: PLC0415 - for GGUF files only
@@ -65,10 +68,7 @@ class Tokenizer:
             return cls(parts.backend, special_tokens=special, chat_template=parts.chat_template, template_key=key)
         config = _read_optional(folder / "tokenizer_config.json")
         special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
-        if (folder / "tokenizer.json").is_file():
-            backend = _read_backend(folder / "tokenizer.json")
-        else:
-            backend = _build_gpt2(folder, config, special)
+        backend = _read_backend(folder / "tokenizer.json")
         largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         _check_vocabulary(largest_id, folder, vocab_size)
         templates = _find_templates(folder, config)
@@ -173,11 +173,9 @@ class Tokenizer:
     ) -> str:
         """Render a conversation as text, to be encoded with ``add_special_tokens=False``.
 
-        Args:
-            messages: see :mod:`pronk.tokenization.chat.messages`.
-            add_generation_prompt: whether to append the beginning of the assistant's turn.
-            tools: tools that the model may call, in OpenAI's format.
-            options: further variables of the template, such as ``{"enable_thinking": False}``.
+        For ``messages``, see :mod:`pronk.tokenization.chat.messages`. ``add_generation_prompt``: append the beginning
+        of the assistant's turn. ``tools`` are those that the model may call, in OpenAI's format. ``options`` are
+        further variables of the template, such as ``{"enable_thinking": False}``.
 
         Raises:
             TokenizerError: the chat template is missing or damaged.
@@ -198,7 +196,7 @@ class Tokenizer:
         """Return the token ids of a conversation; arguments and errors as in :meth:`chat`.
 
         If ``trusted``, texts of special tokens (such as ``<|im_end|>``) in messages and tools become these tokens, as
-        in transformers. Otherwise they stay text (:mod:`pronk.tokenization.chat.untrusted`). An empty result raises a
+        in transformers. Otherwise they stay text (:mod:`pronk.tokenization.chat.messages`). An empty result raises a
         PromptError.
         """
         placeholders: dict[str, str] = {}  # character to the text of the special token that it stands for
@@ -251,35 +249,19 @@ def _read_optional(path: Path) -> dict[str, Any]:
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        others = [name for name in ("tokenizer.model", "vocab.json", "merges.txt") if path.with_name(name).is_file()]
+        msg = (
+            f"{path.parent}: expected tokenizer.json, found {' and '.join(others) or 'no tokenizer file'}; "
+            "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+        raise TokenizerError(msg)
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the tokenizers package raises Exception itself
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
         raise TokenizerError(msg) from error
-
-
-def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """Build GPT-2's byte-level BPE tokenizer from ``vocab.json`` and ``merges.txt``."""
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    class_name = config.get("tokenizer_class")
-    if not vocab.is_file() or not merges.is_file() or class_name not in _GPT2_CLASSES:
-        others = [name for name in ("tokenizer.model", "vocab.json", "merges.txt") if (folder / name).is_file()]
-        msg = (
-            f"{folder}: expected tokenizer.json, found {' and '.join(others) or 'no tokenizer file'}; "
-            "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
-        raise TokenizerError(msg)
-    try:
-        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    except Exception as error:  # the tokenizers package raises Exception itself
-        msg = f"{folder}: expected vocab.json and merges.txt of a byte-level BPE, found damaged files ({error})"
-        raise TokenizerError(msg) from error
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
-    backend.decoder = decoders.ByteLevel()
-    names = {*special.values(), "<|endoftext|>"}
-    backend.add_special_tokens(sorted(name for name in names if backend.token_to_id(name) is not None))
-    return backend
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

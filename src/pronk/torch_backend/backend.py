@@ -1,8 +1,8 @@
-"""Implementation of :class:`~pronk.models.backend.Backend` with torch."""
+"""Implementation of :class:`~pronk.models.backend.Backend` with torch, and measurements of its device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +15,13 @@ from pronk.arrays import Array, DType
 from pronk.errors import OptionError
 from pronk.kernels.adapters import LowRank
 from pronk.kernels.threads import num_threads
-from pronk.kernels.weight_cache import WeightCache
-from pronk.kernels.weights import CodedRows
 from pronk.kv_cache.paged import PagedCache
+from pronk.models.backend import AnyMatrix
 from pronk.models.program import CrossAttentionSource, Program
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.torch_backend.cache import TorchCache
 from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
 from pronk.torch_backend.program import TorchProgram
-
-__all__ = ["TorchBackend", "TorchMatrix"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +55,7 @@ class TorchMatrix:
 class TorchBackend:
     """Computes with torch on ``device``, with weights in ``dtype``; quantized weights are dequantized.
 
-    Raises:
-        OptionError: torch has no such device here.
+    A device that torch does not have here raises an OptionError.
     """
 
     name = "torch"
@@ -84,17 +79,9 @@ class TorchBackend:
         device = torch.device(self.device)
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
-    def pack(
-        self,
-        weight: Array | QuantizedMatrix | CodedRows | BlockMatrix,
-        bias: Array | None = None,
-        *,
-        unit: int | None = None,
-        gated: bool = False,
-        cache: WeightCache | None = None,
-    ) -> TorchMatrix:
-        """Copy a matrix to the device; ``unit`` and ``cache`` are for the kernels' layout only."""
-        del unit, cache
+    def pack(self, weight: AnyMatrix, bias: Array | None = None, *, gated: bool = False, **layout: Any) -> TorchMatrix:
+        """Copy a matrix to the device; ``layout`` is for the kernels only."""
+        del layout
         values = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
         assert isinstance(values, np.ndarray), "expected weights that torch can read, found blocks of a file"
         tensors = [
@@ -116,3 +103,30 @@ class TorchBackend:
     def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
         """Return a KV cache on the device."""
         return TorchCache(config, device=self.device, **options)
+
+
+def buffer_reader(num_bytes: int, device: str) -> Callable[[], None]:
+    """Return a function that reads ``num_bytes`` bytes of the device's memory, always the same ones."""
+    buffer = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
+
+    def read() -> None:
+        buffer.sum()
+        if device != "cpu":
+            torch.accelerator.synchronize(device)
+
+    return read
+
+
+def reset_peak_memory(device: str) -> None:
+    """Set the peak memory of a CUDA device to the memory in use now."""
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: str) -> int:
+    """Return the largest number of bytes that tensors on a CUDA device took since the last reset."""
+    return torch.cuda.max_memory_allocated(device)
+
+
+def product_name(device: str) -> str:
+    """Return the name of a CUDA device, such as ``NVIDIA H100``."""
+    return torch.cuda.get_device_name(device)

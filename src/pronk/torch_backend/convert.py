@@ -8,8 +8,6 @@ from torch import Tensor
 
 from pronk.arrays import BFLOAT16, FLOAT8, Array, DType
 
-__all__ = ["to_array", "to_tensor", "torch_dtype"]
-
 # NumPy has these types from ml_dtypes, which torch does not know. Their bits are passed as integers.
 _AS_INTEGERS: dict[DType, DType] = {BFLOAT16: np.dtype(np.int16), FLOAT8: np.dtype(np.uint8)}
 

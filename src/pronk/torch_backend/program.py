@@ -16,13 +16,21 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.linear import Experts
 from pronk.models.program import CrossAttentionSource, Program, output_range
 from pronk.models.program_rows import ProgramRows
-from pronk.torch_backend.attention import attend_rows, visible_keys
-from pronk.torch_backend.cache import TorchCache
+from pronk.torch_backend.cache import TorchCache, TorchPass, attend_rows, visible_keys
 from pronk.torch_backend.convert import to_array, to_tensor
-from pronk.torch_backend.mixture import choose_experts
-from pronk.torch_backend.torch_pass import TorchPass
 
-__all__ = ["TorchProgram"]
+
+def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tensor]:
+    """Return the experts of each row, in rising order, and their float32 weights: ``[rows, per_row]``.
+
+    ``scores`` ``[rows, experts]`` are those of the router. Of equal scores, the smaller number is chosen.
+    """
+    scores = scores.float()
+    # A stable sort keeps the order of equal scores.
+    chosen = scores.argsort(dim=-1, descending=True, stable=True)[:, : mixture.per_row].sort(dim=-1).values
+    taken = scores.gather(-1, chosen)
+    total = (taken if mixture.normalized else scores).logsumexp(-1, keepdim=True)
+    return chosen, torch.exp(taken - total)
 
 
 def _clamped(gate: Tensor) -> Tensor:

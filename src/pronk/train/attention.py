@@ -1,18 +1,16 @@
-"""Dense causal attention over a batch of equally long sequences, for training."""
+"""Attention in training: over equally long sequences, and along the drafts of training-time test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.torch_backend.attention import capped_attention
+from pronk.torch_backend.cache import capped_attention
 from pronk.train.modules.decoder import Attend, DecoderModule
-
-__all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_rope", "dense_states"]
 
 
 @dataclass(frozen=True)
@@ -31,20 +29,18 @@ class DenseAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output ``[rows, heads * d]`` for ``q [rows, heads, d]``, ``k, v [rows, kv_heads, d]``."""
         q, k, v = (t.reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
-        if self.cap is not None:
-            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-            mask = self._mask(layer, q.device, always=True)
-            assert mask is not None
-            out = capped_attention(q, k, v, mask, q.shape[-1] ** -0.5, self.cap)
-            return out.transpose(1, 2).reshape(self.batch * self.length, -1)
         mask = self._mask(layer, q.device)
-        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+        if mask is not None and self.cap is not None:
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+            out = capped_attention(q, k, v, mask, q.shape[-1] ** -0.5, self.cap)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
         return out.transpose(1, 2).reshape(self.batch * self.length, -1)
 
-    def _mask(self, layer: int, device: torch.device, *, always: bool = False) -> Tensor | None:
-        """Return the mask of a layer; ``None``, unless ``always``, if it is causal without a window."""
+    def _mask(self, layer: int, device: torch.device) -> Tensor | None:
+        """Return the mask of a layer; ``None`` if it is causal, without a window and without a cap."""
         window = self.windows[layer] if self.windows else None
-        if (window is None or window >= self.length) and not always:
+        if (window is None or window >= self.length) and self.cap is None:
             return None
         past = torch.ones(self.length, self.length, dtype=torch.bool, device=device).tril()
         return past if window is None else past.triu(1 - window)
@@ -85,3 +81,91 @@ def dense_rope(
     """Return RoPE's rotations for ``batch`` sequences of ``length`` tokens; ``None`` without RoPE."""
     positions = torch.arange(length, device=device).repeat(batch)
     return decoder.rope(positions, dtype)
+
+
+@dataclass
+class Features:
+    """Hidden states, keys and values of ``rows = batch * length`` tokens; layers count from 1."""
+
+    last: Tensor  # output of the last layer before the final norm, ``[rows, hidden]``
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # by layer: its output, ``[rows, hidden]``
+    keys: dict[int, Tensor] = field(default_factory=dict)  # by layer: its keys, ``[rows, kv_heads, head_dim]``
+    values: dict[int, Tensor] = field(default_factory=dict)  # by layer: its values, of the same shape
+
+
+@torch.no_grad()
+def compute_features(
+    decoder: DecoderModule,
+    tokens: Tensor,
+    dtype: torch.dtype,
+    hidden: Collection[int] = (),
+    cache: Collection[int] = (),
+) -> Features:
+    """Run the decoder; keep outputs of the layers ``hidden``, and keys and values of the layers ``cache``."""
+    batch, length = tokens.shape
+    config, features = decoder.config, Features(tokens.new_empty(0))
+    dense = DenseAttention(batch, length, config.windows, config.attention_cap)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layer + 1 in cache:
+            features.keys[layer + 1], features.values[layer + 1] = k, v
+        return dense(layer, q, k, v)
+
+    for layer, features.last in dense_states(decoder, tokens, dtype, attend):
+        if layer in hidden:
+            features.hidden[layer] = features.last
+    return features
+
+
+class ChainAttention:
+    """Attention of training-time test (Li et al. 2025) over several texts at once; call it once per step.
+
+    A drafter that reads its own output is trained on its own output: step 0 has a row for each position of the text,
+    with the target's features, and row ``i`` of step ``s`` continues row ``i`` of step ``s - 1`` as if it were the
+    ``s``-th draft token. It attends to the same keys as in decoding: the real rows up to ``i``, and its own earlier
+    steps. For three positions, where ``x`` is seen by row 1 of step 2::
+
+        keys of   step 0   step 1   step 2
+                  x x .    . x .    . x .
+
+    ``lengths`` has the number of rows of each text in step 0, ``active`` the rows of each text (from 0) that draft:
+    only they have queries, and later steps.
+    """
+
+    def __init__(self, lengths: Sequence[int], active: Sequence[Tensor]) -> None:
+        self._lengths, self._counts = list(lengths), [len(rows) for rows in active]
+        self._hidden = [rows[:, None] < torch.arange(n) for n, rows in zip(lengths, active, strict=True)]
+        self._first: tuple[Tensor, Tensor] | None = None
+        self._later: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return ``[active, heads * d]`` for ``q [active, heads, d]``, ``k`` and ``v [keys, kv_heads, d]``.
+
+        ``keys`` are all rows in step 0, and the active rows in later steps.
+        """
+        if self._first is None:
+            self._first = k, v
+        else:
+            self._later.append((k, v))
+        first = [each.split(self._lengths) for each in self._first]
+        later = [[each.split(self._counts) for each in pair] for pair in self._later]
+        outputs = []
+        for i, queries in enumerate(q.split(self._counts)):
+            if len(queries):
+                chain = [(keys[i], values[i]) for keys, values in later]
+                outputs.append(_attend(queries, first[0][i], first[1][i], self._hidden[i].to(q.device), chain))
+        return torch.cat(outputs)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, chain: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attend within one text; ``chain`` has keys and values of the later steps, row by row those of ``q``."""
+    rows, heads, size = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.view(rows, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3) * size**-0.5  # [kv, group, rows, d]
+    scores = [(grouped @ k.permute(1, 2, 0)[:, None]).masked_fill(hidden, -torch.inf)]
+    scores += [(grouped * keys.transpose(0, 1)[:, None]).sum(-1, keepdim=True) for keys, _ in chain]
+    weights = torch.cat(scores, dim=-1).softmax(-1)
+    out = weights[..., : len(k)] @ v.transpose(0, 1)[:, None]
+    for step, (_, values) in enumerate(chain, len(k)):
+        out = out + weights[..., step : step + 1] * values.transpose(0, 1)[:, None]
+    return out.permute(2, 0, 1, 3).reshape(rows, heads * size)

@@ -15,8 +15,6 @@ from torch import Tensor
 from pronk.errors import OptionError
 from pronk.train.clock import limit_time
 
-__all__ = ["Batches", "Mixture", "Sequences"]
-
 
 class Batches(Protocol):
     """Endless series of training sequences of ``length`` tokens, numbered from 0."""

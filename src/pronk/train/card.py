@@ -11,24 +11,19 @@ from typing import Any
 import torch
 
 from pronk.files.cards import render_card
+from pronk.train.data import BYTE_VOCAB
 from pronk.train.heads import describe
 from pronk.train.lm import TextModel
 from pronk.train.loop import Trainer
 from pronk.train.served import is_served
 from pronk.train.student import Student
-from pronk.train.tokenizer import BYTE_VOCAB
-
-__all__ = ["heads_card", "model_card", "student_card"]
 
 
 def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of a language model.
+    """Return the ``README.md`` of a language model, called ``name``, of the run ``trainer``.
 
-    Args:
-        trainer: the run.
-        name: name of the model.
-        facts: ``figures`` (validation losses), the ``length`` of the sequences that they were measured on, and the
-            ``command`` of the run, without paths of the machine.
+    ``facts`` has ``figures`` (validation losses), the ``length`` of the sequences that they were measured on, and the
+    ``command`` of the run, without paths of the machine.
     """
     config, heads = trainer.objective.config, trainer.objective.options.heads
     return render_card(
@@ -69,6 +64,13 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
         share=objective.options.share,
         own_text=json.loads(own_text.read_text("utf-8"))["tokens"] if uses_own_text and own_text.exists() else 0,
     )
+
+
+def head_card(trainer: Trainer[Any], name: str, facts: Mapping[str, Any]) -> str:
+    """Return the ``README.md`` of an EAGLE-3 or MTP head; the arguments are those of :func:`model_card`."""
+    objective = trainer.objective
+    own = {"head": objective, "figures": facts["figures"], "command": facts["command"]}
+    return render_card("pronk.train", "eagle", name=name, trainer=trainer, options=trainer.options, **own)
 
 
 def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Mapping[str, Any]) -> str:

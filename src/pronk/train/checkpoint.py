@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, OptionError
 from pronk.files.atomic import convert_write_errors, replace_file
-
-__all__ = ["CHECKPOINT", "load_checkpoint", "save_checkpoint"]
+from pronk.train.options import option_name
 
 CHECKPOINT = "checkpoint.pt"  # name of the file in the run's folder
 
@@ -18,10 +18,9 @@ _FORMAT = "pronk-train-1"
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint at ``path``; ``state`` has tensors, numbers, strings, lists and dictionaries.
+    """Replace the checkpoint at ``path``; raise a CheckpointError, with the old one intact, if that fails.
 
-    Raises:
-        CheckpointError: the file cannot be written, for example on a full disk; an old checkpoint stays intact.
+    ``state`` has tensors, numbers, strings, lists and dictionaries.
     """
     what = "a training checkpoint" + (" (the one before is intact)" if path.exists() else "")
     # torch raises RuntimeError when a write fails.
@@ -30,11 +29,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of :func:`save_checkpoint`; if ``mapped``, tensors are memory-mapped.
-
-    Raises:
-        CheckpointError: the file is damaged or of another format.
-    """
+    """Read a checkpoint, with memory-mapped tensors if ``mapped``; a damaged one raises a CheckpointError."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises exceptions of many types
@@ -46,3 +41,39 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
         msg = f"{path}: expected a training checkpoint of format {_FORMAT}, found {found!r}"
         raise CheckpointError(msg)
     return dict(state)
+
+
+def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compare the options of a checkpoint and of the run that resumes it, like :func:`check_unchanged`.
+
+    The key ``kind`` (such as ``draft_model``) has its own error message. Old checkpoints have no ``kind``.
+    """
+    kind = now.get("kind")
+    if before.get("kind", kind) != kind:
+        msg = (
+            f"cannot resume {folder}: expected a run of kind {before['kind']} as before, found {kind}; use another "
+            "--out folder for a new run"
+        )
+        raise OptionError(msg)
+    check_unchanged(folder, before, {name: value for name, value in now.items() if name != "kind"})
+
+
+def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise :class:`~pronk.errors.OptionError` that names the options of ``now`` with a new value."""
+    changed = [
+        f"{name} = {old!r} as before, found {new!r}"
+        for key, value in now.items()
+        for name, old, new in _differences(option_name(key), before.get(key), value)
+    ]
+    if changed:
+        msg = f"cannot resume {folder}: expected {', and '.join(changed)}; use another --out folder for a new run"
+        raise OptionError(msg)
+
+
+def _differences(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
+    """Yield ``(option, old value, new value)`` of each difference; mappings are compared key by key."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in {**before, **now}:
+            yield from _differences(f"{name} {option_name(str(key))}", before.get(key), now.get(key))
+    elif before != now:
+        yield name, before, now

@@ -20,8 +20,6 @@ from typing import TypeVar
 
 from pronk.files.atomic import write_json
 
-__all__ = ["EVALUATION", "TEXT_BY", "TOKENS_BY", "TRAINED_BY", "Clock", "limit_time"]
-
 # Ends of the phases tokenizing, own text and training, as fractions of the limit.
 TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9
 EVALUATION = 0.05  # duration of one evaluation during training, as a fraction of the limit

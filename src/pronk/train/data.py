@@ -12,21 +12,87 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pronk.corpus.collection import Collection, Pool, collect, pack
-from pronk.corpus.encoder import Encoder
-from pronk.corpus.sources import SourceSpec, json_lines_name, read_source
-from pronk.errors import OptionError
-from pronk.files.atomic import convert_write_errors, write_json, write_tokens
-from pronk.train.options import DataOptions
-from pronk.train.resume import check_unchanged
-from pronk.train.tokenizer import save_tokenizer, train_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-__all__ = ["mix", "prepare"]
+from pronk.checks import check_integer
+from pronk.corpus.collection import Collection, Pool, collect, pack
+from pronk.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder
+from pronk.corpus.sources import SourceSpec, json_lines_name, read_source
+from pronk.errors import OptionError, TokenizerError
+from pronk.files.atomic import convert_write_errors, write_json, write_tokens
+from pronk.train.checkpoint import check_unchanged
+from pronk.train.options import DataOptions
+
+# Size of a vocabulary without merges: special tokens and the 256 bytes.
+BYTE_VOCAB = len(SPECIAL_TOKENS) + 256
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn a byte-level BPE as of GPT-2; ids 0..3 are the special tokens, then the 256 bytes.
+
+    Raises:
+        OptionError: ``vocab_size`` is below ``BYTE_VOCAB`` or above 65,536 (16-bit ids), or the text has too few
+            different pairs to merge.
+    """
+    check_integer("vocabulary size", vocab_size, BYTE_VOCAB, 65536)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    size = tokenizer.get_vocab_size()
+    if size != vocab_size:
+        msg = f"vocabulary size: the text yields only {size} tokens, expected {vocab_size}; ask for fewer or add text"
+        raise OptionError(msg)
+    # Encode text that spells a special token, such as "<|end|>", as ordinary text, never as the special token.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+    extra = [USER, ASSISTANT, END]
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {str(i): {"content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)},
+        "extra_special_tokens": extra,
+        "chat_template": CHAT_TEMPLATE,
+        **names,
+    }
+    write_json(folder / "tokenizer_config.json", config, indent=2)
+    write_json(folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra}, indent=2)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer of a run; raise a TokenizerError if the file is missing or damaged.
+
+    Text such as "<|end|>" is never encoded as the special token.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the tokenizers library raises plain Exception
+        msg = f"{path}: expected a tokenizer, found {error}"
+        raise TokenizerError(msg) from error
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def mix(
@@ -63,22 +129,16 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     min_source_tokens: int = 0,
     enough: Callable[[int], bool] = lambda _: False,
 ) -> None:
-    """Write the token files of a run into ``folder``, unless they exist.
+    """Write the token files of a run into ``folder``, unless they exist: ``tokens`` tokens of text.
 
-    Args:
-        options: sources and their mixture.
-        folder: folder of the token files.
-        tokens: length of the training text in tokens.
-        context: context length of the model.
-        say: function that prints a line of progress.
-        encoder: converts text to tokens; by default a tokenizer is trained and saved in ``folder``.
-        also: called with the collection after the training text is written, to write further files.
-        min_source_tokens: minimum number of tokens in all sources together, each read once.
-        enough: called with the number of tokens so far; if it returns True, the training text ends early.
+    ``context`` is the model's context length, and ``say`` prints a line of progress. Without ``encoder``, a tokenizer
+    is trained and saved in ``folder``. ``also`` is called with the collection after the training text is written, to
+    write further files. All sources together, each read once, must have ``min_source_tokens`` tokens. The training text
+    ends early when ``enough``, called with the number of tokens so far, returns True.
 
     Raises:
         OptionError: ``folder`` was made with other options, or the text is too short; see also :func:`collect` and
-            :func:`~pronk.train.tokenizer.train_tokenizer`.
+            :func:`train_tokenizer`.
         CheckpointError: the files cannot be written.
     """
     recipe = _recipe(options, tokens, context, encoder)

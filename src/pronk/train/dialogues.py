@@ -1,22 +1,24 @@
-"""Training sequences of a file of answers: whole dialogues side by side.
-
-The order of the dialogues depends on the seed. A sequence of ``length`` tokens has as many dialogues as fit; its rest
-is padding. The second tensor of a batch has the kind of each token (:class:`Mark`).
-"""
+"""Training text in files of answers, which are the target's own dialogues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pronk.corpus.answers import Dialogue
+from pronk.corpus.answers import Dialogue, merge_answers, read_answers
+from pronk.corpus.collection import OriginRecord
+from pronk.corpus.sources import SourceSpec
 from pronk.errors import OptionError
-
-__all__ = ["Dialogues", "Mark", "hold_out", "split_dialogues"]
+from pronk.files.atomic import convert_write_errors, write_json, write_tokens
+from pronk.train.head_plan import check_answers
+from pronk.train.on_policy import pack_texts
+from pronk.train.teacher import Teacher
 
 _HELD_OUT = 49  # one dialogue in this many is held out; no multiple of the number of temperatures
 _LOOK_AHEAD = 24  # the next dialogue of a sequence is the first of this many that fits
@@ -33,9 +35,10 @@ class Mark(IntEnum):
 
 
 class Dialogues:
-    """Endless series of sequences of ``length`` tokens.
+    """Endless series of sequences of ``length`` tokens: whole dialogues side by side, then padding.
 
-    Each epoch has every dialogue once, in a new order.
+    Each epoch has every dialogue once, in a new order. The second tensor of a batch has the :class:`Mark` of each
+    token.
     """
 
     def __init__(self, dialogues: Sequence[Dialogue], length: int, seed: int) -> None:
@@ -115,3 +118,44 @@ def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialog
     """Split dialogues for training and for evaluation, by their numbers."""
     held_out = [each for each in dialogues if each.number % _HELD_OUT == _HELD_OUT - 1]
     return [each for each in dialogues if each.number % _HELD_OUT != _HELD_OUT - 1], held_out
+
+
+def has_answers(sources: Sequence[SourceSpec]) -> bool:
+    """Return whether the sources are files of answers; raise an OptionError if only some of them are."""
+    kinds = [spec.kind == "answers" for spec in sources]
+    if any(kinds) and not all(kinds):
+        msg = "source: expected files of answers alone, or none, found both; train on one or the other"
+        raise OptionError(msg)
+    return any(kinds)
+
+
+def write_answers_text(sources: Sequence[SourceSpec], teacher: Teacher, folder: Path, held_out: int) -> None:
+    """Write files of :mod:`pronk.train.on_policy` from files of answers to ``folder``, unless they exist.
+
+    The dialogues are the target's own text. The first prompts of ``held_out`` of the held-out dialogues are those with
+    which the engine measures the drafter.
+
+    Raises:
+        OptionError: another model wrote the answers.
+        CheckpointError: a file of answers is damaged, or the text cannot be written.
+    """
+    if (folder / "sources.json").exists():
+        return
+    copy = folder / "dialogues.answers"
+    with convert_write_errors(folder, "the training text"):
+        folder.mkdir(parents=True, exist_ok=True)
+        merge_answers([spec.path for spec in sources if spec.path is not None], copy)
+    header, dialogues = read_answers(copy)
+    check_answers(copy, header.weights, teacher.fingerprint)
+    training, kept = hold_out(dialogues)
+    kept = kept[:held_out]
+    write_tokens(folder / "on-policy.bin", pack_texts([(each.ids, []) for each in training], teacher.encoder))
+    write_tokens(folder / "valid-on-policy.bin", pack_texts([(each.ids, []) for each in kept], teacher.encoder))
+    prompts = [each.ids[: each.answers[0][0]] for each in kept if each.answers]
+    write_json(folder / "prompts.json", {"train": [], "held_out": prompts})
+    answered = sum(each.num_answered for each in training)
+    write_json(folder / "on-policy.json", {"tokens": answered, "dialogues": len(training)})
+    questions = f"{header.target} to questions from {', '.join(header.sources)}"
+    origin = OriginRecord("answers", questions, "of these documents", len(training), copy.stat().st_size)
+    summary = {"recipe": asdict(header), "weights": {"answers": 1.0}, "duplicates": 0, "excluded": 0}
+    write_json(folder / "sources.json", {**summary, "origins": [asdict(origin)]}, indent=1)

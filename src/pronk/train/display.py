@@ -14,8 +14,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from pronk.train.clock import TEXT_BY, Clock
 from pronk.train.loop import Report
 
-__all__ = ["PLAIN", "TrainingDisplay", "WritingDisplay", "figure_lines"]
-
 # Print lines unchanged: a path may contain rich's markup.
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
 

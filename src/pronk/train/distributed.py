@@ -22,8 +22,6 @@ from torch import nn
 
 from pronk.parallel.parent_watch import end_with_parent
 
-__all__ = ["ProcessGroup", "join_processes", "local_device"]
-
 # All other processes wait while the first one generates the target's own text, which may take days. If a process
 # dies, torchrun ends all processes; if torchrun dies, each process ends itself.
 _TIMEOUT = timedelta(days=7)

@@ -3,13 +3,13 @@
 The rows of a text with tokens ``t`` and the target's features ``f``: row ``i`` of step 0 has ``f[i]`` and the embedding
 of ``t[i + 1]``, and learns the target's distribution after ``t[i + 1]``. Row ``i`` of step ``s`` has the head's own
 output of row ``i`` in step ``s - 1`` and the embedding of ``t[i + 1 + s]``, and learns the distribution after that
-token, as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.chain_attention`). Only rows whose drafts
+token, as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.attention`). Only rows whose drafts
 are within an answer are trained; the other rows serve as keys and values only.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft vocabulary, where the
 target's likeliest token is in it. An MTP head proposes all tokens by the target's own LM head, which is not trained, so
 the restriction only makes its training cheaper. The deployed target computes features and distributions
-(:mod:`pronk.train.target_states`); the distributions are those of its last output and of its dequantized LM head.
+(:mod:`pronk.train.teacher`); the distributions are those of its last output and of its dequantized LM head.
 """
 
 from __future__ import annotations
@@ -26,24 +26,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pronk.corpus.answers import read_answers
-from pronk.train.chain_attention import ChainAttention
+from pronk.train.attention import ChainAttention
 from pronk.train.checkpoint import CHECKPOINT
 from pronk.train.clock import limit_time
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_head
-from pronk.train.head_plan import check_answers, draft_vocabulary, head_config
-from pronk.train.linear_start import begin_linear
+from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
 from pronk.train.loop import PassResult, find_device
-from pronk.train.losses import Comparison, distillation_loss
+from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
+from pronk.train.modules.decoder import load_module
 from pronk.train.modules.eagle import EagleModule
-from pronk.train.modules.load import load_module
 from pronk.train.options import EagleOptions
-from pronk.train.precision import autocast, product_dtype
 from pronk.train.served import SERVED_TOKENS, measure
-from pronk.train.target_states import StateSource
-from pronk.train.teacher import Teacher
-
-__all__ = ["ANSWERS", "EagleTraining", "position_weights"]
+from pronk.train.teacher import StateSource, Teacher
 
 ANSWERS = "data/dialogues.answers"  # the run's copy of the file of answers
 _QUESTIONS = 24  # number of held-out questions that the engine answers
@@ -94,8 +89,7 @@ class _Step(NamedTuple):
 class EagleTraining:
     """Training objective of a head; see :class:`~pronk.train.loop.Objective`.
 
-    Raises:
-        OptionError: the dialogues are of another model, or have no answers.
+    Dialogues of another model, or without answers, raise an OptionError.
     """
 
     def __init__(self, folder: Path, options: EagleOptions, teacher: Teacher) -> None:

@@ -36,19 +36,15 @@ from pronk.llm import LLM
 from pronk.models.fingerprint import Fingerprint
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
-from pronk.train.export import export_drafter
+from pronk.train.export import InitialModel, export_drafter
 from pronk.train.heads import Stage, describe, head_by_head, head_stages, head_weight, shifted_rows
-from pronk.train.initial import InitialModel
 from pronk.train.lm import TextModel
 from pronk.train.loop import PassResult
-from pronk.train.losses import text_loss
+from pronk.train.losses import product_dtype, text_loss
 from pronk.train.modules.decoder import DecoderModule
-from pronk.train.modules.heads import HeadsModule
+from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape
-from pronk.train.precision import product_dtype
 from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
-
-__all__ = ["FutureModel", "FutureTokens", "future_shape", "without_head_layers"]
 
 
 def future_shape(

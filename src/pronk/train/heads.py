@@ -1,28 +1,38 @@
-"""Training of multi-token heads (Gloeckle et al. 2024) on a frozen target.
-
-:mod:`pronk.train.future` uses this module to train heads together with the trunk.
+"""Training of multi-token heads (Gloeckle et al. 2024) and of Medusa heads on a frozen target.
 
 The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each step runs every
-head forward and backward before the next one. If the trunk is trained, the gradient of its output accumulates over the
-heads (section 2 and figure 2). If heads read the outputs of other heads, all heads run forward first. Then the losses
-are computed one by one, and at last the gradients run back through the chain of heads (figure S11).
+head forward and backward before the next one. If the trunk is trained (:mod:`pronk.train.future`), the gradient of its
+output accumulates over the heads (section 2 and figure 2). If heads read the outputs of other heads, all heads run
+forward first. Then the losses are computed one by one, and at last the gradients run back through the chain of heads
+(figure S11).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from pronk.checks import check_integer
+from pronk.corpus.encoder import token_dtype
 from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.train.attention import DenseAttention, dense_rope
-from pronk.train.features import Features
-from pronk.train.modules.heads import HeadsModule
-from pronk.train.modules.medusa import MedusaModule
+from pronk.drafters.from_target.modules.medusa import MedusaShape
+from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
+from pronk.errors import OptionError
+from pronk.train.attention import DenseAttention, Features, dense_rope
+from pronk.train.batches import Sequences
+from pronk.train.lm import held_out_sets
+from pronk.train.loop import PassResult
+from pronk.train.losses import TeacherLogits, chunks, product_dtype
+from pronk.train.modules.drafters import HeadsModule, MedusaModule
+from pronk.train.on_policy import held_out_halves, held_out_prompts
+from pronk.train.options import HeadsOptions
 from pronk.train.student import Branch, Student
-
-__all__ = ["HeadsStudent", "Stage", "describe", "head_by_head", "head_stages", "head_weight", "shifted_rows"]
+from pronk.train.teacher import Teacher
 
 # Number of a head, and the function that maps ``[rows, hidden]`` to its output before its norm, of the same shape.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
@@ -86,13 +96,10 @@ def head_stages(heads: HeadsModule, rope: tuple[Tensor, Tensor] | None, attend: 
 def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterator[tuple[int, Tensor]]:
     """Yield number and output ``[rows, hidden]`` of each head, by ascending number.
 
-    The caller runs backward from each output before it takes the next one. If ``chained``, the iterator finally passes
-    the gradients back through the stages, and to ``z`` if it requires a gradient.
-
-    Args:
-        stages: heads in order of execution.
-        z: input of the first stage, ``[rows, hidden]``; a leaf of the autograd graph.
-        chained: whether each stage reads the output of the stage before it; otherwise all stages read ``z``.
+    The caller runs backward from each output before it takes the next one. ``stages`` are the heads in order of
+    execution, and ``z`` ``[rows, hidden]``, a leaf of the autograd graph, is the input of the first. If ``chained``,
+    each stage reads the output of the stage before it, and the iterator finally passes the gradients back through the
+    stages, and to ``z`` if it requires a gradient; otherwise all stages read ``z``.
     """
     if not chained:
         for number, apply in sorted(stages, key=lambda stage: stage[0]):
@@ -118,3 +125,128 @@ def shifted_rows(batch: int, length: int, places: int, device: torch.device) -> 
     """
     all_rows = torch.arange(batch * length, device=device).view(batch, length)
     return all_rows[:, : length - places].reshape(-1), all_rows[:, places:].reshape(-1)
+
+
+_NUM_RANKS = 16  # number of a head's most likely tokens whose accuracy is measured; useful trees have no others
+
+
+@dataclass(frozen=True)
+class MedusaOptions(HeadsOptions):
+    """Settings of Medusa heads; a resumed run may change ``tree_size``, the tree's draft tokens."""
+
+    FREE: ClassVar[frozenset[str]] = HeadsOptions.FREE | {"tree_size"}
+
+    shape: MedusaShape = field(default_factory=MedusaShape)
+    tree_size: int = 15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("tree-size", self.tree_size, 1, MAX_NODES)
+
+
+class MedusaStudent(Student[MedusaModule]):
+    """Training of Medusa heads: head ``i`` at position ``t`` learns the target's choice at ``t + i``.
+
+    The target itself chooses token ``t + 1``, so head 1 predicts token ``t + 2``. Each export chooses the token tree by
+    accuracies on held-out text: how often a head's token of a given rank is the target's most likely token. This text
+    is the target's own, from one half of the held-out prompts; the engine measures the drafter with the other half.
+    """
+
+    kind = "medusa"
+    title = "Medusa heads"
+
+    options: MedusaOptions
+
+    def __init__(self, folder: Path, options: MedusaOptions, teacher: Teacher) -> None:
+        super().__init__(folder, options, teacher)
+        self._run = self.maybe_compile(_run)
+        self._accuracies: tuple[tuple[float, ...], ...] | None = None  # of the current weights; ``None``: not measured
+
+    def build(self, generator: torch.Generator) -> MedusaModule:  # noqa: ARG002 - nothing is random
+        """Build heads that predict the target's next token before training."""
+        heads = MedusaModule(self.options.shape, self.teacher.llm.config)
+        heads.initialize(self.teacher.unembedding)
+        return heads
+
+    def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
+        """Yield one branch per head, nearest token first."""
+        count, length = tokens.shape
+        with torch.no_grad():
+            last = self.teacher.decoder.norm(features.last).float()
+        for index, head in enumerate(self.module.layers):
+            rows, target_rows = shifted_rows(count, length, index + 1, tokens.device)
+            if not len(rows):  # the held-out sequence is too short for this head
+                return
+            weight = head_weight(self.module, index, self.teacher.unembedding)
+            yield Branch(self._run(head, last[rows]), weight, target_rows)
+
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
+        """Add the gradient; discard the measured accuracies, which will not be those of the new weights."""
+        self._accuracies = None
+        return super().backward(inputs, targets, scale)
+
+    def exported_shape(self) -> MedusaShape:
+        """Return the heads' shape, with the token tree chosen by their current accuracies."""
+        accuracies = self._accuracies = self._accuracies or self.measure_ranks()
+        return replace(self.options.shape, tree=best_paths(accuracies, self.options.tree_size), accuracies=accuracies)
+
+    def prompts(self) -> list[list[int]]:
+        """Return the held-out prompts that are not used to choose the token tree."""
+        halves = held_out_halves(self.data, self.vocab_size)
+        return held_out_prompts(self.data) if halves is None else halves[1]
+
+    @torch.no_grad()
+    def measure_ranks(self) -> tuple[tuple[float, ...], ...]:
+        """Return ``[head][rank]``: how often the head's token of this rank is the target's most likely one.
+
+        Too little held-out text for each head raises an OptionError.
+        """
+        o, data = self.options, self.data
+        hits = torch.zeros(o.shape.num_heads, min(_NUM_RANKS, self.vocab_size), dtype=torch.int64, device=self.device)
+        seen = [0] * o.shape.num_heads
+        for sequences in self._held_out_sequences():
+            for inputs, _ in sequences.batches(o.micro):
+                for head, (branch, teacher) in enumerate(self._branches_with_targets(inputs)):
+                    hits[head] += _hits(branch, teacher, hits.shape[1])
+                    seen[head] += len(branch.hidden)
+        if not all(seen):
+            msg = f"{data}: expected held-out text of more than {len(seen)} tokens to choose the tree by, found less"
+            raise OptionError(msg)
+        return tuple(tuple(round(hit / rows, 4) for hit in row.tolist()) for row, rows in zip(hits, seen, strict=True))
+
+    def _held_out_sequences(self) -> list[Sequences]:
+        """Return the sequences to measure: of the target's own text or, if it has none, all held-out text."""
+        length, halves = self.options.first_length, held_out_halves(self.data, self.vocab_size)
+        if halves is None:
+            return [sequences for _, sequences in held_out_sets(self.data, length, self.vocab_size) if len(sequences)]
+        file, dtype = self.data / "valid-on-policy.bin", token_dtype(self.vocab_size)
+        whole = file.stat().st_size // dtype().itemsize
+        return [Sequences(file, min(length, halves[0] - 1), seed=0, stop=halves[0] / whole, dtype=dtype)]
+
+    @property
+    def description(self) -> str:
+        """Sizes of the heads in words, for the model card."""
+        s, c = self.options.shape, self.teacher.llm.config
+        halves = held_out_halves(self.data, self.vocab_size)
+        text = "held-out text" if halves is None else "what the target says after half of the held-out prompts"
+        own = "the target's unembedding" if s.unembeddings == "shared" else "an unembedding of its own"
+        return (
+            f"{s.num_heads} heads of {s.blocks} residual blocks of size {c.hidden_size} each, with {own}, over the "
+            f"target's last hidden state after its final norm. The tree has {self.options.tree_size} guesses, chosen "
+            f"by {text}{'' if halves is None else '; the figures of decoding are those of the other half'}."
+        )
+
+
+def _run(head: torch.nn.Module, hidden: Tensor) -> Tensor:
+    states: Tensor = head(hidden)
+    return states
+
+
+def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
+    """Return ``[ranks]``: the number of rows whose token of this rank is the teacher's most likely one."""
+    dtype = product_dtype(branch.hidden.device)
+    hits, weight = branch.hidden.new_zeros(ranks, dtype=torch.int64), branch.weight.to(dtype)
+    for chunk in chunks(len(branch.hidden), len(weight)):
+        best = (branch.hidden[chunk].to(dtype) @ weight.T).topk(ranks).indices
+        hits += (best == teacher(chunk).argmax(-1, keepdim=True)).sum(0)
+    return hits

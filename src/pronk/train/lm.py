@@ -16,19 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig, llama_config
-from pronk.corpus.dialogue import special_ids
-from pronk.corpus.encoder import token_dtype
+from pronk.corpus.encoder import special_ids, token_dtype
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences
-from pronk.train.export import export_model
-from pronk.train.initial import InitialModel
+from pronk.train.data import load_tokenizer
+from pronk.train.export import InitialModel, export_model
 from pronk.train.loop import PassResult, find_device
+from pronk.train.losses import autocast
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.options import LoopOptions, ModelShape, TrainOptions
-from pronk.train.precision import autocast
-from pronk.train.tokenizer import load_tokenizer
-
-__all__ = ["LanguageModel", "TextModel", "held_out_sets", "model_config", "two_phases"]
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -29,15 +29,11 @@ from torch import Tensor, nn
 from pronk.errors import OptionError, PronkError
 from pronk.kernels.threads import set_threads
 from pronk.train.batches import Batches
-from pronk.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
 from pronk.train.distributed import ProcessGroup, local_device
-from pronk.train.optim import Optimizers
+from pronk.train.optim import Optimizers, Schedule
 from pronk.train.options import LoopOptions
-from pronk.train.resume import check_run
-from pronk.train.schedule import Schedule
-
-__all__ = ["Objective", "PassResult", "Report", "Trainer", "find_device", "set_all_threads"]
 
 
 @dataclass(frozen=True)
@@ -215,16 +211,11 @@ class Trainer(Generic[Trained]):
     ) -> None:
         """Train to the end of the schedule, or until ``stop`` returns true, and save.
 
-        Args:
-            report: called every ``log_every`` steps and after each evaluation.
-            evaluated: called after each evaluation, to export an intermediate model.
-            stop: called before each forward pass of a step but the first, and after each step; an unfinished step is
-                dropped.
-            on_pass: called after each forward pass with the number of the step (from 1), and of this process's forward
-                passes in it, finished and in all.
-
-        Raises:
-            PronkError: the loss is not finite; the last checkpoint stays.
+        ``report`` is called every ``log_every`` steps and after each evaluation, ``evaluated`` after each evaluation,
+        to export an intermediate model. ``stop`` is called before each forward pass of a step but the first, and after
+        each step; an unfinished step is dropped. ``on_pass`` is called after each forward pass with the number of the
+        step (from 1), and of this process's forward passes in it, finished and in all. A loss that is not finite raises
+        a PronkError; the last checkpoint stays.
         """
         last_end, durations = time.monotonic(), []
         while not self.processes.is_any_true(self.is_finished or stop()):
@@ -330,11 +321,7 @@ def find_device(name: str) -> torch.device:
 
 
 def set_all_threads(threads: int | None) -> None:
-    """Set the number of threads of torch and of the kernels; ``None``: the kernels get torch's number.
-
-    Raises:
-        OptionError: the number is not in 1..4096.
-    """
+    """Set the threads, 1..4096, of torch and of the kernels; ``None``: the kernels get torch's number."""
     set_threads(torch.get_num_threads() if threads is None else threads, workers=1)
     if threads is not None:
         torch.set_num_threads(threads)

@@ -24,19 +24,16 @@ from typing import Any
 import numpy as np
 
 from pronk.corpus.collection import Collection, Pool
-from pronk.corpus.dialogue import parse_dialogue
-from pronk.corpus.encoder import Encoder, Turns, token_dtype
+from pronk.corpus.encoder import Encoder, Turns, parse_dialogue, token_dtype
 from pronk.errors import OptionError
 from pronk.files.atomic import convert_write_errors, write_json, write_tokens
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
+from pronk.train.checkpoint import check_unchanged
 from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
 from pronk.train.data import mix
 from pronk.train.options import OnPolicyOptions
-from pronk.train.resume import check_unchanged
 from pronk.train.teacher import Teacher
-
-__all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "pack_texts", "write_prompts"]
 
 _MIN_PROMPT = 8  # minimum length of a prompt in tokens
 _CHARACTERS_PER_TOKEN = 16  # upper bound: to get n tokens of a long document, 16 n characters are encoded
@@ -82,9 +79,8 @@ def held_out_prompts(folder: Path) -> list[list[int]]:
 def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]] | None:
     """Split the held-out prompts: the first half for choosing a token tree, the second for measuring it.
 
-    Returns:
-        The number of tokens at the start of ``valid-on-policy.bin`` that belong to the first half of the prompts, and
-        the prompts of the second half; ``None`` if there are fewer than two prompts or they are not continued yet.
+    The result is the number of tokens at the start of ``valid-on-policy.bin`` that belong to the first half, and the
+    prompts of the second half; ``None`` if there are fewer than two prompts or they are not continued yet.
     """
     if not (folder / "valid-on-policy.bin").exists():
         return None
@@ -148,10 +144,8 @@ def continue_prompts(
 
     With ``options.at_most`` and a time limit, writing also ends at the fraction ``TEXT_BY`` of the limit, but not
     before ``min_tokens`` tokens. A later call with the same ``folder`` goes on where this one ended. After each batch,
-    ``progress`` receives the number of tokens; before each batch, ``stop`` is called.
-
-    Raises:
-        OptionError: the text was begun with other options, or writing the given number of tokens takes too long.
+    ``progress`` receives the number of tokens; before each batch, ``stop`` is called. An OptionError is raised if the
+    text was begun with other options, or if writing the given number of tokens takes too long.
     """
     writer = _Writer(options, clock or Clock(None), min_tokens)
     prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))

@@ -1,23 +1,23 @@
-"""Optimizers: AdamW for all parameters, or Muon for layers' matrices and AdamW for other parameters."""
+"""Optimizers and the schedule of their learning rate."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-__all__ = ["Optimizers"]
-
 _BETAS = (0.9, 0.95)
 
 
 class Optimizers:
-    """AdamW, optionally together with Muon; AdamW's learning rate is ``adamw_share`` times Muon's.
+    """AdamW for all parameters, or Muon for the layers' matrices and AdamW for the others.
 
-    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the root
-    mean square of AdamW's (Liu et al. 2025), so both can use one learning rate. Weight decay applies to the matrices of
-    layers only. Parameters that are frozen or have no gradient in a step do not change.
+    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the root mean square of
+    AdamW's (Liu et al. 2025), so both can use one learning rate; AdamW's is ``adamw_share`` times Muon's. Weight decay
+    applies to the matrices of layers only. Parameters that are frozen or have no gradient in a step do not change.
     """
 
     def __init__(self, model: nn.Module, kind: str, weight_decay: float, adamw_share: float = 1.0) -> None:
@@ -56,3 +56,27 @@ class Optimizers:
         """Restore the states that :meth:`state_dict` returned."""
         for optimizer, state in zip(self._optimizers, states, strict=True):
             optimizer.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Progress and learning rate of a run that ends after ``steps``, or earlier after ``minutes``.
+
+    After the warm-up, the rate depends on the progress: it is down to ``floor * peak`` when the time is over.
+    """
+
+    steps: int
+    minutes: float | None
+    warmup: int
+    peak: float
+    floor: float
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Return the progress, 0..1: ``max(step / steps, seconds / (60 * minutes))``, at most 1."""
+        by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
+        return min(1.0, max(step / self.steps, by_time))
+
+    def rate(self, step: int, progress: float) -> float:
+        """Return the learning rate of a step (from 0): linear warm-up, then a cosine to ``floor * peak``."""
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.peak * min(1.0, (step + 1) / (self.warmup + 1)) * (self.floor + (1 - self.floor) * cosine)

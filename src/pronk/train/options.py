@@ -12,21 +12,6 @@ from pronk.checks import check_choice, check_integer, check_number
 from pronk.corpus.sources import SourceSpec
 from pronk.errors import OptionError
 
-__all__ = [
-    "OPTIMIZERS",
-    "DataOptions",
-    "DraftOptions",
-    "EagleOptions",
-    "HeadsOptions",
-    "LoopOptions",
-    "ModelShape",
-    "OnPolicyOptions",
-    "StudentOptions",
-    "TrainOptions",
-    "fit_lengths",
-    "option_name",
-]
-
 OPTIMIZERS = ("muon", "adamw")
 
 

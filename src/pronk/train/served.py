@@ -17,8 +17,6 @@ from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.train.clock import limit_time
 
-__all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
-
 SERVED_TOKENS = 96  # maximum number of tokens that are generated after each held-out prompt
 
 _TEMPERATURE = 0.8
@@ -33,14 +31,10 @@ def measure(
 ) -> dict[str, float]:
     """Return acceptance rate, CTAR (:func:`~pronk.bench.metrics.ctar_curve`) and S by name.
 
-    Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per forward pass.
-
-    Args:
-        llm: the target; it must verify every draft token (``budget="all"``).
-        spec: the drafter and its options, as for :func:`~pronk.drafters.make_drafter`.
-        prompts: at least one; each is shorter than the context.
-        max_tokens: maximum tokens after each prompt.
-        seconds: time limit; the first batch of prompts is continued in any case.
+    Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per forward pass. The
+    target ``llm`` must verify every draft token (``budget="all"``). ``spec`` is the drafter, as for
+    :func:`~pronk.drafters.make_drafter`. Each of ``prompts``, at least one, is shorter than the context; at most
+    ``max_tokens`` tokens follow. After ``seconds``, no further batch of prompts is continued.
 
     Raises:
         PronkError: the drafter cannot be loaded, or has raised an exception.

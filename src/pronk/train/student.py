@@ -21,19 +21,16 @@ from torch import Tensor, nn
 from pronk.architecture.config import ModelConfig
 from pronk.corpus.encoder import token_dtype
 from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.train.attention import Features, compute_features
 from pronk.train.batches import Batches, Mixture, Sequences
 from pronk.train.export import export_drafter
-from pronk.train.features import Features, compute_features
 from pronk.train.lm import held_out_sets, two_phases
 from pronk.train.loop import PassResult, find_device
-from pronk.train.losses import Comparison, TeacherLogits, distillation_loss
+from pronk.train.losses import Comparison, TeacherLogits, autocast, distillation_loss
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
-from pronk.train.precision import autocast
 from pronk.train.served import SERVED_TOKENS, measure
 from pronk.train.teacher import Teacher
-
-__all__ = ["Branch", "Student", "describe_decoder"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -51,10 +48,8 @@ class Branch:
 class Student(ABC, Generic[Module]):
     """Training objective of a drafter, with the loss of :func:`~pronk.train.losses.distillation_loss`.
 
-    A subclass builds the drafter's module and computes its branches from the target's features.
-
-    Raises:
-        OptionError: the text is shorter than one sequence, or the device does not exist.
+    A subclass builds the drafter's module and computes its branches from the target's features. A text shorter than one
+    sequence, or a device that does not exist, raises an OptionError.
     """
 
     kind: ClassVar[str]  # the drafter's name in drafter specifications, such as "medusa"

@@ -18,10 +18,10 @@ from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
 from pronk.speculation.cost_model import CostCurve
 from pronk.torch_backend.convert import to_array
-from pronk.train.features import compute_features
-from pronk.train.kangaroo import dense_adapter
+from pronk.train.attention import compute_features
 from pronk.train.modules.decoder import DecoderModule
-from pronk.train.modules.kangaroo import KangarooModule
+from pronk.train.modules.drafters import KangarooModule
+from pronk.train.students import dense_adapter
 from tiny_models import make_engine
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7], list(range(40)), [9]]

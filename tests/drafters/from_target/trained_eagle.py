@@ -24,7 +24,7 @@ from pronk.models.decoder import Decoder
 from pronk.models.linear import WeightLayout, choose_linear
 from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.convert import to_array, torch_dtype
-from pronk.train.features import compute_features
+from pronk.train.attention import compute_features
 from pronk.train.modules.decoder import DecoderModule
 from tiny_models import VOCAB, decoder_of, kernels, tiny_module
 

@@ -15,12 +15,11 @@ from pronk.arrays import Array
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.torch_backend.convert import to_array
-from pronk.train.attention import dense_hidden, dense_logits
+from pronk.train.attention import compute_features, dense_hidden, dense_logits
 from pronk.train.export import export_drafter
-from pronk.train.features import compute_features
-from pronk.train.glide import DelayedAttention, block_mask
 from pronk.train.modules.decoder import DecoderModule
-from pronk.train.modules.glide import GlideDecoderModule
+from pronk.train.modules.drafters import GlideDecoderModule
+from pronk.train.students import DelayedAttention, block_mask
 from tiny_models import tiny_module
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5, 6, 7), tuple(range(30)), (9,))

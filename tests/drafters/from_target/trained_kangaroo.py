@@ -21,7 +21,7 @@ from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.convert import torch_dtype
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
-from pronk.train.modules.kangaroo import KangarooModule
+from pronk.train.modules.drafters import KangarooModule
 from tiny_models import decoder_of, kernels, tiny_decoder, tiny_module
 
 LAYERS = 4

@@ -15,7 +15,7 @@ from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.models.fingerprint import Fingerprint
 from pronk.train.export import export_drafter
-from pronk.train.modules.medusa import MedusaModule
+from pronk.train.modules.drafters import MedusaModule
 from tiny_models import tiny_config
 
 TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0), (3,), (0, 0, 1))

@@ -15,7 +15,7 @@ from pronk.torch_backend.convert import to_array
 from pronk.train.attention import DenseAttention
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
-from pronk.train.modules.heads import HeadsModule
+from pronk.train.modules.drafters import HeadsModule
 from tiny_models import tiny_config
 
 SHAPE = HeadsShape(num_heads=3, layer=2, mlp=24)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from pronk.errors import CheckpointError
-from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.formats.scheme import LinearModule
+from pronk.quantization.formats.scheme import LinearModule, parse_scheme
 from quantized_formats import FORMATS, Array, Format, Tensors, gptq, ints, pack
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
 from pronk.errors import ConfigError
-from pronk.quantization.formats.formats import parse_scheme
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.formats.scheme import LinearModule, StoredWeight
+from pronk.quantization.formats.scheme import LinearModule, StoredWeight, parse_scheme
 from quantized_formats import FORMATS, Array, Tensors, awq, gptq, ints, pack
 
 NAME = "model.layers.0.self_attn.k_proj"

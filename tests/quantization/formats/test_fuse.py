@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from pronk.arrays import Array
-from pronk.quantization.formats.formats import parse_scheme
-from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
-from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.formats.scheme import LinearModule
+from pronk.quantization.formats.matrix import QuantizedMatrix, fusible_runs, stack_matrices
+from pronk.quantization.formats.scheme import LinearModule, parse_scheme
 from quantized_formats import FORMATS, Format, gptq
 
 

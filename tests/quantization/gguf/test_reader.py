@@ -11,7 +11,7 @@ import pytest
 
 from gguf_files import file_of, finish, pair, tensor_info, text
 from pronk.errors import CheckpointError
-from pronk.quantization.gguf.layout import ARRAY, STRING, TENSOR_TYPES
+from pronk.quantization.gguf.blocks import ARRAY, STRING, TENSOR_TYPES
 from pronk.quantization.gguf.reader import GgufFile
 
 VALUES: dict[str, Any] = {

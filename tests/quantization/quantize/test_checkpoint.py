@@ -22,7 +22,7 @@ from pronk.quantization.quantize import checkpoint as module
 from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint, quantize
 from pronk.quantization.quantize.methods import CalibrationTexts, quantize_layers
 from pronk.torch_backend.convert import to_array, to_tensor
-from pronk.train.modules.load import load_module
+from pronk.train.modules.decoder import load_module
 from quantization.quantize.folders import config, dequantized, perplexity, tensors, unpacked
 
 RANDOM = np.random.default_rng(11)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from pronk.errors import PromptError, TokenizerError
-from pronk.tokenization.chat.renderer import Renderer
-from pronk.tokenization.chat.template import ChatTemplate
+from pronk.tokenization.chat.template import ChatTemplate, Renderer
 
 USER = {"role": "user", "content": "Hi"}
 TOO_LONG = (
@@ -128,7 +127,7 @@ def test_a_child_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) ->
 
 FORKS = """
 import os
-from pronk.tokenization.chat.renderer import default_renderer as renderer
+from pronk.tokenization.chat.template import default_renderer as renderer
 assert renderer.ask("{{ x }}", {"x": 0})["text"] == "0"
 pid = os.fork()
 for number in range(100):

@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pronk.errors import PromptError
-from pronk.tokenization.chat.untrusted import disguise, plain_ids, reveal
+from pronk.tokenization.chat.messages import disguise, plain_ids, reveal
 from pronk.tokenization.tokenizer import Tokenizer
 
 TEMPLATE = (

@@ -11,8 +11,7 @@ from checkpoints import MakeCheckpoint, transformers_logits
 from pronk.errors import CheckpointError
 from pronk.models.loader import read_config
 from pronk.train.attention import dense_logits
-from pronk.train.modules.decoder import DecoderModule
-from pronk.train.modules.load import load_module
+from pronk.train.modules.decoder import DecoderModule, load_module
 
 TOKENS = np.random.default_rng(4).integers(300, size=48).tolist()
 DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}

@@ -15,11 +15,10 @@ from pronk.kernels.library import candidates
 from pronk.quantization.quantize.rounding import LINEARS, RoundingRule
 from pronk.quantization.quantize.source import SourceCheckpoint
 from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.train import quantize
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import ModuleLayer, Rotations
-from pronk.train.quantize import scaling
-from pronk.train.quantize.hessians import compute_hessians
-from pronk.train.quantize.scaling import scale_layer
+from pronk.train.quantize import compute_hessians, scale_layer
 
 BIASES = {"attention_bias": True, "mlp_bias": True}
 LENGTH = 32
@@ -115,7 +114,7 @@ def test_biases_of_zero_scale_with_their_rows(checkpoint: MakeCheckpoint) -> Non
 
 def test_divided_values_are_rounded_to_the_dtype_of_the_file() -> None:
     values, divisors = torch.tensor([3.0, 1e-7, 60000.0, 0.0]), torch.tensor([7.0, 9.0, 0.5, 2.0])
-    divided, by = scaling._divide(values, divisors, replace(RULE, dtype=FLOAT16))
+    divided, by = quantize._divide(values, divisors, replace(RULE, dtype=FLOAT16))
     assert divided.tolist() == [float(torch.tensor(3 / 7).half()), *values[1:].tolist()]
     assert by.tolist() == [float(values[0] / divided[0]), 1.0, 1.0, 1.0]
 
@@ -129,6 +128,6 @@ def test_hessians_are_products_of_the_inputs(checkpoint: MakeCheckpoint, monkeyp
     x = module.attention_norm(layer.rows)
     torch.testing.assert_close(seen["qkv"], x.t() @ x, rtol=1e-4, atol=1e-3)
     assert seen["down"].shape == (80, 80)
-    monkeypatch.setattr("pronk.train.quantize.hessians._MAX_ROWS", LENGTH)  # the sequences one by one
+    monkeypatch.setattr("pronk.train.quantize._MAX_ROWS", LENGTH)  # the sequences one by one
     for name, product in hessians(layer).items():
         torch.testing.assert_close(product, seen[name], rtol=1e-4, atol=1e-3)

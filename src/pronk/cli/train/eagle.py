@@ -116,7 +116,7 @@ def eagle3(
     settings = dict(vars(loop()))
     clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
-    from pronk.train.run_head import run_head, steps_of
+    from pronk.train.run import run_head, steps_of
     from pronk.train.teacher import Teacher
 
     teacher = Teacher(model, settings["device"], settings["threads"])

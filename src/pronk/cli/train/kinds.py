@@ -58,7 +58,7 @@ class DraftKind(DrafterKind):
     rate: _Rate = 0.012
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        from pronk.train.draft import DraftStudent
+        from pronk.train.students import DraftStudent
 
         longest = config.context if self.positions is None else self.positions
         shape = ModelShape(self.hidden, self.layers, self.heads, self.kv_heads, self.mlp, config.vocab_size, longest)
@@ -99,7 +99,7 @@ class KangarooKind(DrafterKind):
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.drafters.from_target.modules.kangaroo import KangarooShape
-        from pronk.train.kangaroo import KangarooStudent
+        from pronk.train.students import KangarooStudent
 
         shape = KangarooShape.of_target(config, self.exit_layer, self.adapter, self.heads, self.mlp)
         return KangarooStudent, StudentOptions(**settings(config.context), shape=shape)
@@ -140,7 +140,7 @@ class GlideKind(DrafterKind):
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.drafters.from_target.modules.glide import GlideShape
-        from pronk.train.glide import GlideStudent, VanillaStudent
+        from pronk.train.students import GlideStudent, VanillaStudent
 
         sizes = (self.hidden, self.heads, self.kv_heads, self.mlp)
         block = 5 if self.block is None else self.block
@@ -173,7 +173,7 @@ class MedusaKind(DrafterKind):
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.drafters.from_target.modules.medusa import MedusaShape
-        from pronk.train.medusa import MedusaOptions, MedusaStudent
+        from pronk.train.heads import MedusaOptions, MedusaStudent
 
         fields = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
         shape = MedusaShape(self.heads, self.blocks, self.unembeddings)

@@ -100,10 +100,10 @@ def lm(
     settings = vars(loop())
     clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
+    from pronk.train.data import BYTE_VOCAB
+    from pronk.train.export import InitialModel
     from pronk.train.future import future_shape, without_head_layers
-    from pronk.train.initial import InitialModel
     from pronk.train.run import run
-    from pronk.train.tokenizer import BYTE_VOCAB
 
     if bytes:
         refuse({"vocab": vocab}, "with --bytes")
@@ -150,7 +150,7 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         drafter, run, settings = kind(), student(), vars(loop())
         clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
-        from pronk.train.answers_text import has_answers
+        from pronk.train.dialogues import has_answers
         from pronk.train.run import run_student
         from pronk.train.teacher import Teacher
 

@@ -23,7 +23,7 @@ from pronk.drafters.registry import make_drafter
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.errors import PronkError
 from pronk.hub.cache import find_cached
-from pronk.hub.pairs import all_pairs, find_pairs
+from pronk.hub.resolve import all_pairs, find_pairs
 from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer, ask, bind_proposer, observe
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree

@@ -1,10 +1,4 @@
-"""GPTQ checkpoints, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
-
-One int32 word packs the codes of consecutive inputs (``qweight`` ``[inputs * bits / 32, outputs]``) or the zero points
-of consecutive outputs (``qzeros`` ``[groups, outputs * bits / 32]``). A weight is ``scales[g] * (code - zero[g])``,
-where ``g = g_idx[input]`` is its group. The format ``gptq`` stores ``zero - 1``, the format ``gptq_v2`` stores
-``zero``.
-"""
+"""GPTQ and AWQ checkpoints, whose codes are packed into int32 words."""
 
 from __future__ import annotations
 
@@ -19,8 +13,16 @@ import numpy as np
 from pronk.arrays import Array
 from pronk.checks import check_flag, check_integer
 from pronk.errors import CheckpointError, ConfigError
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-from pronk.quantization.formats.packing import group_size, input_order, to_quantized_matrix, unpack, unpack_into
+from pronk.quantization.formats.matrix import (
+    SLICE_OUTPUTS,
+    Bits,
+    QuantizedMatrix,
+    group_size,
+    input_order,
+    to_quantized_matrix,
+    unpack,
+    unpack_into,
+)
 from pronk.quantization.formats.scheme import (
     EXPRESSION_ERRORS,
     FLOATS,
@@ -29,10 +31,9 @@ from pronk.quantization.formats.scheme import (
     StoredTensor,
     check_bits,
     check_zeros,
+    read_names,
     refuse,
 )
-
-__all__ = ["GPTQ"]
 
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # checkpoint_format to the number to add to a stored zero point
 _REMEDY = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
@@ -42,7 +43,13 @@ _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
 @dataclass(frozen=True)
 class GPTQ:
-    """Scheme of a GPTQ checkpoint."""
+    """Scheme of a GPTQ checkpoint, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
+
+    One int32 word packs the codes of consecutive inputs (``qweight`` ``[inputs * bits / 32, outputs]``) or the zero
+    points of consecutive outputs (``qzeros`` ``[groups, outputs * bits / 32]``). A weight is ``scales[g] * (code -
+    zero[g])``, where ``g = g_idx[input]`` is its group. The format ``gptq`` stores ``zero - 1``, the format ``gptq_v2``
+    stores ``zero``.
+    """
 
     bits: Bits  # number of bits per code
     group: int  # number of inputs per group; -1 means all inputs
@@ -71,7 +78,7 @@ class GPTQ:
                 refuse(f"no {key}", config[key], _REMEDY)
         return cls(
             bits=bits,
-            group=_parse_group_size(config.get("group_size", -1)),
+            group=_parse_group_size(config.get("group_size", -1), _REMEDY),
             zero_offset=_ZERO_OFFSETS[layout],
             symmetric=_read_flag(config, "sym", default=True),
             needs_index=_read_flag(config, "desc_act", default=False),
@@ -145,12 +152,12 @@ class _Weight:
         return zeros
 
 
-def _parse_group_size(size: object) -> int:
+def _parse_group_size(size: object, remedy: str) -> int:
     if size == -1 and not isinstance(size, bool):
         return -1
     group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
     if group % 8:
-        refuse("a group_size of a multiple of 8, or -1", size, _REMEDY)
+        refuse("a group_size of a multiple of 8, or -1", size, remedy)
     return group
 
 
@@ -187,3 +194,76 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
     if not all(isinstance(name, str) for name in names):
         refuse("lists of names as modules_in_block_to_quantize", blocks, "restore config.json from its source")
     return frozenset(names)
+
+
+_AWQ_REMEDY = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
+# Entry i is the position of output i in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
+_POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+@dataclass(frozen=True)
+class AWQ:
+    """Scheme of an AWQ checkpoint in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
+
+    One int32 word packs the 4-bit codes (``qweight`` ``[inputs, outputs / 8]``) or the 4-bit zero points (``qzeros``
+    ``[groups, outputs / 8]``) of eight consecutive outputs. From the lowest bits up, the word holds the outputs 0 2 4 6
+    1 3 5 7. A weight is ``scales[g] * (code - zero[g])``, where ``g = input // group`` is its group.
+    """
+
+    group: int  # number of inputs per group; -1 means all inputs
+    unquantized: tuple[str, ...] = ()  # parts of module names; a module whose name has one is not quantized
+
+    name = "AWQ"
+    notes = ()
+    ignored = MATCHES_NOTHING
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any]) -> AWQ:
+        """Parse a ``quantization_config``, or the ``quant_config.json`` of older checkpoints."""
+        check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _AWQ_REMEDY)
+        version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
+        if str(version).lower() != "gemm":
+            refuse("the version gemm", version, _AWQ_REMEDY)
+        if config.get("backend", "autoawq") == "llm-awq":  # its words pack consecutive inputs, not outputs
+            refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
+        if config.get("zero_point", True) is not True:
+            refuse("zero_point true", config["zero_point"], _AWQ_REMEDY)
+        size = _parse_group_size(config.get("group_size", config.get("q_group_size", 128)), _AWQ_REMEDY)
+        return cls(size, tuple(read_names(config, "modules_to_not_convert")))
+
+    def weight(self, module: LinearModule) -> _AWQWeight | None:
+        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
+        if module.head or module.transposed or any(text in module.name for text in self.unquantized):
+            return None
+        if module.outputs % 8:
+            msg = f"{module.name}: expected a multiple of 8 outputs, found {module.outputs}; {_AWQ_REMEDY}"
+            raise CheckpointError(msg)
+        return _AWQWeight(module, group_size(self.group, module.inputs))
+
+
+@dataclass(frozen=True)
+class _AWQWeight:
+    module: LinearModule
+    group: int
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        _, outputs, inputs, *_ = self.module
+        num_groups = ceil(inputs / self.group)
+        return {
+            "qweight": StoredTensor(((inputs, outputs // 8),), ("I32",)),
+            "qzeros": StoredTensor(((num_groups, outputs // 8),), ("I32",)),
+            "scales": StoredTensor(((num_groups, outputs),)),
+        }
+
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
+        outputs, packed = self.module.outputs, tensors["qweight"]
+        for start in range(0, outputs, SLICE_OUTPUTS):
+            stop = min(start + SLICE_OUTPUTS, outputs)
+            codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).T
+        return to_quantized_matrix(codes, _unpack(tensors["qzeros"], outputs).T, tensors["scales"].T, 4, self.group)
+
+
+def _unpack(packed: Array, outputs: int) -> Array:
+    """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``, in the order of the outputs."""
+    return unpack(packed, 4, outputs).reshape(len(packed), -1, 8)[..., _POSITIONS].reshape(len(packed), outputs)

@@ -1,4 +1,4 @@
-"""Common representation of quantized weights, to which all file formats are converted.
+"""Common representation of quantized weights, and the conversion of all file formats to it.
 
 A weight is ``scale * code + minimum``, or without minima ``scale * (code - zero)`` with ``zero = 2**(bits - 1)``. The
 columns of a row are divided into groups; each group has a scale and, in a matrix with minima, a minimum. The kernels
@@ -8,15 +8,15 @@ round activations to 8 bits in the same groups and compute each group as a sum o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, gcd
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array, DType, is_finite
-
-__all__ = ["Bits", "QuantizedMatrix", "ScaleFormat"]
+from pronk.errors import CheckpointError
 
 Bits = Literal[8, 4]
 
@@ -39,8 +39,7 @@ class ScaleFormat(NamedTuple):
 class QuantizedMatrix:
     """Quantized matrix ``[outputs, inputs]`` with groups along the inputs.
 
-    Raises:
-        ValueError: the shapes, types or values are invalid; the message is one line.
+    Invalid shapes, types or values raise a ValueError of one line.
     """
 
     codes: Array  # uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1; the columns of a group are adjacent
@@ -132,3 +131,160 @@ def _can_store(numbers: Array, dtype: DType) -> bool:
     """Return whether a float type represents all numbers exactly."""
     with np.errstate(over="ignore"):  # a number beyond the largest of the type becomes infinite
         return np.array_equal(numbers.astype(dtype).astype(FLOAT32), numbers)
+
+
+def fusible_runs(weights: Sequence[Array | QuantizedMatrix]) -> list[slice]:
+    """Split a list of weights into runs that can be stacked without conversion, each as long as possible.
+
+    Each run is a slice of the list. Its weights are all unquantized; or they are quantized with equal bits, group size
+    and input order, and all or none have minima.
+    """
+    starts = [i for i, weight in enumerate(weights) if i == 0 or not _have_same_format(weights[i - 1], weight)]
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
+
+
+def stack_matrices(matrices: Sequence[QuantizedMatrix], codes: Array) -> QuantizedMatrix | None:
+    """Stack matrices along the outputs without loss; return ``None`` if their input orders differ.
+
+    Matrices of different formats are converted: a 4-bit code can be stored as an 8-bit code, a group can be split into
+    smaller groups with the same scale, and ``scale * (code - zero)`` equals ``scale * code + minimum`` with
+    ``minimum = -scale * zero``. The codes of ``matrices`` are views of consecutive rows of ``codes``, uint8
+    ``[sum of outputs, inputs]``: the codes of the result, which may be converted from 4 bits in place.
+    """
+    order = matrices[0].order
+    if not all(_is_equal(order, matrix.order) for matrix in matrices[1:]):
+        return None
+    group, bits = gcd(*(matrix.group for matrix in matrices)), max(matrix.bits for matrix in matrices)
+    has_minima = any(matrix.minimum is not None for matrix in matrices)
+    converted = [_with_group(_with_bits(matrix, bits), group, minima=has_minima) for matrix in matrices]
+    minima = [matrix.minimum for matrix in converted if matrix.minimum is not None]
+    scale = np.concatenate([matrix.scale for matrix in converted])
+    return QuantizedMatrix(codes, scale, np.concatenate(minima) if minima else None, converted[0].bits, group, order)
+
+
+def _have_same_format(one: Array | QuantizedMatrix, other: Array | QuantizedMatrix) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    formats = [(matrix.bits, matrix.group, matrix.minimum is None) for matrix in (one, other)]
+    return formats[0] == formats[1] and _is_equal(one.order, other.order)
+
+
+def _is_equal(one: Array | None, other: Array | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)
+
+
+def _with_bits(matrix: QuantizedMatrix, bits: int) -> QuantizedMatrix:
+    """Return the matrix with ``bits`` bits per code, 4 or 8.
+
+    From 4 to 8 bits, 120 is added to the ``codes`` of a matrix without minima, in place: its zero point is then 128
+    instead of 8.
+    """
+    if matrix.bits == bits:
+        return matrix
+    if matrix.minimum is None:
+        np.add(matrix.codes, (1 << (bits - 1)) - matrix.zero, out=matrix.codes)
+    return replace(matrix, bits=8)
+
+
+def _with_group(matrix: QuantizedMatrix, group: int, *, minima: bool) -> QuantizedMatrix:
+    """Return the matrix with groups split into groups of ``group`` inputs; if ``minima``, with minima."""
+    scale, minimum = matrix.scale, matrix.minimum
+    if minima and minimum is None:
+        minimum = -scale * matrix.zero
+    if matrix.group != group:
+        num_groups, factor = ceil(matrix.shape[1] / group), matrix.group // group
+        scale = np.repeat(scale, factor, axis=1)[:, :num_groups]
+        minimum = None if minimum is None else np.repeat(minimum, factor, axis=1)[:, :num_groups]
+    return replace(matrix, scale=scale, minimum=minimum, group=group)
+
+
+SLICE_OUTPUTS = 512  # number of outputs converted at a time, so that temporary arrays are small
+
+
+def group_size(size: int, inputs: int) -> int:
+    """Return the number of inputs per group in a matrix, for the group size ``size`` of the config.
+
+    This is ``size``, but at most ``inputs`` rounded up to a multiple of 8; a ``size`` of -1 means all inputs.
+    """
+    whole = ceil(inputs / 8) * 8
+    return whole if size == -1 else min(size, whole)
+
+
+def unpack(packed: Array, bits: Bits, count: int) -> Array:
+    """Unpack int32 ``[rows, ceil(count * bits / 32)]``, lowest bits first, to uint8 ``[rows, count]``."""
+    codes = np.ascontiguousarray(packed).view(UINT8)
+    if bits == 4:
+        pairs = np.empty((*codes.shape, 2), UINT8)
+        np.bitwise_and(codes, 15, out=pairs[..., 0])
+        np.right_shift(codes, 4, out=pairs[..., 1])
+        codes = pairs.reshape(len(codes), -1)
+    return codes[:, :count]
+
+
+def unpack_into(codes: Array, packed: Array, bits: Bits) -> None:
+    """Unpack 32-bit words into ``codes``, uint8 ``[outputs, inputs]``; see :func:`unpack`."""
+    for start in range(0, len(codes), SLICE_OUTPUTS):
+        codes[start : start + SLICE_OUTPUTS] = unpack(packed[start : start + SLICE_OUTPUTS], bits, codes.shape[1])
+
+
+def to_quantized_matrix(
+    codes: Array, zeros: Array | None, scale: Array, bits: Bits, group: int, order: Array | None = None
+) -> QuantizedMatrix:
+    """Convert weights ``scale * (code - zero)`` to a :class:`QuantizedMatrix`.
+
+    Unless all zero points are ``2**(bits - 1)``, they become minima ``-scale * zero``. For 16-bit scales, this product,
+    ``scale * code`` and their sum are exact in float32: the mantissa of a scale has at most 11 bits, codes and zero
+    points have at most 8. For float32 scales, which are rare, the results are rounded.
+
+    Args:
+        codes: uint8 ``[outputs, inputs]``, in the order of the inputs; the columns are permuted by ``order`` in place.
+        zeros: integers ``[outputs, groups]`` in 0 .. 2**bits - 1; ``None`` means ``2**(bits - 1)`` everywhere.
+        scale: scales ``[outputs, groups]`` of any float type; must be finite.
+        bits: number of bits per code.
+        group: number of inputs per group, a multiple of 8.
+        order: int64 ``[inputs]``, the input of each column of the result; ``None`` keeps the order of the inputs.
+    """
+    scale = np.ascontiguousarray(scale, FLOAT32)
+    minimum = None
+    if zeros is not None and bool((zeros != 1 << (bits - 1)).any()):
+        with np.errstate(over="ignore", invalid="ignore"):  # QuantizedMatrix refuses the results
+            minimum = -scale * zeros.astype(FLOAT32)
+    for start in range(0, len(codes) if order is not None else 0, SLICE_OUTPUTS):
+        codes[start : start + SLICE_OUTPUTS] = codes[start : start + SLICE_OUTPUTS, order]
+    try:
+        return QuantizedMatrix(codes, scale, minimum, bits, group, order)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def input_order(name: str, index: Array, group: int, *, required: bool = False) -> Array | None:
+    """Return the permutation of inputs (int64) that makes groups contiguous; ``None`` if none is needed.
+
+    ``index`` ``[inputs]`` is the group of each input (``g_idx``), from the tensor ``name``. ``required``: whether to
+    refuse an ``index`` that is not set, because the inputs may be permuted (``desc_act``).
+
+    Raises:
+        CheckpointError: a group has another size than ``group``, or ``index`` is required and not set.
+    """
+    inputs = len(index)
+    contiguous = np.arange(inputs) // group  # the index without a permutation: 0, …, 0, 1, …, 1, …
+    # Some programs do not set the index if the groups are contiguous: it keeps its initial value, all 0 or all -1.
+    unset = not bool((index != 0).any()) or not bool((index != -1).any())
+    if np.array_equal(index, contiguous) or (unset and not (required and inputs > group)):
+        return None
+    last_group = int(contiguous[-1])
+    if unset:
+        found = f"{int(index[0])} for all as desc_act is true"
+        msg = f"{name}: expected the group of each input, 0..{last_group}, found {found}; use another checkpoint"
+        raise CheckpointError(msg)
+    order = np.argsort(index, kind="stable")
+    if not np.array_equal(index[order], contiguous):
+        low, high = int(index.min()), int(index.max())
+        msg = (
+            f"{name}: expected {group} inputs in each of the groups 0..{last_group}, found groups {low}..{high} of "
+            "other sizes; check that the files are complete and belong together"
+        )
+        raise CheckpointError(msg)
+    return order

@@ -1,4 +1,4 @@
-"""Interface of the quantization formats, and helpers to parse them.
+"""Interface and table of the quantization formats, and helpers to parse them.
 
 The ``quantization_config`` of a checkpoint is parsed into a :class:`Scheme`. For each linear module of the model, the
 scheme returns a :class:`StoredWeight`: the tensors that the checkpoint must have, and their conversion to a weight.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
@@ -16,22 +17,6 @@ import numpy as np
 from pronk.arrays import Array
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-
-__all__ = [
-    "EXPRESSION_ERRORS",
-    "FLOATS",
-    "MATCHES_NOTHING",
-    "STATIC_NOTE",
-    "LinearModule",
-    "Scheme",
-    "StoredTensor",
-    "StoredWeight",
-    "check_bits",
-    "check_zeros",
-    "matches_components",
-    "read_names",
-    "refuse",
-]
 
 FLOATS = ("F32", "F16", "BF16")  # names of float dtypes in safetensors
 MATCHES_NOTHING = re.compile(r"(?!)")  # value of ``Scheme.ignored`` if no tensor is ignored
@@ -72,12 +57,9 @@ class StoredWeight(Protocol):
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix | Array:
         """Return the weight as a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
 
-        Args:
-            tensors: the module's tensors, by the names of :attr:`tensors`, whose requirements they fulfil.
-            codes: buffer, uint8 ``[outputs, inputs]``; receives the codes if the result is a quantized matrix.
-
-        Raises:
-            CheckpointError: the values are invalid; the message is one line and does not name the module.
+        ``tensors`` are the module's, by the names of :attr:`tensors`, whose requirements they fulfil. ``codes``, uint8
+        ``[outputs, inputs]``, receives the codes if the result is a quantized matrix. Invalid values raise a
+        CheckpointError of one line that does not name the module.
         """
 
 
@@ -110,7 +92,7 @@ def check_bits(name: str, bits: object, allowed: Sequence[int], remedy: str) -> 
     """Return ``bits`` if it is an int in ``allowed``, not a bool or float; else raise a ConfigError."""
     if isinstance(bits, bool) or not isinstance(bits, int) or bits not in allowed:
         refuse(f"{name} of {' or '.join(map(str, allowed))}", bits, remedy)
-    return cast(Bits, bits)
+    return cast("Bits", bits)
 
 
 def read_names(config: Mapping[str, Any], key: str) -> list[str]:
@@ -141,3 +123,30 @@ def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
     if name in tensors and np.count_nonzero(tensors[name]):
         msg = f"{name}: expected zeros, {reason}, found other numbers; check that config.json and the weights match"
         raise CheckpointError(msg)
+
+
+# Module and class of each format; the module is imported when a checkpoint has the format.
+_FORMATS = {
+    "compressed-tensors": ("compressed_tensors", "CompressedTensors"),
+    "gptq": ("gptq", "GPTQ"),
+    "awq": ("gptq", "AWQ"),
+    "mxfp4": ("floats", "MXFP4"),
+    "fp8": ("floats", "FP8"),
+    "fbgemm_fp8": ("floats", "FP8"),
+}
+
+
+def parse_scheme(config: Mapping[str, Any]) -> Scheme:
+    """Parse a ``quantization_config``; raise a ConfigError if it is invalid or not supported."""
+    method = config.get("quant_method")
+    if method is None and "config_groups" in config:
+        method = "compressed-tensors"
+    if not isinstance(method, str) or method not in _FORMATS:
+        msg = (
+            f"quantization_config: expected the quant_method {', '.join(_FORMATS)}, found {method!r:.80}; "
+            "use a checkpoint in one of these formats, or the model's 16-bit weights"
+        )
+        raise ConfigError(msg)
+    module, name = _FORMATS[method]
+    scheme: Scheme = getattr(import_module(f"pronk.quantization.formats.{module}"), name).parse(config)
+    return scheme

@@ -1,11 +1,12 @@
-"""Exact conversion of GGUF blocks to codes, scales and minima; dequantized weights equal llama.cpp's.
+"""Types of GGUF tensors, and the exact conversion of their blocks; weights equal llama.cpp's.
 
 A GGUF block holds the codes of 32 or 256 consecutive weights of a row, with their scales. Functions such as
 :func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., weights of a block]``, scales ``[...,
 groups]``, and minima ``[..., groups]`` or ``None``. 2-bit and 3-bit codes become 4-bit codes; 5-bit and 6-bit codes,
 and the integers that IQ4_NL's codes stand for, become 8-bit codes. Codes of formats without minima are shifted to a
 zero point of 8 (4-bit codes) or 128; the floats of MXFP4 become 5-bit codes with a zero point of 16. Source:
-``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp. Bytes of a block, in order (scale and minimum are float16)::
+``ggml-quants.c``, ``gguf/quants.py`` and ``gguf/constants.py`` of llama.cpp. Bytes of a block, in order (scale and
+minimum are float16)::
 
     MXFP4  exponent of the scale 1, nibbles 16
     Q8_0  scale 2, codes 32                     Q5_0  scale 2, high bits 4, nibbles 16
@@ -22,16 +23,64 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from pronk.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
+from pronk.quantization.formats.floats import MXFP4_CODES, mxfp4_scale
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-from pronk.quantization.formats.mxfp4 import MXFP4_CODES, mxfp4_scale
-from pronk.quantization.gguf.layout import TensorType
 
-__all__ = ["BLOCKS", "PACKED_BLOCKS", "BlockMatrix", "BlockRows", "unpack"]
+# Format characters of Python's module `struct`, by type number of a metadata value that is a number or bool.
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+BOOL, STRING, ARRAY = 7, 8, 9  # type numbers of metadata values; BOOL is also in SCALARS
+
+
+class TensorType(NamedTuple):
+    """Type of a tensor: each row is a sequence of blocks, with ``values`` numbers in ``size`` bytes."""
+
+    name: str
+    values: int
+    size: int
+
+
+TENSOR_TYPES = {  # type number of a tensor to the type
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    9: TensorType("Q8_1", 32, 40),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    15: TensorType("Q8_K", 256, 292),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
+    24: TensorType("I8", 1, 1),
+    25: TensorType("I16", 1, 2),
+    26: TensorType("I32", 1, 4),
+    27: TensorType("I64", 1, 8),
+    28: TensorType("F64", 1, 8),
+    29: TensorType("IQ1_M", 256, 56),
+    30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+    41: TensorType("Q1_0", 128, 18),
+}
+
 
 Unpacked = tuple[Array, Array, Array | None]  # codes, scales, and minima or None, in the shapes above
 
@@ -82,13 +131,10 @@ class _BlockFormat:
 
 
 def unpack(stored: Array, type_: TensorType, codes: Array, rows: Array | None = None) -> QuantizedMatrix:
-    """Convert a stored matrix to a :class:`~pronk.quantization.formats.matrix.QuantizedMatrix`.
+    """Convert a stored matrix, uint8 ``[outputs, bytes of a row]``, to a QuantizedMatrix.
 
-    Args:
-        stored: bytes of the matrix in the file, uint8 ``[outputs, bytes of a row]``.
-        type_: GGUF type of the matrix, one of :data:`BLOCKS`.
-        codes: uint8 ``[outputs, inputs]``, where the codes are written.
-        rows: for each output, the index of its row in ``stored``, int64 ``[outputs]``; ``None`` keeps the order.
+    ``type_`` is one of :data:`BLOCKS`. The codes are written to ``codes``, uint8 ``[outputs, inputs]``. ``rows`` has
+    the index in ``stored`` of each output, int64 ``[outputs]``; ``None`` keeps the order.
 
     Raises:
         ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.

@@ -22,8 +22,6 @@ from pronk.quantization.gguf.blocks import BLOCKS, PACKED_BLOCKS, BlockMatrix, B
 from pronk.quantization.gguf.reader import GgufFile, TensorInfo
 from pronk.quantization.gguf.vocabulary import Vocabulary
 
-__all__ = ["GgufCheckpoint", "is_gguf"]
-
 _DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # such as model-00001-of-00003.gguf
 # Architectures whose pairs are consecutive values: ``LLAMA_ROPE_TYPE_NORM`` in ``llama_model_rope_type`` of llama.cpp.
@@ -41,11 +39,8 @@ class GgufCheckpoint:
     """Read access to the tensors of a GGUF model, like :class:`pronk.models.checkpoint.Checkpoint`.
 
     A tensor ``[experts, outputs, inputs]`` has the matrices of all experts; ``expert`` is the number of one of them.
-
-    Only the headers are read on construction.
-
-    Raises:
-        CheckpointError: a part is damaged or missing, or the path is not the first part.
+    Only the headers are read on construction. A damaged or missing part, or a path that is not that of the first part,
+    raises a CheckpointError.
     """
 
     config_source = "its metadata"  # place of the model's configuration, in words for error messages
@@ -124,15 +119,10 @@ class GgufCheckpoint:
         return self.type(name) not in _DTYPES
 
     def weight(self, name: str, codes: Array, expert: int | None = None) -> QuantizedMatrix:
-        """Return a quantized matrix.
+        """Return a quantized matrix, whose codes are written to ``codes``, uint8 ``[outputs, inputs]``.
 
-        Args:
-            name: name of a tensor for which :meth:`has_blocks` is true.
-            codes: uint8 ``[outputs, inputs]``, where the codes are written.
-            expert: number of the expert, for a tensor of all experts.
-
-        Raises:
-            CheckpointError: the blocks are damaged, or the kernels do not support the matrix.
+        ``name`` is that of a tensor with :meth:`has_blocks`, ``expert`` the number of the expert in a tensor of all
+        experts. A CheckpointError is raised if the blocks are damaged, or the kernels do not support the matrix.
         """
         info = self._infos[name][1]
         try:

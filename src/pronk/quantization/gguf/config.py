@@ -17,10 +17,7 @@ from pronk.architecture.rope import RopeConfig, yarn_scale
 from pronk.checks import check_integer
 from pronk.errors import ConfigError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
-from pronk.quantization.gguf.keys import Keys
-from pronk.quantization.gguf.rope import read_rope
-
-__all__ = ["parse_gguf"]
+from pronk.quantization.gguf.keys import Keys, read_rope
 
 _MAX_LAYERS = 10_000  # more layers than any model has; limits memory and time for damaged files
 _MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
@@ -89,10 +86,7 @@ def _gemma(keys: Keys, config: ModelConfig, *, period: int, whole_model: int) ->
 
 
 def _gemma2(keys: Keys, config: ModelConfig) -> ModelConfig:
-    caps = (
-        keys.number(key, default) for key, default in (("attn_logit_softcapping", 50), ("final_logit_softcapping", 30))
-    )
-    attention_cap, logits_cap = caps
+    attention_cap, logits_cap = keys.number("attn_logit_softcapping", 50), keys.number("final_logit_softcapping", 30)
     return replace(_gemma(keys, config, period=2, whole_model=46), attention_cap=attention_cap, logits_cap=logits_cap)
 
 
@@ -174,10 +168,6 @@ def _olmo2(keys: Keys, config: ModelConfig) -> ModelConfig:
     return replace(config, family="olmo3", windows=windows, layer_ropes=ropes)
 
 
-def _phi3(keys: Keys, config: ModelConfig) -> ModelConfig:
-    return replace(config, windows=keys.windows(config.num_layers, config.num_layers + 1))
-
-
 def _smollm3(_: Keys, config: ModelConfig) -> ModelConfig:
     """Return a SmolLM3. Its files do not say which layers do not rotate: every fourth, as in llama.cpp."""
     return replace(config, layer_ropes=tuple(config.rope if (i + 1) % 4 else None for i in range(config.num_layers)))
@@ -194,7 +184,7 @@ _ARCHITECTURES: dict[str, Callable[[Keys, ModelConfig], ModelConfig]] = {
     "llama": _with_experts,  # also Mixtral
     "mistral3": _mistral3,
     "olmo2": _olmo2,
-    "phi3": _phi3,
+    "phi3": lambda keys, config: replace(config, windows=keys.windows(config.num_layers, config.num_layers + 1)),
     "qwen2": lambda _, config: config,
     "qwen3": lambda _, config: replace(config, qk_norm=True),
     "qwen3moe": lambda keys, config: replace(_with_experts(keys, config), qk_norm=True),

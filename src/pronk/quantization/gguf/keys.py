@@ -1,59 +1,40 @@
-"""Typed access to the metadata of a GGUF file's model."""
+"""Typed access to the metadata of a GGUF file's model, and its rotary embedding."""
 
 from __future__ import annotations
 
+import math
 import struct
+from dataclasses import replace
 from typing import Any
 
+from pronk.architecture.rope import RopeConfig, yarn_scale
 from pronk.checks import check_integer, check_number
 from pronk.errors import ConfigError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
-
-__all__ = ["MAX_NUMBER", "Keys", "shortest_decimal"]
 
 MAX_NUMBER = 1e15  # larger RoPE bases, scaling factors and epsilons are refused; no model has them
 # Keys that turn on computations, with the values that turn them off. Other values raise an error, unless the function
 # of the architecture reads the key.
 _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0,),
-    "attention.kv_lora_rank": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.output_scale": (0, 1),
-    "attention.q_lora_rank": (0,),
-    "attention.relative_buckets_count": (0,),
-    "attention.scale": (0,),
-    "attention.shared_kv_layers": (0,),
-    "attention.temperature_scale": (0,),
-    "attn_logit_softcapping": (0,),
-    "embedding_length_per_layer_input": (0,),
-    "embedding_scale": (0, 1),
-    "expert_count": (0,),
+    **dict.fromkeys(
+        "attention.clamp_kqv attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank "
+        "attention.relative_buckets_count attention.scale attention.shared_kv_layers attention.temperature_scale "
+        "attn_logit_softcapping embedding_length_per_layer_input expert_count expert_shared_count "
+        "expert_shared_feed_forward_length final_logit_softcapping leading_dense_block_count n_deepstack_layers "
+        "nextn_predict_layers rope.dimension_sections rope.scaling.yarn_log_multiplier shortconv.l_cache "
+        "ssm.conv_kernel swiglu_clamp_exp swiglu_clamp_shexp swin_norm use_parallel_residual".split(),
+        (0,),
+    ),
+    **dict.fromkeys(
+        "attention.output_scale embedding_scale expert_group_count expert_weights_scale full_attention_interval "
+        "logit_scale residual_scale rope.scaling.alpha".split(),
+        (0, 1),
+    ),
+    **dict.fromkeys(
+        "attention.causal expert_weights_norm rope.scaling.attn_factor rope.scaling.yarn_attn_factor".split(), (1,)
+    ),
     "expert_gating_func": (0, 1, 3),  # 1: softmax of all scores, 3: of those of the chosen experts
-    "expert_group_count": (0, 1),
-    "expert_shared_count": (0,),
-    "expert_shared_feed_forward_length": (0,),
-    "expert_weights_norm": (True,),
-    "expert_weights_scale": (0, 1),
-    "final_logit_softcapping": (0,),
-    "full_attention_interval": (0, 1),
-    "leading_dense_block_count": (0,),
-    "logit_scale": (0, 1),
-    "n_deepstack_layers": (0,),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0, 1),
-    "rope.dimension_sections": (0,),
-    "rope.scaling.alpha": (0, 1),
-    "rope.scaling.attn_factor": (1,),
-    "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_ext_factor": (1, -1),
-    "rope.scaling.yarn_log_multiplier": (0,),
-    "shortconv.l_cache": (0,),
-    "ssm.conv_kernel": (0,),
-    "swiglu_clamp_exp": (0,),
-    "swiglu_clamp_shexp": (0,),
-    "swin_norm": (False,),
-    "use_parallel_residual": (False,),
 }
 
 
@@ -147,3 +128,106 @@ def shortest_decimal(value: float) -> float:
     """Return 7 digits of ``value`` if their float32 is the same: 1e-05 for 9.999999747378752e-06."""
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value
+
+
+# Tensors of divisors, one per RoPE frequency: of Llama 3.1, and of LongRoPE for long and for short contexts.
+_DIVISORS, _LONG_DIVISORS, _SHORT_DIVISORS = (
+    f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short")
+)
+
+
+def read_rope(keys: Keys, head_dim: int, context: int, *, partial: bool) -> RopeConfig:
+    """Return the RoPE: unscaled, with linear or YaRN scaling, or with divisors of the frequencies.
+
+    ``partial``: whether the architecture can rotate a part of each head, ``rope.dimension_count`` of its dimensions.
+    """
+    dim = _num_dimensions(keys, head_dim, partial=partial)
+    unscaled = RopeConfig(dim, keys.number("rope.freq_base", 10000.0, bound=1))
+    if _LONG_DIVISORS in keys.checkpoint or _SHORT_DIVISORS in keys.checkpoint:
+        return _read_longrope(keys, unscaled, context)
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
+    kind = keys.get("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        msg = f"{keys.label('rope.scaling.type')}: expected none, linear or yarn, found {kind!r}"
+        raise ConfigError(msg)
+    is_scaled = kind != "none" and factor not in (0, 1)
+    if _DIVISORS in keys.checkpoint:
+        if is_scaled:
+            msg = f"{keys.label('rope.scaling.type')}: expected none with {_DIVISORS}, found {kind}"
+            raise ConfigError(msg)
+        return replace(unscaled, kind="factors", divisors=_read_divisors(keys, _DIVISORS, dim))
+    if not is_scaled:
+        return unscaled
+    factor = check_number(
+        keys.label("rope.scaling.factor"), factor, 0, MAX_NUMBER, exclusive_min=True, error=ConfigError
+    )
+    factor = shortest_decimal(factor)
+    if kind == "linear":
+        return replace(unscaled, kind="linear", factor=factor, original=context)
+    return replace(
+        unscaled,
+        kind="yarn",
+        factor=factor,
+        original=keys.integer("rope.scaling.original_context_length", context),
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_scale=_yarn_attention_scale(keys, factor),
+    )
+
+
+def _num_dimensions(keys: Keys, head_dim: int, *, partial: bool) -> int:
+    """Return the number of dimensions of a head that are rotated."""
+    dim = keys.integer("rope.dimension_count", head_dim)
+    if dim != head_dim and not (partial and dim < head_dim):
+        expected = f"at most {head_dim}" if partial else str(head_dim)
+        msg = f"{keys.label('rope.dimension_count')}: expected {expected} as attention.key_length, found {dim}"
+        raise ConfigError(msg)
+    if dim % 2:
+        key = "attention.key_length" if dim == head_dim else "rope.dimension_count"
+        msg = f"{keys.label(key)}: expected an even size, as RoPE rotates pairs, found {dim}"
+        raise ConfigError(msg)
+    return dim
+
+
+def _yarn_attention_scale(keys: Keys, factor: float) -> float:
+    """Return YaRN's factor of cosines and sines; ``yarn_attn_factor`` may state the same number."""
+    key, scale = "rope.scaling.yarn_attn_factor", yarn_scale(factor)
+    stated = keys.number(key, 1.0)
+    if stated != 1.0 and not math.isclose(stated, scale, rel_tol=1e-5):
+        msg = f"{keys.label(key)} = {stated} is not supported; expected 1 or {scale:.6g}, which YaRN computes itself"
+        raise ConfigError(msg)
+    return scale
+
+
+def _read_longrope(keys: Keys, unscaled: RopeConfig, context: int) -> RopeConfig:
+    long, short = (_read_divisors(keys, name, unscaled.dim) for name in (_LONG_DIVISORS, _SHORT_DIVISORS))
+    kind = keys.get("rope.scaling.type", "longrope")
+    if kind not in ("none", "longrope"):
+        msg = f"{keys.label('rope.scaling.type')}: expected none or longrope with {_LONG_DIVISORS}, found {kind!r}"
+        raise ConfigError(msg)
+    return replace(
+        unscaled,
+        kind="longrope",
+        original=keys.integer("rope.scaling.original_context_length", context),
+        attention_scale=keys.number("rope.scaling.attn_factor", 1.0),
+        divisors=long,
+        short_divisors=short,
+    )
+
+
+def _read_divisors(keys: Keys, name: str, dim: int) -> tuple[float, ...]:
+    """Return the divisors of the ``dim / 2`` frequencies from a tensor."""
+    checkpoint = keys.checkpoint
+    if name not in checkpoint:
+        msg = f"{checkpoint.folder}: tensor {name}: expected {dim // 2} divisors of RoPE frequencies, found no tensor"
+        raise ConfigError(msg)
+    shape, type_ = checkpoint.shape(name), checkpoint.type(name)
+    if shape != (dim // 2,) or type_ != "F32":
+        found = f"{list(shape)} in {type_}"
+        msg = f"{checkpoint.folder}: tensor {name}: expected [{dim // 2}] in F32, found {found}"
+        raise ConfigError(msg)
+    values = struct.unpack(f"<{dim // 2}f", bytes(checkpoint.raw_bytes(name).tolist()))
+    if not all(0 < value < math.inf for value in values):
+        msg = f"{checkpoint.folder}: tensor {name}: expected finite numbers above 0, found others"
+        raise ConfigError(msg)
+    return values

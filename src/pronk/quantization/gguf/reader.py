@@ -26,9 +26,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pronk.errors import CheckpointError
-from pronk.quantization.gguf.layout import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
-
-__all__ = ["GgufFile", "TensorInfo"]
+from pronk.quantization.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -22,9 +22,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from pronk.errors import TokenizerError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.reader import GgufFile
-from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_flag, read_scores, read_strings
-
-__all__ = ["TokenizerParts", "read_tokenizer"]
+from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_array, read_flag, read_scores
 
 # Parts of the regular expressions with which the pre-tokenizers split a text into words.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -86,12 +84,6 @@ class TokenizerParts:
     chat_template: str | None  # Jinja source of the chat template; ``None`` if the file has none
 
 
-def read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
-    """Convert the tokenizer of a file; raise a TokenizerError if it is absent, unsupported or damaged."""
-    with _no_garbage_collection():
-        return _read_tokenizer(checkpoint)
-
-
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Pause Python's garbage collector, which would scan hundreds of thousands of lists many times."""
@@ -104,7 +96,9 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
+@_no_garbage_collection()
+def read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
+    """Convert the tokenizer of a file; raise a TokenizerError if it is absent, unsupported or damaged."""
     file = checkpoint.header
     model = file.get("tokenizer.ggml.model")
     if model not in _MODELS:
@@ -148,7 +142,7 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
             "use the model's original folder, or convert it again with a current llama.cpp"
         )
         raise TokenizerError(msg)
-    merges = _parse_merges(read_strings(file, "merges"))
+    merges = _parse_merges(read_array(file, "merges", str))
     backend = tokenizers.Tokenizer(models.BPE(vocabulary.ids_by_text, merges, ignore_merges=settings.ignore_merges))
     if settings.nfc:
         backend.normalizer = normalizers.NFC()

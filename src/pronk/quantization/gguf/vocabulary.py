@@ -13,8 +13,6 @@ from pronk.checks import check_flag, check_integer
 from pronk.errors import TokenizerError
 from pronk.quantization.gguf.reader import GgufFile
 
-__all__ = ["TokenKind", "Vocabulary", "read_flag", "read_scores", "read_strings"]
-
 _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
 # Special tokens: the metadata key ``tokenizer.ggml.NAME_token_id`` holds the id of the token NAME.
 _SPECIAL_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding")
@@ -53,8 +51,8 @@ class Vocabulary:
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
         """Read the vocabulary, empty if the file has none; raise a TokenizerError if it is inconsistent."""
-        texts = read_strings(file, "tokens")
-        kinds = _read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
+        texts = read_array(file, "tokens", str)
+        kinds = read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
         tokens: list[str | None] = list(texts)
         for token_id in [i for i, text in enumerate(texts) if not text or text[0] == "["]:
             if _is_placeholder(token_id, texts[token_id], kinds[token_id]):
@@ -96,25 +94,19 @@ def read_flag(file: GgufFile, name: str, *, default: bool) -> bool:
     return default if value is None else check_flag(f"{file.path}: {_KEY_PREFIX}{name}", value, error=TokenizerError)
 
 
-def read_strings(file: GgufFile, name: str) -> list[str]:
-    """Return the array ``tokenizer.ggml.NAME``, empty if absent; raise a TokenizerError for another type."""
-    return _read_array(file, name, str)
-
-
 def read_scores(file: GgufFile, count: int) -> list[float]:
     """Return the scores of all ``count`` tokens; merges to tokens with higher scores are applied first."""
-    scores = _read_array(file, "scores", float, count)
+    scores = read_array(file, "scores", float, count)
     if len(scores) != count or not all(map(math.isfinite, scores)):
         msg = f"{file.path}: {_KEY_PREFIX}scores: expected a finite number for each of {count} tokens, found others"
         raise TokenizerError(msg)
     return scores
 
 
-def _read_array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
-    """Return the array ``tokenizer.ggml.NAME``; empty if absent.
+def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
+    """Return the array ``tokenizer.ggml.NAME`` of elements of type ``kind``; empty if absent.
 
-    Raises:
-        TokenizerError: the elements are not of type ``kind``, or their number is not ``count`` (``None`` allows any).
+    Other types, or a number of elements other than ``count`` (``None`` allows any), raise a TokenizerError.
     """
     values = file.get(_KEY_PREFIX + name)
     if values is None:

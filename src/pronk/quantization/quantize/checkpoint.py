@@ -11,25 +11,29 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from pronk.arrays import FLOAT32, Array
 from pronk.backends import choose_backend
 from pronk.errors import CheckpointError, OptionError
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
-from pronk.files.companions import copy_companions
-from pronk.files.shards import ShardEntry, check_output_folder, write_weights
+from pronk.files.cards import render_card
+from pronk.files.shards import ShardEntry, check_output_folder, copy_companions, write_weights
 from pronk.kernels.library import Kernels, KernelsError
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.kernels import load_kernels
 from pronk.models.tensor_plan import CheckpointTensor
-from pronk.quantization.quantize.card import quantized_card
 from pronk.quantization.quantize.methods import CalibrationTexts, layer_folder, measure_perplexity, quantize_layers
-from pronk.quantization.quantize.packing import packed_shapes, quantization_config
-from pronk.quantization.quantize.rounding import RoundingRule, choose_group, matrix_inputs
+from pronk.quantization.quantize.rounding import (
+    WHOLE_ROW,
+    RoundingRule,
+    choose_group,
+    matrix_inputs,
+    packed_shapes,
+    quantization_config,
+)
 from pronk.quantization.quantize.source import SourceCheckpoint
-
-__all__ = ["QuantizedCheckpoint", "Status", "quantize"]
 
 # Progress callback (name of the current step, amount done, total amount); unit: bytes in "writing", else layers.
 Status = Callable[[str, int, int], None]
@@ -101,7 +105,7 @@ def quantize(
         result = QuantizedCheckpoint(
             rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source.num_bytes
         )
-        read = _OutputReader(source, partial / method).tensor
+        read = _output_reader(source, partial / method)
         write_weights(partial, entries, read, shard_bytes, lambda done, total: status("writing", done, total))
         del read  # unmaps the files that are removed now
         for tried_method in texts.methods:
@@ -165,7 +169,8 @@ def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
     """Yield name, shape and dtype of each tensor of the quantized checkpoint."""
-    for tensor in source.tensors_outside_layers():
+    outside = (part for part in source.parts if not part.target.startswith("layers."))
+    for tensor in (tensor for part in outside for tensor in part.tensors):
         yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
     for index in range(source.config.num_layers):
         for part in source.parts_of_layer(index):
@@ -179,17 +184,39 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
                     yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
 
 
-class _OutputReader:
-    """Reader of the new checkpoint: quantized layers from ``layers``, other tensors from the source."""
+def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[CheckpointTensor], Array]:
+    """Return a reader of the new tensors: quantized layers from ``folder``, others from the source."""
+    layers = [Checkpoint(layer_folder(folder, index)) for index in range(source.config.num_layers)]
+    quantized = {name: layer for layer in layers for name in layer}
 
-    def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
-        self.source = source
-        self.checkpoints: dict[str, Checkpoint] = {}
-        for index in range(source.config.num_layers):
-            checkpoint = Checkpoint(layer_folder(layers, index))
-            self.checkpoints |= dict.fromkeys(checkpoint, checkpoint)
+    def read(tensor: CheckpointTensor) -> Array:
+        layer = quantized.get(tensor.name)
+        (layer or source.checkpoint).release()
+        return source.inventory.tensor(tensor) if layer is None else layer.tensor(tensor.name)
 
-    def tensor(self, tensor: CheckpointTensor) -> Array:
-        quantized = self.checkpoints.get(tensor.name)
-        (quantized or self.source.checkpoint).release()
-        return self.source.inventory.tensor(tensor) if quantized is None else quantized.tensor(tensor.name)
+    return read
+
+
+METHODS = {  # description of each quantization method in the model card
+    "nearest": "nearest code of each weight, with the clipping of each group that has the smallest squared error",
+    "scaled": "inputs scaled by powers of their RMS before rounding, folded into the previous norm or matrix (AWQ)",
+    "gptq": "column by column, later columns compensating for the errors of earlier ones (GPTQ)",
+}
+
+
+def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str) -> str:
+    """Return the model card of the quantized model ``name``, made from model ``source`` by ``command``."""
+    packages = [*(["torch"] if result.perplexities.keys() - {"nearest"} else []), "safetensors", "numpy"]
+    return render_card(
+        "pronk.quantization.quantize",
+        "quantized",
+        made=result,
+        name=name,
+        source=source,
+        command=command,
+        text=evaluation_text,
+        methods=METHODS,
+        dtype=result.rule.dtype,
+        groups="whole rows" if result.rule.group == WHOLE_ROW else f"groups of {result.rule.group} inputs",
+        versions=", ".join(f"{package} {version(package)}" for package in packages),
+    )

@@ -22,10 +22,9 @@ from pronk.models.kernels import load_kernels
 from pronk.models.loader import parse_dtype
 from pronk.models.tensor_plan import CheckpointTensor
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.quantize.packing import pack_codes, quantization_config
-from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose_group
+from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose_group, pack_codes, quantization_config
 
-__all__ = ["QuantizedHead", "dequantize_head", "find_head_kind", "quantize_head"]
+_EMBEDDING = "embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,8 @@ def find_head_kind(folder: Path) -> str | None:
 def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command: str = "") -> QuantizedHead:
     """Write a head to the folder ``out``, with all matrices but an embedding in 8 or 4 bits.
 
-    Args:
-        folder: folder of an unquantized head, in any layout that the drafter reads.
-        out: folder that does not exist or is empty.
-        bits: number of bits per weight, 8 or 4.
-        group: number of inputs per scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
-        command: command line for the card.
+    ``folder`` has an unquantized head, in any layout that the drafter reads; ``out`` does not exist or is empty. For
+    ``group``, see :func:`~pronk.quantization.quantize.rounding.choose_group`. The card has the ``command``.
 
     Raises:
         OptionError: ``bits``, ``group`` or ``out`` is invalid.
@@ -67,7 +62,8 @@ def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command
     if config.layers.quantization is not None:
         msg = f"{folder}: expected plain weights, found a quantized head; give the bfloat16 head that it was made from"
         raise CheckpointError(msg)
-    matrices = {name for name in checkpoint if _is_matrix(checkpoint, name)}
+    # Of an embedding, rows are read; other matrices are multiplied.
+    matrices = {name for name in checkpoint if len(checkpoint.shape(name)) == 2 and not name.endswith(_EMBEDDING)}
     inputs = sorted({checkpoint.shape(name)[1] for name in matrices})
     checked_bits, size = choose_group(inputs, bits, group)
     rule = RoundingRule(load_kernels(), checked_bits, size, parse_dtype("auto", config.layers))
@@ -103,16 +99,12 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
         weight = inventory.weight(source, np.empty(source.shape, UINT8))
         plain = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
         tensors[source.name] = plain.astype(BFLOAT16)
-    own = {_stored_name(stored, name): each for name, each in tensors.items()}
-    own |= {name: checkpoint.tensor(name) for name in checkpoint if name in {"d2t", "t2d"}}
+    own = {name: checkpoint.tensor(name) for name in checkpoint if name in {"d2t", "t2d"}}
+    for name, each in tensors.items():  # by the names in the file, without compressed-tensors' suffix
+        own[stored.get(name, stored.get(f"{name}_packed", name)).removesuffix("_packed")] = each
     document = {key: value for key, value in document.items() if key != "quantization_config"}
     _write(folder, out, own, document, f"\n## Export\n\nWeights in bfloat16.\n\n```\n{command}\n```\n")
     return sum(each.nbytes for each in own.values())
-
-
-def _stored_name(stored: Mapping[str, str], name: str) -> str:
-    """Return the name of an unquantized tensor in the layout of the file."""
-    return stored.get(name, stored.get(f"{name}_packed", name)).removesuffix("_packed")
 
 
 def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
@@ -136,11 +128,6 @@ def _write(folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapp
         card = folder / "README.md"
         text = card.read_text(encoding="utf-8") if card.is_file() else f"# {out.name}\n"
         (partial / "README.md").write_text(text + note, encoding="utf-8")
-
-
-def _is_matrix(checkpoint: Checkpoint, name: str) -> bool:
-    """Return whether a tensor is a matrix that is multiplied; of an embedding, rows are read."""
-    return len(checkpoint.shape(name)) == 2 and not name.endswith("embed_tokens.weight")
 
 
 class _Error:

@@ -1,7 +1,8 @@
-"""Rounding of weights to codes, with the scales that are stored in the file.
+"""Rounding of weights to codes, and tensors in compressed-tensors' format ``pack-quantized``.
 
 Scales are first rounded to the dtype of the file, then codes are chosen for the rounded scales. Perplexity is therefore
-measured with exactly the weights that are written.
+measured with exactly the weights that are written. The unsigned codes of a row are packed into 32-bit words, the first
+code in the lowest bits. A weight is ``weight_scale[output, group] * (code - 2 ** (bits - 1))``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +21,6 @@ from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import DEFAULT_GROUPS, round_weights
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-
-__all__ = ["LINEARS", "WHOLE_ROW", "RoundingRule", "choose_group", "matrix_inputs"]
 
 LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
 WHOLE_ROW = 0  # group size that means all inputs of a matrix
@@ -49,11 +49,7 @@ class RoundingRule:
 
     def nearest(self, weight: Array) -> QuantizedMatrix:
         """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes, with the scales of :meth:`scales`."""
-        return self.quantize_with_scales(weight, self.scales(weight))
-
-    def quantize_with_scales(self, weight: Array, scale: Array) -> QuantizedMatrix:
-        """Quantize ``weight`` to the nearest codes for the scales ``scale``, float32 ``[outputs, groups]``."""
-        group = self.group or weight.shape[1]
+        scale, group = self.scales(weight), self.group or weight.shape[1]
         codes = self.codes(weight, np.repeat(scale, group, axis=1)) + self.zero
         with np.errstate(invalid="ignore"):  # NaN, which QuantizedMatrix refuses
             return QuantizedMatrix(codes.astype(UINT8), scale, None, self.bits, group)
@@ -67,16 +63,11 @@ class RoundingRule:
 
 
 def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[Bits, int]:
-    """Check ``bits``, check or choose the group size, and return both.
+    """Check ``bits``, 8 or 4 per code, check or choose the group size, and return both.
 
-    Args:
-        inputs: numbers of inputs of the matrices.
-        bits: number of bits per code, 8 or 4.
-        group: number of inputs per scale, or 0 for a whole row; ``None`` chooses the largest power of two that divides
-            the inputs of all matrices and is between 8 and the default for ``bits``.
-
-    Raises:
-        OptionError: ``bits`` is neither 8 nor 4, or ``group`` does not divide the inputs of every matrix.
+    ``inputs`` are the numbers of inputs of the matrices. ``group`` is the number of inputs per scale, or 0 for a whole
+    row; ``None`` chooses the largest power of two that divides the inputs of all matrices and is between 8 and the
+    default for ``bits``. An OptionError is raised unless ``group`` divides the inputs of every matrix.
     """
     if bits not in DEFAULT_GROUPS:
         msg = f"bits: expected 4 or 8, found {bits}"
@@ -101,3 +92,65 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
 def matrix_inputs(config: ModelConfig) -> list[int]:
     """Return the numbers of inputs of the matrices of a layer, without duplicates, in increasing order."""
     return sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})
+
+
+_VERSION = "0.20.0"  # version of compressed-tensors that has been tested to read the output
+
+_WORD, _SIZE = np.dtype(np.int32), np.dtype(np.int64)  # types of packed codes and of shapes in the file
+
+
+def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: DType) -> dict[str, Array]:
+    """Return the tensors of ``weight``, by name with ``prefix``.
+
+    Scales are stored in ``dtype``, which must represent them exactly.
+    """
+    packed = weight.codes
+    if weight.bits == 4:
+        packed = _pad(packed, 2)
+        packed = packed[:, ::2] | packed[:, 1::2] << 4
+    return {
+        f"{prefix}weight_packed": np.ascontiguousarray(_pad(packed, 4)).view(_WORD),
+        f"{prefix}weight_scale": weight.scale.astype(dtype),
+        f"{prefix}weight_shape": np.array(weight.shape, _SIZE),
+    }
+
+
+def _pad(codes: Array, multiple: int) -> Array:
+    """Append zeros to the rows, so that their length is a multiple of ``multiple``."""
+    return np.pad(codes, ((0, 0), (0, -codes.shape[1] % multiple)))
+
+
+def packed_shapes(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str, tuple[tuple[int, ...], DType]]:
+    """Return shape and dtype of each tensor that :func:`pack_codes` makes for a matrix of ``shape``."""
+    outputs, inputs = shape
+    num_groups = inputs // (rule.group or inputs)
+    return {
+        f"{prefix}weight_packed": ((outputs, -(-inputs * rule.bits // 32)), _WORD),
+        f"{prefix}weight_scale": ((outputs, num_groups), rule.dtype),
+        f"{prefix}weight_shape": ((2,), _SIZE),
+    }
+
+
+def quantization_config(rule: RoundingRule, ignore: Sequence[str]) -> dict[str, Any]:
+    """Return the ``quantization_config``; the linear modules ``ignore`` are not quantized."""
+    is_whole_row = rule.group == WHOLE_ROW
+    weights: dict[str, Any] = {
+        "num_bits": rule.bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "channel" if is_whole_row else "group",
+        "group_size": None if is_whole_row else rule.group,
+        "dynamic": False,
+        "actorder": None,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "version": _VERSION,
+        "config_groups": {"group_0": group},
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }

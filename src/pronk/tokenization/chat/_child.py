@@ -1,4 +1,4 @@
-"""Child process of :mod:`pronk.tokenization.chat.renderer`, which compiles and renders chat templates.
+"""Child process of :mod:`pronk.tokenization.chat.template`, which compiles and renders chat templates.
 
 It imports Jinja and no module of pronk. The standard output begins with the line ``ready``. Then each line of the
 standard input is a request in JSON, and each line of the standard output the reply in JSON. A request without

@@ -44,11 +44,8 @@ from typing import Any, Literal
 from pronk.errors import OptionError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
 from pronk.tokenization.chat.bare_call import AFTER_NAME, BEFORE_NAME, OPENINGS
-from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, ToolDialect
+from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, TokenSymbols, ToolDialect, ranges
 from pronk.tokenization.chat.keywords import keyword_rules
-from pronk.tokenization.chat.symbols import TokenSymbols, ranges
-
-__all__ = ["AnswerGrammar", "Thinking", "arguments_schema"]
 
 # Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins with thoughts.
 Thinking = Literal["never", "optional", "open"]
@@ -77,15 +74,10 @@ class AnswerGrammar:
     ) -> Guide | None:
         """Return the guide of an answer; ``None`` if it may be any text.
 
-        Args:
-            schemas: schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the tool's name.
-            form: required form of the text.
-            allow_text: allow text, in the required form, instead of calls.
-            allow_multiple: allow more than one call.
-            thinking: place of thoughts.
-
-        Raises:
-            OptionError: the schemas are too large, or cannot be followed in the dialect.
+        ``schemas`` has the schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the tool's name.
+        ``form`` is the required form of the text. ``allow_text``: allow text, in this form, instead of calls.
+        ``allow_multiple``: allow more than one call. ``thinking`` is the place of thoughts. Schemas that are too large,
+        or cannot be followed in the dialect, raise an OptionError.
         """
         if not schemas and (form is None or not self._has_headers(thinking)):
             return form

@@ -12,13 +12,16 @@ from pronk.sampling.thinking import ThinkingMarkers
 from pronk.tokenization.chat.answer_grammar import AnswerGrammar
 from pronk.tokenization.chat.bare_call import BareCallReader
 from pronk.tokenization.chat.calls import CallPart, CallReader
-from pronk.tokenization.chat.channels import ChannelReader
-from pronk.tokenization.chat.dialects import ReasoningFormat, ToolDialect, find_reasoning_format, find_tool_dialect
-from pronk.tokenization.chat.symbols import TokenSymbols, plain_text
-from pronk.tokenization.chat.thoughts import Thought, ThoughtReader
+from pronk.tokenization.chat.dialects import (
+    ReasoningFormat,
+    TokenSymbols,
+    ToolDialect,
+    find_reasoning_format,
+    find_tool_dialect,
+    plain_text,
+)
+from pronk.tokenization.chat.thoughts import ChannelReader, Thought, ThoughtReader
 from pronk.tokenization.tokenizer import Tokenizer
-
-__all__ = ["AnswerFormat", "AnswerReader", "Part"]
 
 Part = str | Thought | CallPart  # text, thoughts, or a part of a call
 
@@ -61,20 +64,13 @@ class AnswerFormat:
         return self.thinking_markers is not None and self.thinking_markers.opened_by(prompt)
 
     def grammar(self, *, tools: bool) -> AnswerGrammar:
-        """Return the builder of the grammars of answers.
-
-        Raises:
-            PromptError: with ``tools``, the model has no known format of calls.
-        """
+        """Return the builder of grammars; with ``tools``, a model without calls raises a PromptError."""
         return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
 
     def reader(self, names: Collection[str], *, opened: bool, has_form: bool = False) -> AnswerReader:
-        """Return a parser of one answer that may call the tools ``names``.
+        """Return a parser of one answer that may call tools ``names``; for ``opened``, see :meth:`opened_by`.
 
-        Args:
-            names: names of the tools.
-            opened: as in :meth:`opened_by`.
-            has_form: whether text has a required form, such as JSON; then calls have markers.
+        ``has_form``: whether text has a required form, such as JSON; then calls have markers.
         """
         dialect = self._dialect() if names else None
         if has_form and dialect is not None:
@@ -88,14 +84,10 @@ class AnswerFormat:
 
 
 class AnswerReader:
-    """Streaming parser that splits one answer into thoughts, text and tool calls.
+    """Streaming parser that splits one answer into thoughts, text and calls of the tools ``names``.
 
-    Args:
-        symbols: symbols of the model's tokens.
-        dialect: format of the model's calls; ``None`` if the answer calls no tools.
-        reasoning: format of the model's thoughts, if it has one.
-        names: names of the tools that the model may call.
-        opened: whether the prompt ends with the begin marker of thoughts.
+    The answer has no calls without ``dialect``, and no thoughts without ``reasoning``. ``opened``: whether the prompt
+    ends with the begin marker of thoughts.
     """
 
     def __init__(
@@ -128,9 +120,7 @@ class AnswerReader:
     def push(self, text: str, token: int | None = None) -> list[Part]:
         """Parse the next token of the answer; return parts that later tokens cannot change.
 
-        Args:
-            text: text of the token; empty for a special token and for one that completes no character.
-            token: id of the token.
+        ``text`` is empty for a special token and for one that completes no character.
         """
         symbols = text + self._symbols.of_special(token)
         if self._channels is not None:
@@ -170,7 +160,9 @@ class AnswerReader:
 def _join(parts: Sequence[Part]) -> list[Part]:
     """Join successive texts, thoughts, and parts of one call; drop empty texts."""
     joined: list[Part] = []
-    for _, group in groupby(parts, lambda part: (type(part), *_call_key(part))):
+    for _, group in groupby(
+        parts, lambda part: (type(part), (part.index, part.name) if isinstance(part, CallPart) else None)
+    ):
         first, *rest = group
         if isinstance(first, CallPart):
             more = "".join(part.arguments for part in rest if isinstance(part, CallPart))
@@ -180,7 +172,3 @@ def _join(parts: Sequence[Part]) -> list[Part]:
         elif text := "".join(part for part in (first, *rest) if isinstance(part, str)):
             joined.append(text)
     return joined
-
-
-def _call_key(part: Part) -> tuple[int, str | None] | tuple[()]:
-    return (part.index, part.name) if isinstance(part, CallPart) else ()

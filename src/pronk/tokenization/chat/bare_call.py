@@ -13,9 +13,7 @@ import json
 from collections.abc import Collection
 
 from pronk.tokenization.chat.calls import CallPart, JsonEnd, new_call_id
-from pronk.tokenization.chat.symbols import plain_text
-
-__all__ = ["AFTER_NAME", "BEFORE_NAME", "OPENINGS", "SPACE", "BareCallReader"]
+from pronk.tokenization.chat.dialects import plain_text
 
 # Parts of a call, without the white space that may be around each part and between its characters outside strings.
 OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object: text after it

@@ -12,11 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 
-from pronk.tokenization.chat.dialects import MAX_IDENT, TOOL_NAME, ToolDialect
+from pronk.tokenization.chat.dialects import MAX_IDENT, TOOL_NAME, TokenSymbols, ToolDialect, plain_text
 from pronk.tokenization.chat.keywords import KeywordArguments
-from pronk.tokenization.chat.symbols import TokenSymbols, plain_text
-
-__all__ = ["CallPart", "CallReader", "JsonEnd", "new_call_id"]
 
 _MAX_CALL_START = 200  # maximum characters from a call's beginning to the end of its tool's name, which has up to 64
 _OUTSIDE_STRING = re.compile(r'["{}\[\]]')  # characters of JSON that begin a string or change the nesting
@@ -76,14 +73,9 @@ class JsonEnd:
 
 
 class CallReader:
-    """Streaming parser that splits the symbols of one answer into text and tool calls.
+    """Streaming parser that splits the symbols of one answer into text and calls of the tools ``names``.
 
     White space at the beginning or after a call is dropped unless other text follows; an answer of white space is text.
-
-    Args:
-        dialect: format of the model's calls.
-        symbols: symbols of the model's tokens.
-        names: names of the tools that the model may call.
     """
 
     def __init__(self, dialect: ToolDialect, symbols: TokenSymbols, names: Collection[str]) -> None:

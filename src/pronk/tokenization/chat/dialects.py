@@ -1,40 +1,119 @@
-r"""Table of the formats in which models call tools and think.
+"""Formats in which models call tools and think, and the symbols in which parsers read answers.
 
 A model writes calls as its chat template writes the calls of earlier messages. Therefore the template is applied to a
-conversation with one call, and the text around that call selects the row.
+conversation with one call, and the text around that call selects the row of :data:`TOOL_DIALECTS`. ``hermes`` is also
+the format of Qwen, SmolLM3 and Granite 4 (the object may also be the whole answer, without markers:
+:mod:`pronk.tokenization.chat.bare_call`), ``granite`` that of Granite 3, ``phi`` of Phi-4-mini, ``mistral`` of Mistral
+since 2025, ``llama`` of Llama 3, ``lfm2`` of LFM2 (arguments in Python's syntax:
+:mod:`pronk.tokenization.chat.keywords`), ``channels`` of gpt-oss.
 
-============  ================================================================================
-Hermes        ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, also Qwen, SmolLM3 and Granite 4;
-              the object may also be the whole answer, without markers
-              (:mod:`pronk.tokenization.chat.bare_call`)
-Granite       ``<|tool_call|>[{"name": "f", "arguments": {…}}]`` of Granite 3
-Phi           ``<|tool_call|>{"name": "f", "arguments": {…}}<|/tool_call|>`` of Phi-4-mini, or a list of calls
-Mistral list  ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``
-Mistral       ``[TOOL_CALLS]f[ARGS]{…}``, since 2025; or ``[TOOL_CALLS]f[CALL_ID]x[ARGS]{…}``
-Llama 3       ``{"name": "f", "parameters": {…}}``, at the beginning of an answer or after
-              ``<|python_tag|>``
-LFM2          ``<|tool_call_start|>[f(city="Oslo", exact=True)]<|tool_call_end|>``, arguments in Python's syntax
-              (:mod:`pronk.tokenization.chat.keywords`)
-channels      ``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>``
-              of gpt-oss
-============  ================================================================================
-
-A new family adds a row to :data:`TOOL_DIALECTS` or :data:`REASONING_FORMATS`. The rows are read by
+A new family adds a row there or to :data:`REASONING_FORMATS`. The rows are read by
 :mod:`pronk.tokenization.chat.answer_grammar`, which forces calls, and by the parsers in
 :mod:`pronk.tokenization.chat.answers`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from pronk.errors import PromptError
-from pronk.tokenization.chat.symbols import TokenSymbols
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["MAX_IDENT", "TOOL_NAME", "ReasoningFormat", "ToolDialect", "find_reasoning_format", "find_tool_dialect"]
+# Markers of all formats that may be special tokens. The position of a marker in this list determines its symbol.
+_MARKERS = (
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>",
+    "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>",
+    "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>",
+)  # fmt: skip
+_FIRST = 0xD800  # first lone surrogate
+OTHER_SYMBOL = "\udfff"  # symbol of every special token that is not in _MARKERS
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class TokenSymbols:
+    """Symbols of one tokenizer's tokens and of the markers of formats.
+
+    A decoded text lacks special tokens, and their names may also be written with ordinary tokens. Therefore parsers of
+    answers read *symbols*: decoded text in which a lone surrogate, which no decoded text contains, stands for a special
+    token. The markers of formats, such as ``[TOOL_CALLS]``, are converted in the same way: to a lone surrogate if the
+    tokenizer has the marker as a special token, otherwise to their own text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.backend.get_added_tokens_decoder()
+        special = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._names = {name: chr(_FIRST + number) for number, name in enumerate(_MARKERS) if name in special}
+        self._symbols = {special[name]: symbol for name, symbol in self._names.items()}
+        # Tokens that llguidance matches by their ids only, not by their texts.
+        self._id_only = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
+
+    def of_token(self, token: int) -> str:
+        """Return the symbols of a token; those of a part of a character are not defined."""
+        return self.of_special(token) or self._tokenizer.token_text(token) or ""
+
+    def of_special(self, token: int | None) -> str:
+        """Return the symbol of a special token; ``""`` for another token."""
+        if token in self._symbols:
+            return self._symbols[token]
+        return OTHER_SYMBOL if token in self._tokenizer.special_ids else ""
+
+    def of_text(self, text: str) -> str:
+        """Return the symbols of a text with markers, such as ``[TOOL_CALLS]add[ARGS]``."""
+        for name, symbol in self._names.items():
+            text = text.replace(name, symbol)
+        return text
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text with markers."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def is_id_only(self, text: str) -> bool:
+        """Return whether grammars match the marker ``text`` by the id of an added token."""
+        return text in self._id_only
+
+    def is_special(self, text: str) -> bool:
+        """Return whether the marker ``text`` is a special token, which decoded texts lack."""
+        return text in self._names
+
+    def grammar(self, text: str) -> str:
+        """Return the Lark expression of a text with markers: ``"a" <[7]> "b"``; ``""`` for an empty text."""
+        if not text:
+            return ""
+        names = [re.escape(name) for name in _MARKERS if name in self._id_only]
+        parts = re.split(f"({'|'.join(names)})", text) if names else [text]
+        return " ".join(self._part(part) for part in parts if part)
+
+    def other_ids(self, *markers: str) -> frozenset[int]:
+        """Return the ids of id-only tokens without those of ``markers`` and of the end of text."""
+        named = {self._id_only[marker] for marker in markers if marker in self._id_only}
+        return frozenset(self._id_only.values()) - {*self._tokenizer.eos_ids} - named
+
+    def _part(self, text: str) -> str:
+        return f"<[{self._id_only[text]}]>" if text in self._id_only else json.dumps(text, ensure_ascii=False)
+
+
+def plain_text(symbols: str) -> str:
+    """Return symbols without those of special tokens."""
+    return _SURROGATES.sub("", symbols)
+
+
+def ranges(ids: frozenset[int]) -> str:
+    """Return token ids in the syntax of grammars: ``<[3,7-9]>`` for 3, 7, 8 and 9."""
+    spans = []
+    for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
+        run = [token for _, token in group]
+        spans.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+    return f"<[{','.join(spans)}]>" if spans else ""
+
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # names of tools that OpenAI's API allows
 MAX_IDENT = 40  # characters of a call's id that a model may write; Mistral's have 9

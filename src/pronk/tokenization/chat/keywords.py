@@ -15,8 +15,6 @@ from typing import Any
 
 from pronk.errors import OptionError
 
-__all__ = ["KeywordArguments", "keyword_rules", "write_call"]
-
 _NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
 _SPECIAL = re.compile("[\ud800-\udfff]")  # symbols of special tokens
 _MARKS = re.compile(r"""["'()\[\]{},]""")

@@ -1,15 +1,25 @@
 """Chat templates: Jinja sources in checkpoints that convert a conversation to a prompt.
 
 A template comes with the model and is not trusted. It receives the messages, the tools and the special tokens as plain
-data, and is rendered in a child process with limits of time and memory.
+data. Jinja's sandbox keeps it from files and from Python's internals, but not from running forever: ``'x' * 10**10`` is
+a single operation, which no thread can interrupt. A process can be killed at any point. One child process renders all
+templates of this process, because starting it takes longer (0.1 s) than rendering (1 ms).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 from pronk.errors import PromptError, TokenizerError
-from pronk.tokenization.chat.harmony import describe_tools, nearest_effort, separate_calls, uses_harmony
 from pronk.tokenization.chat.messages import (
     Messages,
     TemplateOptions,
@@ -19,9 +29,167 @@ from pronk.tokenization.chat.messages import (
     shorten_ids,
     write_calls,
 )
-from pronk.tokenization.chat.renderer import Renderer, default_renderer
 
-__all__ = ["ChatTemplate"]
+
+class Renderer:
+    """Compiles and renders chat templates in a child process that is started on demand, for any thread.
+
+    A request is limited to ``seconds``: a usual prompt takes 1 ms, one of a million tokens 1 s. ``memory`` is the
+    maximum size of the child's address space in bytes, enforced on Linux only; elsewhere, only the time bounds the
+    memory.
+    """
+
+    def __init__(self, seconds: float = 10.0, memory: int = 2**30) -> None:
+        self._seconds, self._memory = seconds, memory
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def ask(self, source: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Compile a template in Jinja and, if ``values`` (its variables, nested JSON) are given, render it.
+
+        The result has ``text`` and ``loops_over_content`` (whether the template handles content parts), or ``error``
+        (one line), or ``over_limit`` (limit of time, memory or text length exceeded).
+
+        Raises:
+            TokenizerError: the child process does not start.
+            TypeError, ValueError, RecursionError: ``values`` is not JSON.
+        """
+        request = {"source": source} if values is None else {"source": source, "values": values}
+        line = json.dumps(request, ensure_ascii=False, default=_to_dict).encode("utf-8", "surrogatepass")
+        with self._lock:
+            child = self._child
+            if child is None or child.poll() is not None:
+                child = self._start()
+            reply = _exchange(child, line)
+            if not reply:
+                self._stop()
+                return {"over_limit": True}
+        result: dict[str, Any] = json.loads(reply.decode("utf-8", "surrogatepass"))
+        return result
+
+    def close(self) -> None:
+        """End the child process; the next request starts another one."""
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._stop()
+        program = Path(__file__).with_name("_child.py")
+        self._child = child = subprocess.Popen(  # noqa: S603 - our own file, by our own interpreter
+            [sys.executable, "-P", str(program), str(self._seconds), str(self._memory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert child.stdout is not None
+        if not child.stdout.readline():  # the line "ready", or nothing if the process has ended
+            msg = (
+                f"chat template: expected the child process {sys.executable} {program.name} to start, found that it "
+                f"ended with code {child.wait()}; check that this Python has jinja2"
+            )
+            raise TokenizerError(msg)
+        return child
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def _forget(self) -> None:
+        """Forget the child process in a fork of this process: two processes cannot share the child's pipes."""
+        self._lock, self._child = threading.Lock(), None
+
+
+def _exchange(child: subprocess.Popen[bytes], line: bytes) -> bytes:
+    """Send a request to the child process; return the reply, or ``b""`` if the process has ended."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(line + b"\n")
+        child.stdin.flush()
+        return child.stdout.readline()
+    except OSError:
+        return b""
+
+
+def _to_dict(value: object) -> dict[Any, Any]:
+    """Convert a mapping to ``dict`` for ``json.dumps``; raise a ``TypeError`` for any other value."""
+    if not isinstance(value, Mapping):
+        raise TypeError(type(value).__name__)
+    return dict(value)
+
+
+default_renderer = Renderer()
+
+
+# Each effort of OpenAI's API that gpt-oss does not know, and the nearest one that it knows.
+_NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+
+
+def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with at most one call each, followed by the results of the call, for gpt-oss.
+
+    Its template writes one call per message, and fails if a message with a call has both thoughts and text: such a text
+    is appended to the thoughts. Source: OpenAI's cookbook, ``openai-harmony.md``.
+    """
+    separated, at = list[dict[str, Any]](), 0
+    while at < len(messages):
+        message = dict(messages[at])
+        at += 1
+        calls = message.get("tool_calls")
+        if message.get("role") != "assistant" or not isinstance(calls, (list, tuple)) or not calls:
+            separated.append(message)
+            continue
+        results = list(takewhile(lambda each: each.get("role") == "tool", messages[at:]))
+        at += len(results)
+        for call in calls[:-1]:
+            separated.append(_with_call(message, call))
+            message = {"role": "assistant", "content": ""}  # thoughts and text belong to the first call
+            ident = call.get("id") if isinstance(call, Mapping) else None
+            found = next((each for each in results if each.get("tool_call_id") in (None, ident)), None)
+            if found is not None:
+                results.remove(found)
+                separated.append(dict(found))
+        separated += [_with_call(message, calls[-1]), *map(dict, results)]
+    return separated
+
+
+def _with_call(message: Mapping[str, Any], call: object) -> dict[str, Any]:
+    """Return a message with one call, and with its text joined to its thoughts if it has both."""
+    content, thoughts = message.get("content"), message.get("thinking")
+    if content and isinstance(content, str) and isinstance(thoughts, str):
+        message = {**message, "thinking": f"{thoughts}\n\n{content}", "content": ""}
+    return {**message, "tool_calls": [call]}
+
+
+def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the tools with an empty description where one is missing."""
+    described = list[Mapping[str, Any]]()
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and function.get("description") is None:
+            described.append({**tool, "function": {**function, "description": ""}})
+        else:
+            described.append(tool)
+    return described
+
+
+def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a template with an effort that gpt-oss knows: low, medium or high.
+
+    gpt-oss always thinks, so that thoughts that are switched off become the lowest effort.
+    """
+    effort = options.get("reasoning_effort")
+    if effort is None and options.get("enable_thinking") is False:
+        effort = "none"
+    if isinstance(effort, str):
+        return {**options, "reasoning_effort": _NEAREST_EFFORTS.get(effort, effort)}
+    return dict(options)
+
 
 # Templates that describe tools but write no calls: a text of such a template, then the texts before, between and after
 # calls, and whether the calls have Python's syntax (LFM2). Granite 3 asks for a list; SmolLM3 for objects between tags.
@@ -36,15 +204,10 @@ _MAX_SOURCE = 100_000  # maximum characters of a template; those of well-known m
 
 
 class ChatTemplate:
-    """A chat template and the special tokens that it inserts.
+    """A chat template in Jinja, and the special tokens that it inserts.
 
-    Args:
-        source: template in Jinja.
-        special_tokens: texts of special tokens by the names that templates use (``bos_token``, ``eos_token``, …).
-        renderer: child process for rendering.
-
-    Raises:
-        TokenizerError: the template is not valid Jinja, or too long.
+    ``special_tokens`` has their texts by the names that templates use (``bos_token``, ``eos_token``, …). A source that
+    is not valid Jinja, or too long, raises a TokenizerError.
     """
 
     def __init__(
@@ -60,7 +223,7 @@ class ChatTemplate:
             msg = f"chat template: expected valid Jinja, found an error: {reason}"
             raise TokenizerError(msg)
         self._loops_over_content = reply["loops_over_content"]
-        self._in_channels = uses_harmony(source)
+        self._in_channels = "<|channel|>" in source and "<|message|>" in source  # the harmony format of gpt-oss
         writes_none = "tool_calls" not in source
         forms = ((texts, keywords) for marker, texts, keywords in _UNWRITTEN_CALLS if marker in source and writes_none)
         self._call_form = next(forms, None)

@@ -1,4 +1,4 @@
-"""The decoder of :mod:`pronk.models.decoder` as a module of torch, for training.
+"""The decoder of :mod:`pronk.models.decoder` as a module of torch, for training; its loading.
 
 The input is *packed rows* ``[rows, hidden]``: tokens of any sequences, without a batch dimension. Only the attention,
 which the caller passes as :class:`Attend`, lets rows interact.
@@ -6,29 +6,24 @@ which the caller passes as :class:`Attend`, lets rows interact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.architecture.config import Activation, MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig, RopeTable
+from pronk.arrays import UINT8, Array, mapped_zeros
+from pronk.errors import OptionError
+from pronk.models.checkpoint import open_checkpoint
+from pronk.models.inventory import Inventory, tensor_names
+from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
 from pronk.torch_backend.convert import to_tensor
-from pronk.torch_backend.mixture import choose_experts
-
-__all__ = [
-    "Attend",
-    "DecoderModule",
-    "ModuleLayer",
-    "PlainLinear",
-    "Rope",
-    "Rotations",
-    "apply_rope",
-    "empty_linear",
-    "make_norm",
-]
+from pronk.torch_backend.program import choose_experts
 
 _ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -218,13 +213,20 @@ class DecoderModule(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Initialize as GPT-2: normal, with deviation 0.02, or 0.02 / √(2 · layers) for ``out`` and ``down``."""
-        shrink = (2 * self.config.num_layers) ** -0.5
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if parameter.dim() == 1:
-                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-                    continue
+        """Set initial weights, see :func:`initialize_parameters`."""
+        initialize_parameters(self.named_parameters(), generator, self.config.num_layers)
+
+
+def initialize_parameters(
+    parameters: Iterable[tuple[str, nn.Parameter]], generator: torch.Generator, num_layers: int | None = None
+) -> None:
+    """Initialize as GPT-2: normal, with deviation 0.02, or 0.02 / √(2 · layers) for ``out`` and ``down``."""
+    shrink = 1.0 if num_layers is None else (2 * num_layers) ** -0.5
+    with torch.no_grad():
+        for name, parameter in parameters:
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
                 std = 0.02 * (shrink if name.endswith(("out.weight", "down.weight")) else 1.0)
                 parameter.normal_(0.0, std, generator=generator)
 
@@ -277,3 +279,64 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = size // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
     return torch.addcmul(x * cos, swapped, sin)
+
+
+def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderModule:
+    """Return a frozen module with the weights of a model folder or GGUF file, which are dequantized.
+
+    Raises:
+        OptionError: the model scales queries by position, has attention sinks or short convolutions, which the module
+            does not compute.
+        CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
+    """
+    if config.query_growth is not None:
+        msg = f"{folder}: expected a model whose queries have one scale at all positions, found {config.family}"
+        raise OptionError(msg)
+    if config.convolution is not None:
+        msg = (
+            f"{folder}: expected a model with attention in all layers, found {config.family} with short convolutions; "
+            "use a drafter without training, such as prompt_lookup or a draft model"
+        )
+        raise OptionError(msg)
+    if config.attention_sinks:
+        msg = f"{folder}: expected a model without attention sinks, found {config.family}"
+        raise OptionError(msg)
+    checkpoint = open_checkpoint(folder)
+    parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
+    inventory = Inventory(checkpoint, config, parts)
+    with torch.device("meta"):
+        module = DecoderModule(config)
+    for part in parts:
+        for key, sources in (("weight", part.weight), ("bias", part.bias)):
+            if sources:
+                path, _, name = (part.target if part.kind == "table" else f"{part.target}.{key}").rpartition(".")
+                arrays = [_read(inventory, source, transposed=part.transposed) for source in sources]
+                if part.kind == "norm" and key == "weight" and config.norm_offset:
+                    arrays = [array.astype(np.float32) + np.float32(config.norm_offset) for array in arrays]
+                values = nn.Parameter(_concatenate(arrays, dtype, device), requires_grad=False)
+                setattr(module.get_submodule(path), name, values)
+        checkpoint.release()
+    if config.tied:
+        module.head = PlainLinear(module.embedding)
+    return module.requires_grad_(requires_grad=False).eval()
+
+
+def _read(inventory: Inventory, source: CheckpointTensor, *, transposed: bool) -> Array:
+    """Read a tensor; matrices that the checkpoint stores as ``[inputs, outputs]`` are transposed."""
+    if not inventory.is_quantized(source):
+        values = inventory.tensor(source)
+        return values.T if transposed else values
+    shape = source.shape[::-1] if transposed else source.shape
+    weight = inventory.weight(source, mapped_zeros(shape, UINT8))
+    if not isinstance(weight, np.ndarray):
+        return weight.dequantize()
+    return weight.T if transposed else weight
+
+
+def _concatenate(arrays: Sequence[Array], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Convert arrays, one by one, to a tensor of all their rows."""
+    rows = [len(array) for array in arrays]
+    values = torch.empty(sum(rows), *arrays[0].shape[1:], dtype=dtype, device=device)
+    for target, array in zip(values.split(rows), arrays, strict=True):
+        target.copy_(to_tensor(array))
+    return values

@@ -14,11 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig
-from pronk.train.modules.decoder import DecoderModule, Rotations, apply_rope, empty_linear
+from pronk.train.modules.decoder import DecoderModule, Rotations, apply_rope, empty_linear, initialize_parameters
 
-__all__ = ["ChainAttend", "EagleModule", "LinearStart", "low_rank"]
-
-_INITIAL = 0.02  # standard deviation of the layer's initial weights
 _FEATURE = 0.3  # root mean square of the initial features, whose inputs are normed
 _ACCEPTANCE = 0.5  # assumed at first
 _SELF = 1.3  # length of the directions of queries and keys: a row's score with itself is 8 to 16
@@ -139,12 +136,9 @@ class EagleModule(nn.Module):
     ) -> Tensor:
         """Return the layer's output ``[active rows, hidden]``.
 
-        Args:
-            embedding: ``[rows, hidden]``, embeddings of the tokens after those of the features.
-            feature: ``[rows, hidden]``.
-            positions: ``[rows]``, for RoPE.
-            attend: attention; it receives the keys and values of all rows.
-            active: numbers of the rows whose output is needed; ``None``: all rows.
+        ``embedding`` ``[rows, hidden]`` has the embeddings of the tokens after those of ``feature``, of the same shape;
+        ``positions`` ``[rows]`` are for RoPE. ``attend`` receives the keys and values of all rows. ``active`` has the
+        numbers of the rows whose output is needed; ``None``: all rows.
         """
         block, config = self.layers[0], self.eagle.layers
         assert isinstance(block, _EagleBlock)
@@ -206,12 +200,8 @@ class EagleModule(nn.Module):
 
         A copy of the target's last layer begins worse: it is confident of the token that is already known.
         """
+        initialize_parameters(self.named_parameters(), generator)
         with torch.no_grad():
-            for parameter in self.parameters():
-                if parameter.dim() == 1:
-                    parameter.fill_(1.0)
-                else:
-                    parameter.normal_(0.0, _INITIAL, generator=generator)
             self.fc.weight.normal_(0.0, _FEATURE * self.fc.weight.shape[1] ** -0.5, generator=generator)
             self.norm.weight.copy_(_LOGITS * target.norm.get_parameter("weight"))
             if self.is_mtp:

@@ -18,11 +18,10 @@ from pronk.execution.model_runner import CrossAttentionSource, ForwardJob, Model
 from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
-from pronk.train.attention import DenseAttention, dense_hidden
-from pronk.train.features import Features, compute_features
-from pronk.train.glide import DelayedAttention
+from pronk.train.attention import DenseAttention, Features, compute_features, dense_hidden
 from pronk.train.modules.decoder import DecoderModule
-from pronk.train.modules.glide import GlideDecoderModule
+from pronk.train.modules.drafters import GlideDecoderModule
+from pronk.train.students import DelayedAttention
 from tiny_models import make_cache, tiny_config, tiny_decoder, tiny_module
 
 SHAPE = GlideShape(layers=2, hidden=24, heads=3, kv_heads=1, mlp=20)

@@ -16,7 +16,7 @@ from pronk.errors import OptionError
 from pronk.torch_backend.convert import to_array, to_tensor
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import Rotations
-from pronk.train.modules.heads import HeadsModule
+from pronk.train.modules.drafters import HeadsModule
 from tiny_models import tiny_config
 
 CONFIG = tiny_config()

@@ -16,7 +16,7 @@ from pronk.architecture.rope import RopeConfig
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.errors import OptionError
 from pronk.train.attention import DenseAttention
-from pronk.train.modules.kangaroo import KangarooModule
+from pronk.train.modules.drafters import KangarooModule
 from tiny_models import tiny_config, tiny_module
 
 TARGET = tiny_config(windows=(None, None, 3))

@@ -13,7 +13,7 @@ from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import OptionError
 from pronk.models.linear import Norm
 from pronk.torch_backend.convert import to_array
-from pronk.train.modules.medusa import MedusaModule
+from pronk.train.modules.drafters import MedusaModule
 from tiny_models import tiny_module
 
 

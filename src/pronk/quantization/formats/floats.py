@@ -1,9 +1,4 @@
-"""FP8 (e4m3) checkpoints, as DeepSeek, Qwen, vLLM and FBGEMM write them.
-
-There is one scale per block of outputs and inputs (``weight_scale_inv``, usually 128 by 128), per output, or per matrix
-(``weight_scale``). CPUs have no FP8 arithmetic, and the 8-bit kernels multiply integers. Loading therefore dequantizes
-the weights: ``weight * scale`` is computed in float32 and rounded to bfloat16.
-"""
+"""Checkpoints of floats with scales: FP8 (e4m3) and MXFP4 (e2m1)."""
 
 from __future__ import annotations
 
@@ -14,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pronk.arrays import BFLOAT16, FLOAT32, Array, is_finite
+from pronk.arrays import BFLOAT16, FLOAT32, UINT8, Array, is_finite
 from pronk.errors import CheckpointError
-from pronk.quantization.formats.packing import SLICE_OUTPUTS
+from pronk.quantization.formats.matrix import SLICE_OUTPUTS, QuantizedMatrix
 from pronk.quantization.formats.scheme import (
     FLOATS,
     MATCHES_NOTHING,
@@ -28,8 +23,6 @@ from pronk.quantization.formats.scheme import (
     refuse,
 )
 
-__all__ = ["FP8", "FP8_NOTE", "FP8Weight"]
-
 FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memory of the file"
 
 _REMEDY = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
@@ -40,7 +33,12 @@ _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 @dataclass(frozen=True)
 class FP8:
-    """Scheme of an FP8 checkpoint."""
+    """Scheme of an FP8 checkpoint, as DeepSeek, Qwen, vLLM and FBGEMM write them.
+
+    There is one scale per block of outputs and inputs (``weight_scale_inv``, usually 128 by 128), per output, or per
+    matrix (``weight_scale``). CPUs have no FP8 arithmetic, and the 8-bit kernels multiply integers. Loading therefore
+    dequantizes the weights: ``weight * scale`` is computed in float32 and rounded to bfloat16.
+    """
 
     block: tuple[int, int] | None  # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
     unquantized: tuple[str, ...] = ()  # patterns of names of modules without FP8; see ``matches_components``
@@ -121,3 +119,64 @@ def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) 
             raise CheckpointError(msg)
         out[start : start + SLICE_OUTPUTS] = products
     return out
+
+
+_GROUP = 32
+_ZERO = 16  # code of the weight 0
+_MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])  # twice the floats 0, 0.5, 1, 1.5, 2, 3, 4, 6
+# By the four bits of a float, of which the highest is the sign.
+MXFP4_CODES = (_ZERO + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
+_BIAS = 127  # of the stored exponents of scales
+
+
+@dataclass(frozen=True)
+class MXFP4:
+    """Scheme of a checkpoint (gpt-oss) whose experts are 4-bit floats (e2m1) in groups of 32 with a scale.
+
+    A scale is a power of two. Twice a float of e2m1 is an integer from -12 to 12. Loading keeps these integers as codes
+    of 5 bits, and half of the scale as their scale, so that the weights are exact. Two floats are a byte, the first one
+    in its low half.
+    """
+
+    name = "mxfp4"
+    ignored = MATCHES_NOTHING
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, _: Mapping[str, Any]) -> MXFP4:
+        """Ignore the entries of ``quantization_config``: tensor names show which matrices are quantized."""
+        return cls()
+
+    def weight(self, module: LinearModule) -> _Weight | None:
+        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
+        return _Weight(module) if module.experts else None
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """Matrix of an expert, in two tensors with those of all experts."""
+
+    module: LinearModule
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """Expected tensors in the checkpoint; a shape is that of all experts."""
+        _, name = self.module.name.rsplit(".", 1)
+        if self.module.inputs % _GROUP:
+            msg = f"{self.module.name}: expected a multiple of {_GROUP} inputs, found {self.module.inputs}"
+            raise CheckpointError(msg)
+        shape = self.module.experts, self.module.outputs, self.module.inputs // _GROUP
+        blocks = StoredTensor(((*shape, _GROUP // 2),), ("U8",))
+        return {f"{name}_blocks": blocks, f"{name}_scales": StoredTensor((shape,), ("U8",))}
+
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
+        """Return the weight of an expert, of which ``tensors`` has the blocks, then the scales."""
+        blocks, exponents = tensors.values()
+        pairs = blocks.reshape(len(codes), -1)
+        codes[:, 0::2], codes[:, 1::2] = MXFP4_CODES[pairs & 15], MXFP4_CODES[pairs >> 4]
+        return QuantizedMatrix(codes, mxfp4_scale(exponents), None, 5, _GROUP)
+
+
+def mxfp4_scale(exponents: Array) -> Array:
+    """Return the scales of codes, float32, by the stored exponents of their groups."""
+    return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - _BIAS).astype(FLOAT32)
