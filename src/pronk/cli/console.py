@@ -91,8 +91,8 @@ class TerminalOutput:
         self._err.print(Text(text, style=_DIM), soft_wrap=not self._err.is_terminal)
 
     def note(self, text: str) -> None:
-        """Print a notice, in yellow, on standard error."""
-        self._err.print(Text(text, style="yellow"))
+        """Print a notice as :meth:`say` does, but in yellow."""
+        self._err.print(Text(text, style="yellow"), soft_wrap=not self._err.is_terminal)
 
     def fits(self, table: Table) -> bool:
         """Return whether every cell of a table has a single line."""

@@ -21,6 +21,8 @@ def _with_converters(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
         if getattr(parameter, "_runtime_param", parameter) is None:
             parameter._runtime_param = _Converter(parameter.type_descriptor.annotation)  # noqa: SLF001
+        if parameter.name == "help":
+            parameter.metavar = ""  # typer shows <bool>
     return parameters
 
 
