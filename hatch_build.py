@@ -34,7 +34,7 @@ class KernelsHook(BuildHookInterface[Any]):
             library = Path(given)
         else:
             library = Path(self.root) / "src" / "pronk" / "kernels" / build.library_name()
-            sys.stderr.write("Compiling pronk's kernels (half a minute) ...\n")
+            sys.stderr.write("Compiling pronk's kernels (a minute or two) ...\n")
             try:
                 build.build(library, native=os.environ.get("PRONK_KERNELS") == "native")
             except build.BuildError as error:

@@ -1,14 +1,14 @@
 """Measure real models on public prompts: pronk's drafters and other engines on the same file, interleaved by prompt.
 
-    python benchmarks/real.py smollm2 --out benchmarks/results/2026-11-real-avx2
+    python benchmarks/real.py smollm2 --out benchmarks/results/2026-11-real-avx512
     python benchmarks/real.py smollm2 model.gguf --out FOLDER/NAME --minutes 60 --peer-python llama_cpp=/path/to/python
     python benchmarks/real.py --out FOLDER/NAME --show
 
 Each model is measured by ``pronk bench`` for at most ``--minutes`` in this call, on one prompt after the other of the
 suites in ``benchmarks/suites`` and of the files given by ``--prompts``. OUT.MODEL.trace.jsonl keeps every
 output; the same command continues after an interruption. OUT.json has one row for each model, method and group of
-prompts, with the processor and the date, also of models that were measured earlier; OUT.md and OUT.svg show it.
-``--show`` writes these two again. ``--readme README.md`` writes the main figures between two comments in that file.
+prompts, with the processor and the date, also of models that were measured earlier; OUT.md shows it. ``--show`` writes
+OUT.md again. ``python tools/docs/blocks.py`` draws the plot of the README and writes its table.
 
 Groups: *chat* are questions answered in free text (GSM8K, MT-Bench, …); *code* is code written from a description;
 *copy* are answers that repeat much of the prompt (code edits, summaries, JSON).
@@ -41,27 +41,10 @@ GROUPS = {
 DRAFTERS = ("auto", "suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
 PEERS = ("llama_cpp", "llama_cpp_prompt_lookup", "openvino", "openvino_prompt_lookup")
 TEMPERATURES = (0.0, 0.7)
-README_METHODS = {
-    PLAIN: "pronk, plain decoding",
-    "auto": "pronk, `auto`",
-    "llama_cpp": "llama.cpp",
-    "openvino": "OpenVINO GenAI",
-}
-README_HEADS = [
-    "model",
-    "engine",
-    "first token, s",
-    "tokens/s",
-    "after the first token",
-    "× plain: chat",
-    "code",
-    "copy",
-]
-README_COMMENTS = ("<!-- begin: python benchmarks/real.py --show --readme README.md --out {} -->", "<!-- end -->")
 
 
 def main() -> None:
-    """Measure the models, then write table and plot."""
+    """Measure the models, then write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="names, as in pronk pull, or files")
     parser.add_argument("--out", type=Path, required=True, help="path of the results, without a suffix")
@@ -73,10 +56,9 @@ def main() -> None:
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--show", action="store_true", help="measure nothing; show the results in OUT.json")
-    parser.add_argument("--readme", type=Path, help="file whose table of figures is written again")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    outputs = {suffix: given.out.parent / f"{given.out.name}.{suffix}" for suffix in ("json", "md", "svg")}
+    outputs = {suffix: given.out.parent / f"{given.out.name}.{suffix}" for suffix in ("json", "md")}
     rows = json.loads(outputs["json"].read_text()) if outputs["json"].is_file() else []
     if not given.show:
         prompts = given.out.parent / f"{given.out.name}.prompts.jsonl"
@@ -90,9 +72,6 @@ def main() -> None:
         parser.error(f"expected measurements in {outputs['json']}, found none; name a model, without --show")
     outputs["json"].write_text(json.dumps(rows, indent=1) + "\n")
     outputs["md"].write_text(markdown(rows))
-    plot(rows, outputs["svg"])
-    if given.readme is not None:
-        given.readme.write_text(with_table(given.readme.read_text(), rows, str(given.out)))
     print(markdown(rows))
 
 
@@ -229,24 +208,6 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def with_table(text: str, rows: Sequence[dict[str, Any]], out: str) -> str:
-    """Return a document whose part between :data:`README_COMMENTS` is the table of the main figures at T = 0."""
-    begin, end = README_COMMENTS[0].format(out), README_COMMENTS[1]
-    before, rest = text.split(begin)
-    lines = [f"| {' | '.join([*README_HEADS, 'same'])} |", "|---" * (len(README_HEADS) + 1) + "|"]
-    for model in dict.fromkeys(row["model"] for row in rows):
-        for method, name in README_METHODS.items():
-            groups = {r["group"]: r for r in rows if (r["model"], r["method"], r["temperature"]) == (model, method, 0)}
-            if groups.get("all", {}).get("prompts"):
-                row = groups["all"]
-                cells = [model, name, show(row["first_token"], 2), show(row["speed"], 1)]
-                cells.append(show(row["speed_after_first"], 1))
-                cells += [show(groups[group].get("speedup"), 2) for group in ("chat", "code", "copy")]
-                cells.append(f"{row['same']} of {row['prompts']}")
-                lines.append(f"| {' | '.join(cells)} |")
-    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.split(end, 1)[1]}"
-
-
 def count(rows: Sequence[dict[str, Any]], group: str) -> int:
     """Return the number of prompts of a group that plain decoding finished."""
     return max((row["prompts"] for row in rows if row["group"] == group and row["method"] == PLAIN), default=0)
@@ -276,35 +237,6 @@ def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
 def show(value: float | None, digits: int) -> str:
     """Return a number as text."""
     return "–" if value is None else f"{value:.{digits}f}"
-
-
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the speed of every method by group of prompts, relative to plain decoding, at temperature 0."""
-    import matplotlib as mpl  # noqa: PLC0415 - the only use
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "pronk"
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, axes = plt.subplots(len(models), 1, figsize=(9, 3.4 * len(models)), squeeze=False)
-    for axis, model in zip(axes[:, 0], models, strict=True):
-        mine = [r for r in rows if r["model"] == model and r["temperature"] == 0 and r["prompts"]]
-        methods = list(dict.fromkeys(r["method"] for r in mine))
-        for number, group in enumerate(("chat", "code", "copy")):
-            heights = {r["method"]: r["speedup"] for r in mine if r["group"] == group}
-            places = [i + 0.27 * (number - 1) for i in range(len(methods))]
-            bars = axis.bar(places, [heights.get(method, 0) for method in methods], width=0.25, label=group)
-            axis.bar_label(bars, fmt="%.2f", fontsize=6)
-        axis.axhline(1, color="black", linewidth=0.8)
-        names = ["plain" if m == PLAIN else m.replace("(", "\n(").replace("_prompt", "\n_prompt") for m in methods]
-        axis.set_xticks(range(len(methods)), names, fontsize=8)
-        axis.set_ylabel("× plain decoding")
-        axis.set_title(f"{model}, T = 0, prompt included, {mine[0]['processor']}, {mine[0]['date']}", fontsize=10)
-        axis.legend(fontsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

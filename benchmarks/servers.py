@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/servers.py "pronk 0.1.0=pronk.json" "another engine 1.2=other.json" --note "processor: …"
+    python benchmarks/servers.py "pronk 0.2.0=pronk.json" "another engine 1.2=other.json" --note "processor: …"
 """
 
 import argparse
@@ -53,8 +53,9 @@ def table(reports: Sequence[tuple[str, dict[str, Any]]], note: str) -> str:
     facts = []
     for label, report in reports:
         requests = f"{report['requests']} requests of up to {report['settings']['max_tokens']} tokens"
-        facts.append(f"{label}: `{report['model']}`, {report['date'][:10]}, {requests} in {report['seconds']:.0f} s")
-    lines += ["", "; ".join(facts) + f"; verified by pronk {reports[0][1]['pronk']}. {note}".rstrip(), ""]
+        how = f"{requests} in {report['seconds']:.0f} s, by pronk {report['pronk']}"
+        facts.append(f"{label}: `{report['model']}`, {report['date'][:10]}, {how}")
+    lines += ["", "; ".join(facts) + f". {note}".rstrip(), ""]
     lines += [line for label, report in reports for line in findings(label, report)]
     return "\n".join(lines)
 

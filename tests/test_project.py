@@ -1,4 +1,4 @@
-"""Rules of the project: public names, imports between layers, sizes, prose, README examples."""
+"""Rules of the project: public names, imports between layers, sizes, prose."""
 
 import ast
 import importlib
@@ -350,18 +350,3 @@ def test_constraints_pin_all_requirements() -> None:
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert names | {"build", "ziglang"} == set(pins)  # the two tools of `make wheels`
     assert pins["torch"] == "2.13.0"
-
-
-def test_readme_names_files_that_exist() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)\)", readme):
-        assert (ROOT / target).exists(), target
-    for target in re.findall(r"^make (\w+)", readme, re.MULTILINE):
-        assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
-
-
-def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    example, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {})
-    assert "tokens per forward pass of the model" in capsys.readouterr().out

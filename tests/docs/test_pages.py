@@ -107,7 +107,7 @@ def test_drafters_in_commands_can_be_made() -> None:
 def test_generated_blocks_are_up_to_date(tools: list[str]) -> None:
     blocks = importlib.import_module("blocks")
     advice = "run python tools/docs/blocks.py"
-    for path in (ROOT / "docs").rglob("*.md"):
+    for path in blocks.pages():
         text = path.read_text(encoding="utf-8")
         assert blocks.update(text) == text, f"{path.relative_to(ROOT)}: {advice}"
     for name, draw in blocks.PLOTS.items():

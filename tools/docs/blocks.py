@@ -2,9 +2,9 @@
 
     python tools/docs/blocks.py    # after a change of an option or of a result
 
-A block in ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and ``<!-- end -->``. The kinds are ``options``
-(of a drafter, from its class) and ``figures`` (of a drafter, from ``benchmarks/results``). The tests fail if a block or
-a plot is not up to date.
+A block in ``README.md`` and ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and ``<!-- end -->``. The
+kinds are ``options`` (of a drafter, from its class), ``figures`` (of a drafter, from ``benchmarks/results``) and
+``speedups`` (of a drafter, by model, from the same). The tests fail if a block or a plot is not up to date.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from plots import PLOTS
+from plots import PLOTS, REAL, REAL_ELSEWHERE, real_rows
 
 from pronk.drafters import REGISTRY
 
-__all__ = ["ROOT", "update"]
+__all__ = ["ROOT", "pages", "update"]
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
-REAL = "2026-11-real-avx2"
-_BLOCK = re.compile(r"(<!-- begin: (options|figures) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- begin: (options|figures|speedups) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
@@ -96,21 +95,42 @@ def _describe_training(row: dict[str, Any]) -> str:
 
 
 def _real_models(name: str) -> Iterator[str]:
-    rows = json.loads((RESULTS / f"{REAL}.json").read_text(encoding="utf-8"))
-    found: dict[tuple[str, float], dict[str, float]] = {}
-    for row in rows:
-        if re.match(r"\w*", row["method"])[0] == name and "speedup" in row:  # type: ignore[index]
-            found.setdefault((row["model"], row["temperature"]), {})[row["group"]] = row["speedup"]
-    if not found:
-        return
-    yield (
-        "Speed relative to plain decoding, the time of the prompt included, by kind of answer: free text, code, and "
-        f"answers that repeat their prompt; AVX2, two threads, `python benchmarks/real.py MODEL` "
-        f"([all columns](../../benchmarks/results/{REAL}.md))."
+    for result in (REAL, REAL_ELSEWHERE):
+        rows = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
+        found: dict[tuple[str, float], dict[str, float]] = {}
+        for row in rows:
+            if re.match(r"\w*", row["method"])[0] == name and "speedup" in row:  # type: ignore[index]
+                found.setdefault((row["model"], row["temperature"]), {})[row["group"]] = row["speedup"]
+        if found:
+            yield (
+                "Speed relative to plain decoding, the time of the prompt included, by kind of answer: free text, "
+                f"code, and answers that repeat their prompt; {_describe_machine(rows[0])}, "
+                f"`python benchmarks/real.py MODEL --out OUT` ([all columns](../../benchmarks/results/{result}.md))."
+            )
+            groups = ("chat", "code", "copy", "all")
+            values = [[*key, *(f"{cell[g]:.2f}" if g in cell else "" for g in groups)] for key, cell in found.items()]
+            yield table(["model", "T", "free text", "code", "copy", "all"], values)
+
+
+def _describe_machine(row: dict[str, Any]) -> str:
+    return f"{row['processor']}, {row['threads']} threads, kernels {row['kernels']}, {row['date']}"
+
+
+def speedups(name: str) -> str:
+    """Return machine and command of the measured real models, and how much faster a drafter is than other ways."""
+    models, groups = real_rows(RESULTS), [real_rows(RESULTS, group) for group in ("chat", "code", "copy", "all")]
+    head = ["model", "× plain: free text", "code", "copy", "all", "after the first token", "× llama.cpp", "× OpenVINO"]
+    lines = []
+    for model, rows in models.items():
+        peers = [rows[peer] for peer in ("llama_cpp", "openvino")]
+        cells = [group[model][name].get("speedup") for group in groups]
+        cells += [rows[name]["speedup_after_first"]]
+        cells += [rows[name]["speed"] / peer["speed"] if peer["prompts"] else None for peer in peers]
+        lines.append([model, *("–" if cell is None else f"{cell:.2f}" for cell in cells)])
+    return (
+        f"*{_describe_machine(next(iter(models.values()))[name])}: `python benchmarks/real.py {' '.join(models)} "
+        f"--prompts spec_bench.jsonl --out OUT` ([all columns](benchmarks/results/{REAL}.md)).*\n\n{table(head, lines)}"
     )
-    groups = ("chat", "code", "copy", "all")
-    values = [[*key, *(f"{cell[g]:.2f}" if g in cell else "" for g in groups)] for key, cell in found.items()]
-    yield table(["model", "T", "free text", "code", "copy", "all"], values)
 
 
 def table(head: list[str], rows: list[list[Any]]) -> str:
@@ -119,14 +139,19 @@ def table(head: list[str], rows: list[list[Any]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
+def pages() -> list[Path]:
+    """Return the pages that may have blocks."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def update(text: str) -> str:
     """Return the text of a page with all blocks up to date."""
-    kinds = {"options": options, "figures": figures}
+    kinds = {"options": options, "figures": figures, "speedups": speedups}
     return _BLOCK.sub(lambda match: f"{match[1]}{kinds[match[2]](match[3])}\n{match[4]}", text)
 
 
 def main() -> None:
-    for path in sorted((ROOT / "docs").rglob("*.md")):
+    for path in pages():
         old = path.read_text(encoding="utf-8")
         if (new := update(old)) != old:
             path.write_text(new, encoding="utf-8")

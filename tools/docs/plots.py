@@ -10,10 +10,17 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-__all__ = ["PLOTS"]
+__all__ = ["PLOTS", "REAL", "REAL_ELSEWHERE", "real_rows"]
 
+REAL, REAL_ELSEWHERE = "2026-11-real-avx512", "2026-11-real-avx2"  # measured by benchmarks/real.py
+ENGINES = {
+    "auto": "pronk, auto",
+    "autoregressive": "pronk, plain decoding",
+    "llama_cpp": "llama.cpp",
+    "openvino": "OpenVINO GenAI",
+}
 WIDTH, LABEL, RIGHT, BAR, PAD = 720, 190, 60, 13, 10  # pixels; LABEL is the room for names on the left
-COLOURS = ("#2f6feb", "#8bb4f8", "#b6bec8")
+COLOURS = ("#2f6feb", "#8bb4f8", "#b6bec8", "#d0d7de")
 STYLE = """\
 .paper { fill: #fff }
 text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -59,14 +66,47 @@ def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) 
                 parts.append(f'<rect x="{LABEL}" y="{place}" width="{width:.1f}" height="{BAR - 2}" fill="{fill}"/>')
                 x = LABEL + width + 5
                 parts.append(f'<text class="value" x="{x:.1f}" y="{place + BAR - 3}">{value:.2f}</text>')
-    parts.append(f'<text class="note" x="12" y="{bottom + 38}">{escape(note)}</text>')
-    height = bottom + 50
+    return svg([*parts, f'<text class="note" x="12" y="{bottom + 38}">{escape(note)}</text>'], bottom + 50)
+
+
+def svg(parts: Sequence[str], height: int) -> str:
+    """Return a file with the elements on white paper, which is legible beside light and dark text."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img">\n<style>\n{STYLE}</style>\n<rect class="paper" width="100%" height="100%" rx="8"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )
+
+
+def real_rows(results: Path, group: str = "all") -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the greedy rows of :data:`REAL` for a group of prompts, by model, fastest first, and by method."""
+    rows = json.loads((results / f"{REAL}.json").read_text(encoding="utf-8"))
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if (row["group"], row["temperature"]) == (group, 0.0):
+            found.setdefault(row["model"], {})[row["method"]] = row
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]["auto"]["speed"]))
+
+
+def real(results: Path) -> str:
+    """Tokens per second of engines on real models, and the number of outputs that equal those of plain decoding."""
+    top, bar = 32, 18
+    title = "Tokens per second, prompt included, and outputs identical to plain decoding"
+    parts = [f'<text class="title" x="12" y="22">{title}</text>']
+    for model, rows in real_rows(results).items():
+        scale = (WIDTH - LABEL - 200) / max(rows[method].get("speed", 0) for method in ENGINES)  # of this model
+        parts.append(f'<text class="title" x="12" y="{top + 16}">{escape(model)}</text>')
+        for number, (method, name) in enumerate(ENGINES.items()):
+            row, y = rows[method], top + 24 + bar * number
+            width, text = scale * row.get("speed", 0), "cannot read this file"
+            if row["prompts"]:
+                text = f"{row['speed']:.3g} tokens/s, {row['same']} of {row['prompts']} identical"
+            parts.append(f'<text x="{LABEL - 10}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
+            parts.append(f'<rect x="{LABEL}" y="{y}" width="{width:.1f}" height="{bar - 3}" fill="{COLOURS[number]}"/>')
+            parts.append(f'<text class="value" x="{LABEL + width + 5:.1f}" y="{y + 12}">{text}</text>')
+        top += 24 + bar * len(ENGINES) + 8
+    return svg(parts, top + 4)
 
 
 def methods(results: Path) -> str:
@@ -110,4 +150,9 @@ def mean(cell: dict[str, Any]) -> float:
     return geometric_mean(row["auto over plain"][0] for row in cell["rows"])
 
 
-PLOTS: dict[str, Callable[[Path], str]] = {"methods.svg": methods, "policy.svg": policy, "models.svg": models}
+PLOTS: dict[str, Callable[[Path], str]] = {
+    "real.svg": real,
+    "methods.svg": methods,
+    "policy.svg": policy,
+    "models.svg": models,
+}

@@ -33,6 +33,7 @@ __all__ = ["TerminalOutput", "prepare", "stats_line"]
 _DRAFTED = Style(color="green")
 _DIM = Style(dim=True)
 _PLAIN = Style()
+_UNLIMITED = 4096  # characters of a line of a table that is not wrapped
 # For str.translate: every control character except tab and newline becomes U+FFFD.
 _CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
@@ -45,6 +46,8 @@ class TerminalOutput:
             if hasattr(stream, "reconfigure"):  # print ? for characters that its encoding lacks
                 stream.reconfigure(errors="replace")
         self._out = Console(highlight=False, soft_wrap=True)
+        if not self._out.is_terminal:  # a table in a file or a pipe is searched, so its rows are single lines
+            self._out.width = _UNLIMITED
         self._err = Console(highlight=False, soft_wrap=True, stderr=True)
         self._stats = self._err.is_terminal if stats is None else stats
         self.color_drafts = color_drafts
@@ -88,8 +91,13 @@ class TerminalOutput:
         self._err.print(Text(text, style=_DIM), soft_wrap=not self._err.is_terminal)
 
     def note(self, text: str) -> None:
-        """Print a notice, in yellow, on standard error."""
-        self._err.print(Text(text, style="yellow"))
+        """Print a notice as :meth:`say` does, but in yellow."""
+        self._err.print(Text(text, style="yellow"), soft_wrap=not self._err.is_terminal)
+
+    def fits(self, table: Table) -> bool:
+        """Return whether every cell of a table has a single line."""
+        unlimited = self._out.options.update(width=_UNLIMITED)
+        return self._out.measure(table, options=unlimited).maximum <= self._out.width
 
     def result(self, part: Table | Text) -> None:
         """Print a table or text of the command's result on standard output."""

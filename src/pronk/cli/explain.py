@@ -83,6 +83,10 @@ def explain(
         typer.echo(json.dumps(_to_dict(explanation), ensure_ascii=False))
         return
     screen.result(_table(explanation, llm.tokenizer))
+    if screen.interactive:
+        screen.say(
+            "drafted: proposed > verified > accepted · gain / cost: tokens / time, in plain steps · green: accepted"
+        )
     screen.result(Text(explanation.summary))
 
 

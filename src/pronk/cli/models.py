@@ -83,13 +83,16 @@ def list_models(
     """
     from pronk.cli.console import TerminalOutput
 
-    rows = _known_rows() if known else _cached_rows()
+    screen, rows = TerminalOutput(), _known_rows() if known else _cached_rows()
     if as_json:
         typer.echo(json.dumps(rows, ensure_ascii=False))
     elif rows:
-        TerminalOutput().result(_table([{key: row[key] for key in row if key != "path"} for row in rows]))
+        shown = [{key: value for key, value in row.items() if key not in ("path", "source")} for row in rows]
+        if not screen.fits(_table(shown)):  # --json has the repositories, too
+            shown = [{key: value for key, value in row.items() if key != "repository"} for row in shown]
+        screen.result(_table(shown))
     else:
-        TerminalOutput().note("no model on this machine; pronk pull smollm2 downloads one, pronk list --known has more")
+        screen.note("no model on this machine; pronk pull smollm2 downloads one, pronk list --known has more")
 
 
 def _known_rows() -> "list[dict[str, str]]":
@@ -100,9 +103,11 @@ def _known_rows() -> "list[dict[str, str]]":
         {
             "name": known.name,
             "parameters": known.parameters,
+            "weights": known.model.quantization or known.model.file.split(".")[-2],
             "license": known.license,
-            "source": str(known.model),
             "here": "yes" if find_cached(known.model) else "",
+            "source": str(known.model),
+            "repository": known.model.repo,
         }
         for known in known_models().values()
     ]

@@ -25,6 +25,8 @@ class _PlainParams:
         for parameter in parameters:
             if getattr(parameter, "_runtime_param", parameter) is None:
                 parameter._runtime_param = _Converter(parameter.type_descriptor.annotation)  # noqa: SLF001
+            if parameter.name == "help":
+                parameter.metavar = ""  # typer shows <bool>
         return parameters
 
 
