@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from pronk.errors import OptionError, OverloadedError
 
-__all__ = ["AdmissionLimit"]
-
 
 class AdmissionLimit:
     """Thread-safe counter of samples in progress; it never exceeds ``limit``."""

@@ -15,24 +15,6 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-__all__ = [
-    "BFLOAT16",
-    "DTYPES",
-    "FLOAT8",
-    "FLOAT16",
-    "FLOAT32",
-    "INT8",
-    "UINT8",
-    "Array",
-    "DType",
-    "MemoryPool",
-    "as_bytes",
-    "is_finite",
-    "largest_number",
-    "mapped_zeros",
-    "split_rows",
-]
-
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # comments and docstrings state shape and data type
 DType: TypeAlias = np.dtype[Any]
 

@@ -31,8 +31,6 @@ from pronk.llm import LLM, Prompt
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["AsyncLLM", "EngineLoad"]
-
 
 class EngineLoad(NamedTuple):
     """Current load of an engine."""

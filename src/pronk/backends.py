@@ -16,8 +16,6 @@ from pronk.models.kernels import load_kernels
 if TYPE_CHECKING:
     from pronk.torch_backend.backend import TorchBackend
 
-__all__ = ["choose_backend", "open_torch"]
-
 
 def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType) -> Backend:
     """Return the backend for a model.

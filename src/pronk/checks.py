@@ -13,8 +13,6 @@ from math import inf
 
 from pronk.errors import OptionError, PronkError
 
-__all__ = ["check_choice", "check_flag", "check_integer", "check_number", "check_path", "require_extra"]
-
 
 def check_integer(
     name: str, value: object, low: int, high: int | None = None, *, error: type[PronkError] = OptionError

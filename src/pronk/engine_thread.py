@@ -16,8 +16,6 @@ from pronk.engine.request import Request
 from pronk.errors import ClosedError
 from pronk.outputs import Piece
 
-__all__ = ["EngineThread", "PendingRequests"]
-
 _log = logging.getLogger(__name__)
 _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 

@@ -5,22 +5,6 @@ Each message is one line: ``expected …, found …; do …``.
 
 from __future__ import annotations
 
-__all__ = [
-    "CacheFullError",
-    "CheckpointError",
-    "ClosedError",
-    "ConfigError",
-    "ConnectionLostError",
-    "DeadlineError",
-    "GuideError",
-    "OptionError",
-    "OverloadedError",
-    "PromptError",
-    "PronkError",
-    "ResumeError",
-    "TokenizerError",
-]
-
 
 class PronkError(Exception):
     """Base of every error that pronk raises on purpose."""

@@ -15,8 +15,6 @@ from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.regret import Regret
 
-__all__ = ["Explanation", "SourceShare", "explain"]
-
 
 @dataclass(frozen=True)
 class SourceShare:

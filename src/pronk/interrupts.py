@@ -20,8 +20,6 @@ import threading
 from types import FrameType
 from typing import Any
 
-__all__ = ["interruptible", "is_interrupt_pending", "uninterrupted"]
-
 
 class _Guard:
     """A SIGINT handler that defers signals while ``depth`` is above 0.

@@ -28,8 +28,6 @@ from pronk.speculation.acceptance_stats import AcceptanceFile
 from pronk.tokenization.chat.messages import Messages, TemplateOptions, Tools
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Prompt"]
-
 Prompt = str | list[int]
 
 

@@ -19,8 +19,6 @@ from pronk.sampling.params import SamplingParams
 from pronk.tokenization.chat.messages import thinking_options
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["CATEGORIES", "MODERATION_TEMPLATE", "ModerationPrompt"]
-
 # Category to its description: the categories of section 5.2, and a last category for acceptable texts.
 CATEGORIES = {
     "illegal": "illegal activities, such as terrorism, child abuse or fraud",

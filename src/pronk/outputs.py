@@ -11,8 +11,6 @@ from typing import Any
 from pronk.engine.request import FinishReason, Request, Token
 from pronk.engine.stats import Stats
 
-__all__ = ["Choice", "Completion", "Piece"]
-
 
 @dataclass(frozen=True)
 class Completion:

@@ -25,8 +25,6 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["ScriptedProposer", "assert_lossless", "byte_tokenizer", "tiny_checkpoint"]
-
 _TOKENIZER_TEXTS = (
     "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / len(values)\n",
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps in the sun.",

@@ -12,8 +12,6 @@ from typing import Any
 
 from pronk.bench.records import PLAIN, Model, Start
 
-__all__ = ["ALL", "SOUND", "Document", "Failure", "Figures", "Latency", "ModelResult", "PassCost", "Range", "Split"]
-
 # Names of two aggregates over all tasks: all prompts, and all prompts on which plain decoding does not end in a loop.
 ALL = "all"
 SOUND = "sound"

@@ -38,8 +38,6 @@ from pronk.bench.records import (
 )
 from pronk.engine.stats import Stats, StepStats
 
-__all__ = ["make_figures", "summarize"]
-
 # An output is a loop if a larger share of its 4-grams repeats earlier ones; natural text and code stay below this.
 _LOOP_THRESHOLD = 0.5
 

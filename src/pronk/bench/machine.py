@@ -19,8 +19,6 @@ from pronk.kernels.threads import num_threads
 from pronk.kv_cache.budget import machine_memory
 from pronk.models.backend import Backend
 
-__all__ = ["BandwidthMeter", "PeakMemory", "describe_hardware", "versions"]
-
 _PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
 
 _BUFFER_BYTES = 2**30  # larger than the caches of today's processors

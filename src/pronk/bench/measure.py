@@ -28,8 +28,6 @@ from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.verification.plain_decoding import rounding, score_next
 
-__all__ = ["Bench", "Options", "find_divergence"]
-
 _WARM_UP_TOKENS = 8  # number of tokens that each method generates before the first measurement
 _REFILL_TOKENS = 64  # length of the prompt whose decoding refills the CPU caches
 

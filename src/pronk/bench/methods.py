@@ -16,8 +16,6 @@ from pronk.engine.request_factory import stop_ids_with_eos
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["DrafterMethod", "Item", "Method", "PeerMethod"]
-
 
 @dataclass(frozen=True)
 class Item:

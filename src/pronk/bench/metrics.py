@@ -21,8 +21,6 @@ from collections.abc import Sequence
 
 from pronk.checks import check_integer, check_number
 
-__all__ = ["ctar_curve", "expected_speedup", "expected_tokens", "inter_token_latencies", "repeated_ngrams", "spread"]
-
 
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Return ``(1 - α^(γ+1)) / (1 - α)``, the expected tokens per step of a chain (Lookahead, equation 4).

@@ -21,8 +21,6 @@ from pronk.files.json_lines import read_json_lines
 from pronk.llm import LLM
 from pronk.moderation import CATEGORIES, ModerationPrompt
 
-__all__ = ["Case", "Counts", "ModerationResult", "evaluate", "read_cases"]
-
 _BATCH = 64  # texts whose prompts are in memory at a time
 _NAMES = tuple(CATEGORIES)[:-1]  # without the last category, for acceptable texts
 

@@ -18,8 +18,6 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:  # imports the engine, which would delay the message about a wrong path
     from pronk.bench.records import Record
 
-__all__ = ["STDOUT", "Outputs"]
-
 STDOUT = Path("-")
 
 

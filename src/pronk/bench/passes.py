@@ -12,8 +12,6 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["ROWS", "pass_times"]
-
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 _ROUNDS = 3  # default number of rounds over all numbers of rows

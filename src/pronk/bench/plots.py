@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from pronk.engine.decision_trace import Decision
 
-__all__ = ["Plot", "draw_plots", "draw_steps"]
-
 _SETTINGS: dict[str, Any] = {
     "axes.grid": True,
     "axes.axisbelow": True,

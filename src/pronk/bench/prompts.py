@@ -28,18 +28,6 @@ from pronk.files.json_lines import read_json_lines
 if TYPE_CHECKING:  # at run time, pronk.llm would load the engine
     from pronk.llm import LLM
 
-__all__ = [
-    "BUILTIN_SUITE",
-    "Prompt",
-    "builtin_prompts",
-    "drop_middle",
-    "encode",
-    "group_by_task",
-    "load_prompts",
-    "load_suite",
-    "load_tasks",
-]
-
 BUILTIN_SUITE = "sample"
 
 _ROLES = ("system", "user", "assistant")

@@ -18,25 +18,6 @@ from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 from pronk.files.json_lines import read_json_lines
 
-__all__ = [
-    "FORMAT",
-    "PLAIN",
-    "Bandwidth",
-    "DivergenceRecord",
-    "End",
-    "Finished",
-    "Model",
-    "PassTime",
-    "PeerRecord",
-    "Record",
-    "Sample",
-    "Skip",
-    "Start",
-    "Trace",
-    "read_trace",
-    "write_trace",
-]
-
 FORMAT = "pronk-bench/2"
 
 # Name of plain decoding, the method with which all other methods are compared.

@@ -12,8 +12,6 @@ from rich.text import Text
 from pronk.bench.document import Document, ModelResult
 from pronk.bench.tables import Table, cost_table, describe, explain, failures, inflation_note, speed_table
 
-__all__ = ["show", "to_markdown"]
-
 _INTERRUPTED = "Interrupted: the figures are over the prompts that were measured until then."
 _MAX_ENTRIES = 5  # maximum length of a list of skipped prompts or of failures
 

@@ -16,8 +16,6 @@ from pronk.checks import require_extra
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
-__all__ = ["check_report", "write_report"]
-
 
 def write_report(document: Document, folder: Path) -> Path:
     """Write ``folder/index.html`` atomically and return its path; create the folder if it is missing.

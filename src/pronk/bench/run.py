@@ -39,8 +39,6 @@ from pronk.models.checkpoint import read_json
 from pronk.models.weights import count_parameters, forward_weights
 from pronk.quantization.gguf.checkpoint import is_gguf
 
-__all__ = ["Plan", "Progress", "check", "remaining", "resumable_records", "run"]
-
 Progress = Callable[[str, int, int], None]
 
 # Options that may differ when a benchmark is continued.

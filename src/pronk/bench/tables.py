@@ -7,18 +7,6 @@ from dataclasses import dataclass
 
 from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult, Range
 
-__all__ = [
-    "Table",
-    "cost_table",
-    "describe",
-    "explain",
-    "failures",
-    "inflation_note",
-    "speed_table",
-    "task_name",
-    "temperature_name",
-]
-
 _MISSING = "–"
 _NOISE = 0.95  # ratio to the time of one row below which the times of forward passes count as noise
 

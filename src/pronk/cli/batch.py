@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
     from pronk.server.batch import BatchOutput
 
-__all__ = ["batch"]
-
 
 @shares(load=model_options, options=model_options, replication=replica_options)
 def batch(

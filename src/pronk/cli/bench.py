@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pronk.bench.run import Plan
     from pronk.llm import LLM
 
-__all__ = ["bench"]
-
 _DEFAULT_DRAFTERS = ["auto"]  # a list, as typer requires; never modified
 # The options that may be given with --replay; and with --moderation, besides those of the model.
 _REPLAY_OPTIONS = ("replay", "as_json", "markdown", "report")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
     from pronk.sampling.params import SamplingParams
 
-__all__ = ["TerminalOutput", "prepare", "stats_line"]
-
 _DRAFTED = Style(color="green")
 _DIM = Style(dim=True)
 _PLAIN = Style()

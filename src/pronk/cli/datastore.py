@@ -14,8 +14,6 @@ from pronk.corpus.sources import SourceSpec, read_source, spec_of
 if TYPE_CHECKING:
     from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
 
 _GZIP_RATIO = 3  # assumed size of a text / size of its .gz file, for the progress bar

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pronk.sampling.params import SamplingParams
     from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["explain"]
-
 
 # Each parameter in this call receives a function that has the options of the command line filled in.
 @shares(

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pronk.outputs import Completion, Piece
     from pronk.sampling.params import SamplingParams
 
-__all__ = ["chat", "generate"]
-
 _stats = partial(typer.Option, metavar="", show_default="on a terminal")
 _COLOR_DRAFTS = typer.Option(metavar="", help="Colour the accepted draft tokens.")
 

@@ -18,8 +18,6 @@ from pronk.cli.plain_options import PlainCommand, PlainGroup
 from pronk.cli.progress import INTERRUPTED
 from pronk.errors import PronkError
 
-__all__ = ["app", "main"]
-
 _TRACEBACK = "--traceback"
 
 # Commands in the order of ``--help``: module in pronk.cli and name in it, and the first line of the help text.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pronk.hub.names import HubModel, KnownModel
     from pronk.hub.resolve import Pair
 
-__all__ = ["list_models", "pull", "remove"]
-
 _NAME = typer.Argument(help="smollm2, owner/name, owner/name:Q4_K_M, owner/name/file.gguf", show_default=False)
 
 

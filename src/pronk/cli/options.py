@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
     from pronk.sampling.params import SamplingParams
 
-__all__ = [
-    "Progress",
-    "given_options",
-    "model_options",
-    "one_model",
-    "panel",
-    "sampling_params",
-    "shares",
-]
-
 Progress = Callable[[int, int], None]
 
 

@@ -9,8 +9,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["INTERRUPTED", "Status", "interruptible", "status_bar"]
-
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 # Function that updates a progress bar: label, finished units of work, all units of work (0 if unknown).

@@ -13,8 +13,6 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:
     from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint
 
-__all__ = ["quantize"]
-
 _PLAIN_BITS = 16  # of a head that is exported
 
 

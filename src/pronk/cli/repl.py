@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pronk.tokenization.chat.answers import Part
     from pronk.tokenization.chat.messages import TemplateOptions
 
-__all__ = ["ChatSession"]
-
 Message = dict[str, str]
 
 _QUOTES = '"""'  # begins and ends a message of several lines

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pronk.replicas.cluster import ReplicaPlan
     from pronk.replicas.dispatcher import Dispatcher
 
-__all__ = ["ReplicaOptions", "replica_options"]
-
 _replica_option = panel("Replicas")
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pronk.server.model_pool import ModelPool
     from pronk.server.settings import ServerSettings
 
-__all__ = ["SERVER_MODULES", "serve"]
-
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _MEMORY_FRACTION = 0.75  # share of the machine's memory that several models may use by default
 _ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them

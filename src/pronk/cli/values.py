@@ -13,8 +13,6 @@ from pronk.errors import OptionError, PromptError
 if TYPE_CHECKING:
     from pronk.sampling.guide import Guide
 
-__all__ = ["only_adapter", "parse_adapters", "parse_bias", "read_guide", "read_prompt", "read_text"]
-
 
 def read_guide(
     json_schema: str | None = None,

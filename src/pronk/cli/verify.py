@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pronk.verification import VerifyReport
     from pronk.verification.remote import RemoteReport, RemoteServer, RemoteSettings
 
-__all__ = ["verify"]
-
 _EXIT_NOT_VERIFIED, _EXIT_NOT_TESTED = 1, 2
 _NUM_SAMPLE_PROMPTS = 8  # number of prompts of the sample suite without --limit
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Autoregressive"]
-
 
 @dataclass(frozen=True)
 class Autoregressive(Proposer[None]):

@@ -11,8 +11,6 @@ from pronk.errors import OptionError
 from pronk.speculation.proposer import Drafter, Proposer, bind_proposer
 from pronk.speculation.target import Target
 
-__all__ = ["ProposerCache"]
-
 _MAX_WITHOUT_MODEL = 64  # maximum number of cached proposers without a draft model
 _MAX_WITH_MODEL = 4  # maximum number of cached proposers with a draft model, which takes memory from the KV cache
 

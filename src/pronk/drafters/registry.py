@@ -18,8 +18,6 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:
     from pronk.speculation.proposer import Drafter
 
-__all__ = ["DRAFTERS", "REGISTRY", "class_modules", "make_drafter"]
-
 # Maps drafter names to "module:class"; module names omit the leading "pronk.".
 DRAFTERS: dict[str, str] = {
     "autoregressive": "drafters.autoregressive:Autoregressive",

@@ -11,8 +11,6 @@ from pronk.speculation.policy import SourceReport
 from pronk.speculation.proposer import Outcome
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Decision", "DecisionTrace"]
-
 
 @dataclass(frozen=True)
 class Decision:

@@ -10,8 +10,6 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.cost_model import CostModel
 
-__all__ = ["DiskReads"]
-
 
 @dataclass
 class DiskReads:

@@ -39,8 +39,6 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Engine"]
-
 
 class Engine:
     """Decodes many requests together, one forward pass per step; thread-safe."""

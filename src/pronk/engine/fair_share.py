@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["FairShare"]
-
 # Counter increments for a prompt token and for a generated token, as in the paper.
 _PER_PROMPT_TOKEN, _PER_GENERATED_TOKEN = 1, 2
 

@@ -28,8 +28,6 @@ from pronk.speculation.proposer import Drafter
 if TYPE_CHECKING:
     from pronk.parallel.processes import WorkerGroup
 
-__all__ = ["EngineSource", "LoadedEngine", "load_engine", "prefill_size"]
-
 
 class EngineSource(NamedTuple):
     """A model to load: its files, config, backend, adapters and default drafter."""

@@ -14,8 +14,6 @@ from pronk.sampling.sampler import token_logprobs
 from pronk.sampling.verify import VerifiedPath
 from pronk.speculation.proposer import Outcome
 
-__all__ = ["OutputProcessor"]
-
 _GUIDE = "guide"  # ``Token.source`` of tokens that a guide forces, so that no forward pass has to choose them
 
 

@@ -17,8 +17,6 @@ from pronk.arrays import Array, is_finite
 from pronk.checks import check_choice, check_integer
 from pronk.errors import PronkError
 
-__all__ = ["EmbeddingOptions", "HiddenPooler", "Pooling"]
-
 Pooling = Literal["mean", "last"]
 
 

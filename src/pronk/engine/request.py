@@ -19,8 +19,6 @@ from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import Capabilities, Proposer
 from pronk.tokenization.stream import TextStream
 
-__all__ = ["AdmissionRefusal", "FinishReason", "Request", "Token"]
-
 FinishReason = Literal["stop", "length"]
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pronk.drafters.combined.grammar import GrammarProposer
     from pronk.structured.grammars import Grammars
 
-__all__ = ["RequestFactory", "stop_ids_with_eos"]
-
 
 class RequestFactory:
     """Checks prompts and options against one model and creates requests."""

@@ -19,8 +19,6 @@ from pronk.sampling.stateless import Logits
 from pronk.sampling.verify import VerifiedPath, verify_tree
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["RequestStep", "VerifiedStep", "plan_step", "verify"]
-
 
 class RequestStep(NamedTuple):
     """One request's rows in the forward pass of a step."""

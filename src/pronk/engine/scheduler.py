@@ -29,8 +29,6 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.cost_model import CostModel
 
-__all__ = ["ScheduledRequest", "Scheduler"]
-
 # The *reserve* is the fraction of the running requests' future blocks that is kept free, 0..1. It is increased by 1/8
 # after each preemption for lack of blocks, and multiplied by 0.99 in each step.
 _RESERVE_INCREASE, _RESERVE_DECAY = 1 / 8, 0.99

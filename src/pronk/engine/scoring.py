@@ -17,8 +17,6 @@ from pronk.sampling.sampler import NotFiniteError, log_probs
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["score"]
-
 Tokens = tuple[int, ...]
 
 

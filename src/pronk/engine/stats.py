@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from pronk.errors import PronkError
 from pronk.speculation.regret import Regret
 
-__all__ = ["GainStats", "SourceStats", "Stats", "StepStats"]
-
 _NUM_BINS = 10  # number of bins in ``Stats.gain_stats``
 _JSON_KEYS = (
     "prompt_tokens generated_tokens preemptions cached_tokens disk_tokens target_steps step_compression drafted "

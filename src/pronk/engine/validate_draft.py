@@ -15,8 +15,6 @@ from pronk.sampling.grammar_pruning import prune
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["validate_draft"]
-
 _TOLERANCE = 1e-3  # allowed difference between 1 and the sum of a distribution, for float32 rounding
 
 

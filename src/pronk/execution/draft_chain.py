@@ -11,9 +11,8 @@ from pronk.kernels.structures import OnToken
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
-from pronk.sampling.sampler import DraftIds, DraftToken, Sampler
-
-__all__ = ["draft_chain"]
+from pronk.sampling.draft_token import DraftIds, DraftToken
+from pronk.sampling.sampler import Sampler
 
 
 def draft_chain(

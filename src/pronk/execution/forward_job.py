@@ -10,8 +10,6 @@ from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.stateless import StatelessSampler
 
-__all__ = ["Executor", "ForwardJob", "LayerRange"]
-
 
 class ForwardJob(NamedTuple):
     """One request's input to a forward pass."""

@@ -15,9 +15,8 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.program import FIRST_CROSS_ROPE, CrossAttentionSource, Program
 from pronk.models.program_rows import ProgramRows
-from pronk.sampling.sampler import DraftToken, Sampler
-
-__all__ = ["LayerExecutor"]
+from pronk.sampling.draft_token import DraftToken
+from pronk.sampling.sampler import Sampler
 
 
 class LayerExecutor:

@@ -26,12 +26,11 @@ from pronk.models.decoder import Decoder
 from pronk.models.program import CrossAttentionSource, Program
 from pronk.models.program_rows import ProgramRows
 from pronk.models.weights import expert_costs
-from pronk.sampling.sampler import DraftToken, Sampler
+from pronk.sampling.draft_token import DraftToken
+from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["CrossAttentionSource", "ForwardJob", "ForwardResult", "JobResult", "ModelRunner"]
 
 # The first forward pass of a draft chain has one row per uncached token, and each later pass has one row. If the first
 # has at most 4 rows, the mean duration of these passes is recorded as the cost of a pass of one row.

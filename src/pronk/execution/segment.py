@@ -12,8 +12,6 @@ from typing import NamedTuple
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["EarlyRows", "EarlyTokens", "Segment"]
-
 
 class EarlyTokens(NamedTuple):
     """Tokens of a request whose first layers a drafter has computed in this step."""

@@ -13,8 +13,6 @@ from pronk.arrays import FLOAT32, Array
 from pronk.kernels.structures import CAdapter
 from pronk.kernels.weights import PackedMatrix, pack
 
-__all__ = ["LowRank", "PackedAdapter", "pack_adapter"]
-
 
 class LowRank(NamedTuple):
     """An adapter of adjacent outputs of a matrix: adds ``(x downᵀ) upᵀ`` to them."""

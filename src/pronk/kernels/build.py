@@ -19,8 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SOURCES", "BuildError", "BuildTarget", "build", "find_compiler", "library_name", "suffix_library"]
-
 SOURCES = Path(__file__).parent / "csrc"
 
 # -ffp-contract=off: fused multiply-add only where the source has it, so that results do not depend on the compiler.

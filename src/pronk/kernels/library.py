@@ -23,20 +23,6 @@ from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
-__all__ = [
-    "CHOICES",
-    "CODED_TYPES",
-    "INSTRUCTION_SETS",
-    "SUPER_BLOCK_TYPES",
-    "TYPES",
-    "Kernels",
-    "KernelsError",
-    "candidates",
-    "installed_library",
-    "load_library",
-    "open_library",
-]
-
 VERSION = 12  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all earlier ones.

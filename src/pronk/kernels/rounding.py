@@ -17,8 +17,6 @@ from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.threads import num_threads
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
-__all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
-
 # Default number of weights per scale, by bits of a code. Smaller groups need more memory and gain little accuracy.
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 

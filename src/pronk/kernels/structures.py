@@ -9,21 +9,6 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-__all__ = [
-    "NUM_ROPE_TABLES",
-    "STRUCTURES",
-    "CAdapter",
-    "CBlocks",
-    "CDraftChain",
-    "CForward",
-    "COp",
-    "CSegment",
-    "CWeights",
-    "OnToken",
-    "structure_fields",
-]
-
-
 NUM_ROPE_TABLES = 4  # entries of ``pronk_pass.rope``
 
 

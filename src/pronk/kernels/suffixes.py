@@ -19,8 +19,6 @@ from pronk.kernels.build import suffix_library
 from pronk.kernels.library import load_library
 from pronk.kernels.structures import structure_fields
 
-__all__ = ["NUM_BUCKETS", "CompiledSuffixes", "NativeTree", "NativeTreeBuilder", "TreeLimits", "open_suffix_library"]
-
 _VERSION = 1  # version of the C interface: result of ``pronk_suffixes_version``
 
 NUM_BUCKETS = 32  # 2 kinds of sources × 4 ranges of match lengths × 4 ranges of shares

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pronk.checks import check_integer
 
-__all__ = ["num_threads", "set_threads"]
-
 
 def _available_cores() -> int:
     """Return the number of cores that this process may use; hardware threads of a core count once."""

@@ -27,8 +27,6 @@ from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 from pronk.kernels.library import VERSION
 
-__all__ = ["WeightCache"]
-
 _ALIGNMENT = 4096
 _MAX_HEADER_BYTES = 1 << 24
 

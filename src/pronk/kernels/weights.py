@@ -17,8 +17,6 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.quantization.formats.matrix import QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
 
-__all__ = ["CodedRows", "PackedMatrix", "pack"]
-
 _NO_MINIMA, _MINIMA, _ZEROS = range(3)  # values of ``pronk_weights.minima``
 
 _MEMORY = MemoryPool()

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from pronk.errors import OptionError
 
-__all__ = ["DatabaseErrors", "connect", "create_database", "file_number", "prepare_tables", "transaction", "used_bytes"]
-
 _log = logging.getLogger(__name__)
 
 _NAME = "blocks.sqlite3"

@@ -26,8 +26,6 @@ from pronk.kv_cache.block_database import (
     used_bytes,
 )
 
-__all__ = ["BlockStore", "StoreCounts"]
-
 _MAX_QUEUE_BYTES = 256 << 20  # bytes of blocks that wait for the writer; further blocks are offered again later
 _TRANSACTION_BYTES = 8 << 20  # bytes of blocks per transaction; bounds what a crash loses, and the write-ahead log
 _MAX_KEYS = 500  # keys per query; SQLite allows 999 in every build

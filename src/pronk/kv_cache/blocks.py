@@ -19,8 +19,6 @@ from pronk.kv_cache.runs import FreeRuns, to_runs
 if TYPE_CHECKING:
     from pronk.kv_cache.prefix import PrefixCache
 
-__all__ = ["BlockAllocator", "BlockTable"]
-
 
 @dataclass
 class BlockTable:

@@ -15,8 +15,6 @@ from pronk.kv_cache.kept import Kept
 from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
 from pronk.kv_cache.paged import PagedCache
 
-__all__ = ["BLOCK_SIZE", "KVBudget", "full_context_blocks", "machine_memory", "parse_memory"]
-
 # Tokens per block: small, so that short requests waste little memory, but large enough for short block tables.
 BLOCK_SIZE = 32
 

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from pronk.arrays import Array
 
-__all__ = ["Kept", "Projection"]
-
 
 class Projection(Protocol):
     """A function of the outputs of several layers at one token, of which the cache keeps the value."""

@@ -25,8 +25,6 @@ import numpy as np
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, INT8, UINT8, Array, DType
 
-__all__ = ["PANEL", "ROWS", "PoolLayout", "choose_layouts", "fill_poison", "kv_bytes_per_token", "state_bytes"]
-
 # Number of slots per panel of keys; the number of tokens of a block is a multiple of it.
 PANEL = 16
 _SCALE_BYTES = FLOAT32.itemsize

@@ -31,8 +31,6 @@ from pronk.kv_cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_
 from pronk.kv_cache.prefix import PrefixCache
 from pronk.kv_cache.prompt_cache import PromptCache
 
-__all__ = ["PagedCache"]
-
 # Numbers that the kernel ``pronk_move`` uses for kinds of arrays: kept layer outputs, values, keys.
 _ROW, _VALUE, _KEY = range(3)
 

@@ -16,8 +16,6 @@ import numpy as np
 
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 
-__all__ = ["PrefixCache"]
-
 _DIGEST_BYTES = 32  # no client can prepare two texts with the same digest, even if the key is known
 
 

@@ -19,8 +19,6 @@ from pronk.kv_cache.blocks import BlockTable
 if TYPE_CHECKING:
     from pronk.kv_cache.paged import PagedCache
 
-__all__ = ["PromptCache"]
-
 _READ_BYTES = 16 << 20  # bytes of blocks per read; bounds the memory for their copies, and the time of a part
 
 

@@ -6,8 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-__all__ = ["FreeRuns", "to_runs"]
-
 
 class FreeRuns:
     """Subset of the numbers ``0 .. stop - 1``, stored as runs; initially all of them."""

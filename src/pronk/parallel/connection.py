@@ -22,15 +22,6 @@ from numpy.typing import NDArray
 from pronk.arrays import Array
 from pronk.errors import ConnectionLostError
 
-__all__ = [
-    "MessageKind",
-    "PeerConnection",
-    "PeerMessage",
-    "join_launched",
-    "open_group",
-    "open_store",
-]
-
 _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some names
 
 # Maximum duration of one send or receive. A worker waits for the driver without limit: for the next message, and until

@@ -20,8 +20,6 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["MirroredCache", "PartitionedTree", "RemotePool"]
-
 # ``fetch(slots)`` returns the KV rows in these slots of a worker's pool, uint8 ``[slots, bytes]``, or ``None`` if the
 # worker is gone.
 Fetch = Callable[[NDArray[np.int64]], Array | None]

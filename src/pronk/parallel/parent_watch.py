@@ -6,8 +6,6 @@ import os
 import threading
 from time import sleep
 
-__all__ = ["end_with_parent"]
-
 _PERIOD = 0.5  # seconds between two checks
 
 

@@ -23,8 +23,6 @@ from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor
 from pronk.parallel.worker import WorkerSettings, loaded_key, model_properties, serve
 
-__all__ = ["WorkerGroup", "WorkerProcesses", "join_torchrun", "spawn_workers"]
-
 _LOAD_TIMEOUT = 600.0  # seconds for all workers to start and load the model
 _CONNECT_TIMEOUT = 30.0  # seconds for all workers to connect after they have loaded the model
 _POLL_SECONDS = 0.05  # seconds between two checks whether a worker has loaded the model

@@ -23,8 +23,6 @@ from pronk.parallel.tree_partition import ProcessShard, TreeShard
 from pronk.parallel.wire_format import WorkRows
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["AssembledResult", "FetchLogits", "ScatteredLogits", "make_work_rows", "own_logits_nodes"]
-
 # ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard of a worker, float32 ``[rows, vocab]``, or
 # returns ``None`` if the worker is gone.
 FetchLogits = Callable[[int, Sequence[int]], Array | None]

@@ -29,8 +29,6 @@ from pronk.parallel.wire_format import WorkRequest, WorkRows
 from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.cost_model import CostCurve, CostModel
 
-__all__ = ["TreeRunner"]
-
 _log = logging.getLogger(__name__)
 
 # Estimate until passes are measured: cost of each row after the first, divided by the cost of a pass of one row.

@@ -12,8 +12,6 @@ from pronk.execution.forward_job import ForwardJob, LayerRange
 from pronk.kv_cache.paged import PagedCache
 from pronk.parallel.wire_format import parse_segment, parsing, serialize_segment
 
-__all__ = ["LayerCommand", "SplitCache"]
-
 # Copies between slots of a KV pool: slots to copy from, and slots to copy to, each int64 ``[n]``.
 Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
 

@@ -34,8 +34,6 @@ from pronk.models.split import TensorSplit
 from pronk.parallel.connection import MessageKind, PeerConnection, open_group
 from pronk.parallel.split_cache import LayerCommand, SplitCache
 
-__all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_layer_commands"]
-
 _TIMEOUT = 20.0  # seconds to wait for the other processes in an all-reduce, or in the transfer of logits
 _ERROR_TIMEOUT = 0.5  # seconds to wait for a worker's error message after a failure of any process
 

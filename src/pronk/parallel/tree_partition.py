@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["ProcessShard", "TreeShard", "count_rows", "partition_trees", "preorder"]
-
 _NUM_BISECTIONS = 20  # steps of the search for the shortest time: error 2**-20 of the first upper bound
 
 

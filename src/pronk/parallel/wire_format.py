@@ -17,8 +17,6 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.stateless import StatelessSampler
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["WorkRequest", "WorkRows", "parse_segment", "parsing", "serialize_segment"]
-
 
 @contextmanager
 def parsing(message_name: str) -> Generator[None]:

@@ -31,8 +31,6 @@ from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
 from pronk.parallel.wire_format import WorkRequest, WorkRows
 
-__all__ = ["WorkerLoop", "WorkerSettings", "loaded_key", "model_properties", "serve"]
-
 
 class WorkerSettings(dict[str, Any]):
     """Settings of a worker: options of :class:`~pronk.llm.LLM` as JSON values.

@@ -17,8 +17,6 @@ from pronk.models.decoder import Decoder
 if TYPE_CHECKING:
     from pronk.parallel.processes import WorkerGroup
 
-__all__ = ["PARALLEL", "SingleProcess", "check_launched", "is_launched", "start_workers"]
-
 # Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
 PARALLEL = ("tree", "tensor")
 

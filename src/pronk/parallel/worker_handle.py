@@ -14,8 +14,6 @@ from pronk.parallel.connection import PeerConnection
 from pronk.parallel.mirrored_cache import RemotePool
 from pronk.speculation.cost_model import CostModel
 
-__all__ = ["IDLE_HALF_LIFE", "MIN_TIMED_BYTES", "NUM_TIMINGS", "WorkerHandle"]
-
 _PRIOR_EXCHANGE_SECONDS = 1e-3  # estimated seconds of an exchange before the first measurement
 _PRIOR_SECONDS_PER_BYTE = 1e-9  # estimated seconds to send a byte before the first measurement
 MIN_TIMED_BYTES = 2**18  # messages with fewer bytes are not measured, because their time is mostly latency

@@ -33,8 +33,6 @@ from pronk.server.model_pool import ModelPool
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings, read_keys
 
-__all__ = ["ApplicationArgs", "app"]
-
 _log = logging.getLogger(__name__)
 
 _NO_REPLICA = "expected a running replica, found none; try again later"

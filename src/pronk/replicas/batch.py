@@ -25,8 +25,6 @@ from pronk.replicas.cluster import ReplicaPlan, cause_of, check_cores
 from pronk.replicas.replica import change_directory
 from pronk.server.batch import BatchLine, BatchOutput, answer_line, batch_service
 
-__all__ = ["run_on_replicas"]
-
 Rows = Mapping[str, NDArray[Any]]
 
 # Number of blocks that a replica processes at the same time. A block has max_batch / 2 requests and ends with its last

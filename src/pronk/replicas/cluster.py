@@ -26,17 +26,6 @@ from pronk.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage
 from pronk.replicas.ray_security import is_private
 from pronk.replicas.replica import NAMESPACE, Replica, ServerProcess
 
-__all__ = [
-    "RayReplicas",
-    "ReplicaPlan",
-    "cause_of",
-    "check_cores",
-    "connect",
-    "connect_replicas",
-    "deploy",
-    "model_deployment",
-]
-
 _log = logging.getLogger(__name__)
 
 MODEL = "model"  # Ray Serve's name of the deployment whose replicas run the model

@@ -28,8 +28,6 @@ from pronk.sampling.noise import random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Dispatcher", "ModelReader", "ReplicaLostError", "Replicas"]
-
 # Limits of the fields of :class:`_FailureCounts`; a request fails when a field reaches its limit.
 _MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS, _MAX_MISMATCHES = 3.0, 50, 8, 3
 _PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before retry number n = 1, 2, …: min(_MAX_PAUSE, n * _PAUSE)

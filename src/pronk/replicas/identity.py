@@ -16,8 +16,6 @@ from pronk.llm import LLM
 from pronk.models.fingerprint import Fingerprint
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["check_model", "identity"]
-
 
 def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
     """Return the fields ``identity`` and ``model`` of :class:`~pronk.replicas.messages.ReplicaInfo`.

@@ -10,8 +10,6 @@ from pronk.outputs import Piece
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.proposer import Drafter
 
-__all__ = ["GenerateRequest", "ReplicaInfo", "ReplicaMessage", "RequestAccepted", "RequestFailed", "StepReply"]
-
 
 @dataclass(frozen=True)
 class ReplicaInfo:

@@ -15,8 +15,6 @@ import numpy as np
 
 from pronk.kv_cache.budget import BLOCK_SIZE
 
-__all__ = ["InFlightRequests", "PrefixRoutes", "prefix_digests"]
-
 Name = TypeVar("Name")
 
 _MAX_DIGESTS = 200_000  # maximum number of digests in ``PrefixRoutes``; the least recently used are dropped

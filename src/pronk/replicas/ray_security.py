@@ -6,8 +6,6 @@ import os
 import sys
 from secrets import token_hex
 
-__all__ = ["be_private", "is_private"]
-
 
 def be_private() -> None:
     """Restrict this process's Ray cluster to the loopback interface and to clients with a random token.

@@ -21,8 +21,6 @@ from pronk.replicas.messages import (
     StepReply,
 )
 
-__all__ = ["NAMESPACE", "Replica", "ServerProcess", "change_directory"]
-
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "pronk"  # Ray's namespace of :class:`ServerProcess`

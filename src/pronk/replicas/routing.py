@@ -10,8 +10,6 @@ from pronk.replicas.messages import GenerateRequest
 from pronk.replicas.prefix_routes import InFlightRequests, PrefixRoutes
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["PrefixRouter"]
-
 _EMPTY_REQUEST = GenerateRequest([], SamplingParams())  # stands in for calls without a request, such as Replica.about()
 
 

@@ -13,8 +13,6 @@ from pronk.errors import ResumeError
 from pronk.outputs import Piece
 from pronk.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted, RequestFailed
 
-__all__ = ["ReplicaMismatchError", "ResumableStream"]
-
 _MAX_PRIORITY = 2**31
 
 

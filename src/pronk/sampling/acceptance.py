@@ -22,8 +22,6 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["ChooseToken", "acceptance_rule"]
-
 # ``choose(node)`` returns the target's token after a node of the draft tree.
 ChooseToken = Callable[[int], int]
 

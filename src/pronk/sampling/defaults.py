@@ -11,8 +11,6 @@ from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["GGUF_KEYS", "recommended_params", "recommended_sampling"]
-
 # Options of SamplingParams, by their keys in the metadata of GGUF files.
 GGUF_KEYS = {
     "general.sampling.temp": "temperature",

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DraftIds", "DraftToken", "argmax_token"]
-
 DraftIds = NDArray[np.int32]  # the target's token of each logit of a draft vocabulary
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pronk.sampling.logits_processors import GuideProcessor
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["prune", "visit"]
-
 
 def visit(
     tokens: Sequence[int], children: Sequence[Sequence[int]], guide: GuideProcessor, on_node: Callable[[int], bool]

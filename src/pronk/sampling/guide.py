@@ -10,8 +10,6 @@ from typing import Any, Literal
 from pronk.checks import check_flag
 from pronk.errors import GuideError
 
-__all__ = ["JSON_DUMPS_STYLE", "MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", "GuideMode", "check_texts"]
-
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
 # Values of ``SamplingParams.guide_mode``, which explains them.

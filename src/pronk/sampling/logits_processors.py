@@ -15,9 +15,6 @@ import numpy as np
 from pronk.arrays import Array
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["GuideProcessor", "LogitsProcessor", "TokenContext", "make_processors"]
-
-
 # Largest absolute value of a logit after penalties: divided by the lowest temperature, it does not overflow float32.
 _MAX_LOGIT = 1e8
 

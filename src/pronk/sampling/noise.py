@@ -27,19 +27,6 @@ from numpy.typing import NDArray
 from pronk.arrays import Array
 from pronk.sampling.params import MAX_SEED
 
-__all__ = [
-    "block_uniform",
-    "derive_seed",
-    "draft_noise",
-    "gumbel_noise",
-    "noise_key",
-    "random_seed",
-    "rejection_noise",
-    "rejection_uniform",
-    "seed_key",
-    "trial_seed",
-]
-
 
 def random_seed() -> int:
     """Return a random 32-bit seed; short, so that a user can type it to repeat a result."""

@@ -10,8 +10,6 @@ from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.errors import OptionError
 from pronk.sampling.guide import Guide, GuideMode
 
-__all__ = ["MAX_SEED", "Rule", "SamplingParams"]
-
 Rule = Literal["coupled", "rejection", "block"]
 
 # Largest seed of a request; larger seeds are for the trials of draft tokens (:mod:`pronk.sampling.noise`).

@@ -38,8 +38,6 @@ from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 from pronk.speculation.tree import DraftSample
 
-__all__ = ["DraftIds", "DraftToken", "NotFiniteError", "Sampler", "log_probs", "token_logprobs"]
-
 # Lowest temperature above 0 that is applied: logits divided by less would overflow float32.
 _MIN_TEMPERATURE = 1e-30
 

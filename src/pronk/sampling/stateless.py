@@ -11,8 +11,6 @@ from pronk.kernels.library import Kernels
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.noise import noise_key
 
-__all__ = ["Logits", "StatelessSampler"]
-
 
 class StatelessSampler(NamedTuple):
     """Sampler of the coupled rule without processors or truncation; ``temperature`` 0 is greedy."""

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["Ids", "likeliest", "truncate"]
-
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 

@@ -23,8 +23,6 @@ import numpy as np
 from pronk.arrays import Array
 from pronk.speculation.tree import DraftSample, TokenTree
 
-__all__ = ["VerifiedPath", "block_verify", "rejection_sample", "verify_tree"]
-
 # ``accepts(index, chance)`` draws random number ``index`` and returns True with probability ``chance``.
 AcceptTrial = Callable[[int, float], bool]
 

@@ -32,8 +32,6 @@ from pronk.server.protocol.request import TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingRequest, ModerationRequest, TokenizeRequest
 
-__all__ = ["make_app"]
-
 _log = logging.getLogger(__name__)
 
 # The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and sends no Referer.

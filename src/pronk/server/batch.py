@@ -32,8 +32,6 @@ try:
 except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment, unused-ignore]
 
-__all__ = ["BatchLine", "BatchOutput", "answer_line", "batch_service", "read_batch", "run_batch"]
-
 _GENERATION_ROUTES: Mapping[str, type[TextRequest]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,

@@ -12,8 +12,6 @@ from pronk.server.protocol.request import refuse
 from pronk.server.served_engine import ServedModel
 from pronk.speculation.proposer import Drafter
 
-__all__ = ["DrafterRules"]
-
 # Options of drafters that name files.
 _DEFAULT_FILE_OPTIONS = ("model", "datastore")  # if the option is not set, the drafter reads a default file
 _OPTIONAL_FILE_OPTIONS = ("store", "table")  # if the option is not set, the drafter reads no file

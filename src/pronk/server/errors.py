@@ -20,8 +20,6 @@ from pronk.errors import (
     TokenizerError,
 )
 
-__all__ = ["ANTHROPIC_PATHS", "ApiError", "to_api_error", "unknown_model", "validation_to_api_error"]
-
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
 # HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.
 _ANTHROPIC_TYPES = {

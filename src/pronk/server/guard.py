@@ -13,8 +13,6 @@ from typing import Any
 from pronk.server.errors import ApiError
 from pronk.server.settings import ServerSettings
 
-__all__ = ["PUBLIC_PATHS", "SCRIPT_PATHS", "Guard", "send_json", "tenant_of"]
-
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

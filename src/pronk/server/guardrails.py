@@ -8,8 +8,6 @@ from typing import Any
 from pronk.errors import PromptError
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["MISTRAL_PROMPT", "add_system_prompt", "has_system_role"]
-
 # System prompt of section 5.1 of the paper, word for word.
 MISTRAL_PROMPT = (
     "Always assist with care, respect, and truth. Respond with utmost utility yet securely. Avoid harmful, unethical, "

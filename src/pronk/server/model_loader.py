@@ -25,8 +25,6 @@ from pronk.server.metrics import Metrics
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings
 
-__all__ = ["MemoryEstimate", "ModelLoader"]
-
 _log = logging.getLogger(__name__)
 
 # Bytes per token of the vocabulary: the tokenizer and its tables. SmolLM2 (49,152 tokens) and Qwen2.5 (151,936) need

@@ -21,8 +21,6 @@ from pronk.server.protocol.request import TextRequest
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings
 
-__all__ = ["ModelPool", "PooledModel"]
-
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 30.0  # pause after a failed load, in which requests of the model get the error at once
 

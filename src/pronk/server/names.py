@@ -14,8 +14,6 @@ from pronk.hub.resolve import resolve_model
 from pronk.server.errors import unknown_model
 from pronk.server.settings import model_key
 
-__all__ = ["AdapterNames", "find_models"]
-
 _NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")  # NAME=PATH
 
 

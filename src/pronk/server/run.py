@@ -25,8 +25,6 @@ from pronk.server.guard import Guard, Scope
 from pronk.server.model_pool import ModelPool
 from pronk.server.settings import RequestLimits
 
-__all__ = ["Server", "check_free"]
-
 _log = logging.getLogger("pronk.server.access")
 
 # Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a client does not read.

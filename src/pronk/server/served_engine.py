@@ -17,8 +17,6 @@ from pronk.sampling.params import SamplingParams
 from pronk.speculation.proposer import Drafter
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["ServedEngine", "ServedModel"]
-
 
 class ServedModel(Protocol):
     """Attributes of a model that the server uses: of ``LLM``, or of ``ModelReader`` if replicas run it."""

@@ -39,8 +39,6 @@ from pronk.server.protocol.small_routes import (
 from pronk.server.served_engine import ServedEngine
 from pronk.server.settings import ServerSettings
 
-__all__ = ["Service"]
-
 T = TypeVar("T")
 
 _TOKENIZER_THREADS = 2  # a small number leaves the other cores to the engine

@@ -9,8 +9,6 @@ from pathlib import Path
 from pronk.checks import check_integer, check_number
 from pronk.errors import OptionError
 
-__all__ = ["RequestLimits", "ServerSettings", "model_key", "read_keys"]
-
 
 @dataclass(frozen=True)
 class RequestLimits:

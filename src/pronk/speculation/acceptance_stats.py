@@ -28,8 +28,6 @@ from pronk.files.atomic import replace_file
 from pronk.models.fingerprint import Fingerprint
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["AcceptanceFile", "AcceptanceStats", "RequestAcceptance", "SourceRates"]
-
 # Draft tokens of one request and drafter that count for all requests, so that one text does not decide for the others.
 _SHARE = 256
 _MAX_COUNT = 4096.0  # draft tokens of one kind after which the counts of this kind are halved

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from pronk.speculation.cost_model import usual
 
-__all__ = ["Mean", "Policy", "Source"]
-
 _SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
 _KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps

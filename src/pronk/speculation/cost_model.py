@@ -33,8 +33,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["CostCurve", "CostModel", "usual"]
-
 _WINDOW = 8  # number of passes that the speed, or a level, is measured by
 _ROW = 0.15  # c before any pass with several rows, in passes of one row
 _KEEP = 0.995  # weight of a pass relative to the next one, for the line and for the regression: half after 140 passes

@@ -41,8 +41,6 @@ from pronk.speculation.trie import Trie
 if TYPE_CHECKING:
     from pronk.speculation.proposer import DraftContext, Proposer
 
-__all__ = ["RequestPolicy", "SourceReport"]
-
 _RATE = 0.7  # acceptance rate of draft tokens before any count, and draft tokens that a new source adds to a step
 
 Reason = Literal["pays", "explores", "all"]

@@ -24,8 +24,6 @@ from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Capabilities", "DraftContext", "Drafter", "Outcome", "Proposer", "ask", "bind_proposer", "observe"]
-
 State = TypeVar("State")
 Other = TypeVar("Other")
 

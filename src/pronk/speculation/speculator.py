@@ -24,8 +24,6 @@ from pronk.speculation.proposer import DraftContext, Outcome, Proposer, ask, obs
 from pronk.speculation.step_value import select_nodes
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Speculator"]
-
 _log = logging.getLogger(__name__)
 
 

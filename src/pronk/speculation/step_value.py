@@ -16,8 +16,6 @@ from typing import NamedTuple
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["ChainPrice", "Offer", "select_nodes"]
-
 
 class Offer(NamedTuple):
     """The best choice among the draft tokens offered so far: a request's part of the step."""

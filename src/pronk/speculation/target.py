@@ -22,8 +22,6 @@ from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.speculation.cost_model import CostModel
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Target"]
-
 Model = TypeVar("Model")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-__all__ = ["TokenView"]
-
 
 class TokenView(Sequence[int]):
     """``text`` followed by ``more``, which must not change; a slice is a list."""

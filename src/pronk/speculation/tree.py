@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 
 from pronk.arrays import Array
 
-__all__ = ["DraftSample", "Origin", "TokenTree"]
-
 # Source of a draft token: drafter name, and a number with a drafter-specific meaning.
 Origin = tuple[str, int]
 

@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 
 from pronk.speculation.tree import Origin, TokenTree
 
-__all__ = ["Frontier", "Trie"]
-
 Candidate = TypeVar("Candidate")
 
 

@@ -14,8 +14,6 @@ from pronk.errors import GuideError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["GrammarProcessor", "error_message"]
-
 _MAX_MESSAGE = 300  # maximum characters of an error message of llguidance
 _EXPECTED = "expected a grammar that can be followed to the end"
 

@@ -40,8 +40,6 @@ from pronk.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["CompiledGrammar", "Grammars"]
-
 _CACHE_SIZE = 64  # maximum number of cached guides; one usually takes a few MB of memory, and at most 40 MB
 _MAX_MESSAGE = 300  # maximum characters of an error message of LLTokenizer
 

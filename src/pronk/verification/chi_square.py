@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["MIN_EXPECTED", "chi_square", "merge_small", "p_value"]
-
 # Minimum expected count of a cell; with fewer, the chi-square approximation is poor (Cochran 1954).
 MIN_EXPECTED = 5.0
 

@@ -20,8 +20,6 @@ from pronk.verification.chi_square import chi_square, merge_small, p_value
 from pronk.verification.exact_distribution import DRAW, NUM_TESTED_TOKENS, ExactDistribution
 from pronk.verification.prompts import ProgressMeter, VerifySettings
 
-__all__ = ["NUM_DRAWN_TOKENS", "SIGNIFICANCE", "Distribution", "draw", "judge_counts"]
-
 # Maximum probability that a correct sampler fails a verification. Each of its n tests gets 1 / n of it (Bonferroni).
 SIGNIFICANCE = 1e-4
 

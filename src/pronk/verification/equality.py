@@ -23,8 +23,6 @@ from pronk.sampling.params import SamplingParams
 from pronk.verification.plain_decoding import LogitsRecorder, rounding, score_next
 from pronk.verification.prompts import NamedPrompt, ProgressMeter, VerifySettings
 
-__all__ = ["MODES", "Candidate", "Divergence", "Equality", "GeneratedText", "compare", "generate_texts", "options"]
-
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 0.8},

@@ -12,8 +12,6 @@ from pronk.sampling.params import SamplingParams
 from pronk.verification.plain_decoding import rounding, score_next
 from pronk.verification.prompts import NamedPrompt
 
-__all__ = ["DRAW", "NUM_TESTED_TOKENS", "OTHER", "ExactDistribution", "choose_extended"]
-
 # Options with which the tested strings are sampled. With a small top_k, both acceptance and rejection are frequent.
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 

@@ -19,8 +19,6 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 
-__all__ = ["LogitsRecorder", "rounding", "score_next"]
-
 
 class LogitsRecorder(Sampler):
     """A sampler that records in ``logits`` the float32 logits ``[vocab]`` of its latest choice."""

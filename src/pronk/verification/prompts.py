@@ -10,8 +10,6 @@ from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
 from pronk.sampling.params import Rule, SamplingParams
 
-__all__ = ["MIN_SAMPLES", "NamedPrompt", "Progress", "ProgressMeter", "VerifySettings", "select_fitting"]
-
 Progress = Callable[[str, int, int], None]  # (label of the current part, tokens done, total number of tokens)
 
 MIN_SAMPLES = 100  # minimum number of strings; with fewer, `merge_small` would merge most cells into one

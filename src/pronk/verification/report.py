@@ -11,8 +11,6 @@ from pronk.verification.equality import Equality
 from pronk.verification.prompts import VerifySettings
 from pronk.verification.rescoring import Rescoring
 
-__all__ = ["DrafterReport", "Verdict", "VerifyReport"]
-
 Verdict = Literal["passed", "failed", "vacuous", "skipped", "unfinished"]
 
 

@@ -14,8 +14,6 @@ from pronk.verification.equality import GeneratedText
 from pronk.verification.plain_decoding import rounding, score_next
 from pronk.verification.prompts import NamedPrompt
 
-__all__ = ["Rescoring", "TextScorer", "rescore"]
-
 LogProbs = dict[int, float]  # token id to log-probability, at one position
 
 

@@ -19,8 +19,6 @@ from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, Ver
 from pronk.verification.report import DrafterReport, VerifyReport
 from pronk.verification.rescoring import Rescoring, TextScorer, rescore
 
-__all__ = ["fitting_drafters", "verify_model", "verify_steps"]
-
 _NUM_CANDIDATES = 4  # number of prompts from which the test of the distribution chooses one
 _PLAIN = Autoregressive.name  # plain decoding: the drafter that proposes no tokens
 

@@ -13,8 +13,6 @@ from rich.text import Text
 from pronk.verification.equality import Candidate, Divergence
 from pronk.verification.report import DrafterReport, Verdict, VerifyReport
 
-__all__ = ["show"]
-
 _MAX_DIVERGENCES = 3  # divergences shown per drafter; --json lists all
 
 _STYLES: dict[Verdict, str] = {"passed": "green", "failed": "bold red", "vacuous": "yellow"}

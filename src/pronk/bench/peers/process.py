@@ -19,8 +19,6 @@ from pronk.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerCo
 from pronk.bench.peers.specs import PeerSpec
 from pronk.errors import PronkError
 
-__all__ = ["Peer", "PeerError"]
-
 # Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.
 _LOG_TAIL_BYTES = 4096
 

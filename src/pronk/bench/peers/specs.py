@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pronk.errors import OptionError
 
-__all__ = ["PEERS", "PeerSpec", "choose_peers"]
-
 _ALL = "all"
 
 

@@ -24,8 +24,6 @@ else:
     from engines.contract import PeerEngine, PeerRequest, WorkerConfig
     from engines.memory import peak_memory, reset_peak_memory
 
-__all__: list[str] = []
-
 _ENGINE_PACKAGE = f"{__package__}.engines" if __package__ else "engines"
 # Module and class of each engine. Only the requested module is imported, because each one needs other packages.
 _ENGINES = {

@@ -15,8 +15,6 @@ from pronk.cli.train.options import LoopSettings, command_line, loop_option, mod
 from pronk.errors import OptionError
 from pronk.train.options import EagleOptions
 
-__all__ = ["eagle3"]
-
 _MICRO = 2048  # tokens of a pass: 0.3 GB of intermediate values for a head of SmolLM2
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from pronk.architecture.config import ModelConfig
     from pronk.train.student import Student
 
-__all__ = ["KINDS", "DrafterKind", "Settings"]
-
 # Function from the drafter's context length in tokens to the fields of StudentOptions that all kinds of drafters have.
 Settings = Callable[[int], dict[str, Any]]
 Plan = tuple["type[Student[Any]]", StudentOptions]

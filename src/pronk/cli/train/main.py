@@ -28,8 +28,6 @@ from pronk.cli.train.options import (
 from pronk.cli.train.texts import texts
 from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths, option_name
 
-__all__ = ["app"]
-
 _DEFAULT_KIND = "transformer"
 _DEFAULT_ORDER = "parallel"
 _DEFAULT_UNEMBEDDINGS = "shared"

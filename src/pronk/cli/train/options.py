@@ -13,20 +13,6 @@ from pronk.corpus.sources import parse_source
 from pronk.errors import OptionError
 from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, StudentOptions, fit_lengths
 
-__all__ = [
-    "HEAD_KIND",
-    "HEAD_ORDER",
-    "UNEMBEDDINGS",
-    "LoopSettings",
-    "StudentRun",
-    "command_line",
-    "loop_option",
-    "model_option",
-    "refuse",
-    "text_option",
-    "text_options",
-]
-
 # Help texts of the options for heads, which the commands ``lm`` and ``heads`` share.
 HEAD_KIND = "A head's layer: transformer or linear."
 HEAD_ORDER = "parallel; causal: a head reads the output of the head before it; anticausal: of the head after it."

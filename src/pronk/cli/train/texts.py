@@ -9,8 +9,6 @@ from rich.console import Console
 from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.cli.train.options import model_option, text_option
 
-__all__ = ["texts"]
-
 
 def texts(
     *,

@@ -28,8 +28,6 @@ from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer,
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Auto"]
-
 
 @dataclass(frozen=True)
 class Auto(Composite):

@@ -27,8 +27,6 @@ from pronk.speculation.target import Target
 from pronk.speculation.token_view import TokenView
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Grammar"]
-
 
 @dataclass(frozen=True)
 class Grammar(Composite):

@@ -20,8 +20,6 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["FirstOf", "Merged"]
-
 
 def _default_parts() -> tuple[Drafter, ...]:
     """Return ``suffix``, which copies repeated text, and ``recycling``, which nearly always proposes."""

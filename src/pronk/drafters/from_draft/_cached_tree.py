@@ -14,12 +14,10 @@ from pronk.arrays import Array
 from pronk.drafters.from_draft.draft_model import DraftState, ModelProposer
 from pronk.drafters.shared.composite import States
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
-from pronk.sampling.sampler import DraftToken
+from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
-
-__all__ = ["CachedTree", "compute_new_nodes", "model_context"]
 
 
 class CachedTree(Trie):

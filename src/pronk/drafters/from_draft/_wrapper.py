@@ -13,8 +13,6 @@ from pronk.speculation.proposer import DraftContext, Outcome, bind_proposer
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
-__all__ = ["Wrapper"]
-
 
 @dataclass(frozen=True)
 class Wrapper(ChainDrafter):

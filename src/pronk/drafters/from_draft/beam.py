@@ -20,8 +20,6 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["Beam"]
-
 
 @dataclass(frozen=True)
 class _Hypothesis:

@@ -23,13 +23,11 @@ from typing import Any
 from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
 from pronk.drafters.shared.chain import Chain, Stop
-from pronk.sampling.sampler import DraftToken
+from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["Cape"]
 
 # Table of appendix A. Entry i, for confidences in [i / 10, (i + 1) / 10), is K + 1: the paper counts the chain's token.
 _FINE_COUNTS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2)

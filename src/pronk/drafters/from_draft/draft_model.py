@@ -22,9 +22,6 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
-__all__ = ["DraftModel", "DraftState", "ModelDrafter"]
-
-
 DraftState: TypeAlias = StepwiseState[DraftLane]
 
 

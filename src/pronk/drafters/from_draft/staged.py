@@ -37,8 +37,6 @@ from pronk.speculation.token_view import TokenView
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Frontier, Trie
 
-__all__ = ["Staged"]
-
 
 @dataclass
 class _TreeSearch:

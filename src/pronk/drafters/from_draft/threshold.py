@@ -26,8 +26,6 @@ from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Outcome
 from pronk.speculation.target import Target
 
-__all__ = ["Threshold"]
-
 
 @dataclass
 class _ThresholdState:

@@ -11,8 +11,6 @@ from pronk.arrays import Array
 from pronk.sampling.truncation import likeliest
 from pronk.speculation.proposer import Outcome
 
-__all__ = ["initial_draft_token", "top_tokens"]
-
 _GROUP = 64  # number of ids in a group
 
 

@@ -13,8 +13,6 @@ from safetensors.numpy import save
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
-__all__ = ["Successors", "load_successors", "save_successors"]
-
 _FORMAT = "pronk-successors/1"
 
 

@@ -10,8 +10,6 @@ from pronk.drafters.from_outputs._likeliest import initial_draft_token
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.tree import Origin, TokenTree
 
-__all__ = ["NO_WINDOW", "WINDOW_SIZES", "NgramPool", "Window", "WindowShape", "WindowTuner"]
-
 
 @dataclass
 class NgramPool:

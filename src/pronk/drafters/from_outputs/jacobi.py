@@ -20,8 +20,6 @@ from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Prop
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["GaussSeidel", "Jacobi", "JacobiState"]
-
 _NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
 _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any measurement
 

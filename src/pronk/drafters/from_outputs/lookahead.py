@@ -28,8 +28,6 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import Origin, TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["Lookahead", "LookaheadState"]
-
 _DEFAULT_NGRAM = 4  # N if the option ``ngram`` is ``None`` and the option ``window`` is a number
 
 # Acceptance rates are measured by *kind* of draft token, the sum of source and role: 0 to 5. The source is 0 if the

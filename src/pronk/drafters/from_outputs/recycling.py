@@ -21,8 +21,6 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Frontier, Trie
 
-__all__ = ["Recycling", "RecyclingState"]
-
 # Acceptance rates by rank before any measurement: 0.45 for rank 0, and for each further rank 0.35 times the one before.
 _PRIORS = {rank: 0.45 * 0.35**rank for rank in range(32)}
 

@@ -32,14 +32,12 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.models.weights import forward_weights
-from pronk.sampling.sampler import DraftToken
+from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["EagleRunner", "HeadDraft"]
 
 _MAX_ROWS = 4  # rows per request, above which a pass is measured as one that reads a text
 

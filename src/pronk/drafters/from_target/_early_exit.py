@@ -22,7 +22,8 @@ from pronk.drafters.from_target.modules.files import TrainedDrafter
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.execution.forward_job import ForwardJob
+from pronk.execution.model_runner import ModelRunner
 from pronk.execution.segment import EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program
@@ -32,8 +33,6 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["EarlyExit", "ExitDraft"]
 
 
 @dataclass

@@ -41,8 +41,6 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["Eagle3", "EagleState", "Mtp"]
-
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
 
 EagleState: TypeAlias = StepwiseState[SideLane]

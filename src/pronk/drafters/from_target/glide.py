@@ -17,15 +17,15 @@ from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.drafters.shared.side_cache import open_pool
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import OptionError
-from pronk.execution.model_runner import CrossAttentionSource, ForwardJob, ModelRunner
+from pronk.execution.forward_job import ForwardJob
+from pronk.execution.model_runner import ModelRunner
 from pronk.execution.segment import Segment
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
+from pronk.models.program import CrossAttentionSource
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["Glide", "Vanilla"]
 
 
 @dataclass

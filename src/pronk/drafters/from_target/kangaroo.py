@@ -23,9 +23,6 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
-__all__ = ["Kangaroo", "KangarooState"]
-
-
 KangarooState: TypeAlias = StepwiseState[SideLane]
 
 

@@ -3,8 +3,7 @@
 From the hidden state of a token the target's own head predicts the next token, which is the root of the next tree.
 Head 1 predicts the token after the root, head 2 the one after that, and so on, all from the same hidden state. All
 heads of all requests run in one batch. Their likeliest tokens form a tree of constant shape
-(:mod:`pronk.drafters.shared.rank_tree`). After a step in which the engine keeps no node, the request does not
-draft for 2 steps. Each further such step doubles the pause, up to 32 steps.
+(:mod:`pronk.drafters.shared.rank_tree`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from pronk.models.program_rows import ProgramRows
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["Medusa", "MedusaState"]
 
 _MAX_HEADS = 16
 _DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this repository

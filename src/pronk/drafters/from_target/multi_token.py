@@ -31,8 +31,6 @@ from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["MultiToken", "MultiTokenState", "find_target_heads"]
-
 _DEFAULT_FOLDER = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of this repository
 _MAX_HEADS = 63
 

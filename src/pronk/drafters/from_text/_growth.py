@@ -25,18 +25,6 @@ from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Frontier, Trie
 
-__all__ = [
-    "PRIORS",
-    "CompiledTreeBuilder",
-    "PythonSuffixes",
-    "PythonTreeBuilder",
-    "SuffixIndex",
-    "TreeBuilder",
-    "TreeLimits",
-    "make_suffix_index",
-    "make_tree_builder",
-]
-
 # Acceptance rates are measured by *kind* of draft token: match in the text or in the store, class of the match length
 # (1, 2 or 3, 4 to 7, 8 or more tokens), and class of the token's share: how often the token follows the match, divided
 # by 1 + the number of occurrences of all continuations. These are the bounds between the classes.

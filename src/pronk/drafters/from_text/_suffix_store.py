@@ -30,8 +30,6 @@ from pronk.drafters.from_text._growth import SuffixIndex, make_suffix_index
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
-__all__ = ["SuffixStore"]
-
 _FORMAT = "pronk-suffix-store/1"
 
 

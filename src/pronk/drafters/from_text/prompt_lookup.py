@@ -18,8 +18,6 @@ from pronk.speculation.proposer import DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
-__all__ = ["PromptLookup", "TextIndex"]
-
 # Maximum number of matches examined per step; a repeated phrase can have thousands, most with equal continuations.
 _MAX_MATCHES = 32
 

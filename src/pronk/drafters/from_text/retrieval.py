@@ -25,8 +25,6 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Frontier, Trie
 
-__all__ = ["Retrieval"]
-
 _ADVICE = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
 
 # Acceptance rates are measured by *kind* of draft token: a class of match lengths and a class of shares. A token that

@@ -23,21 +23,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pronk.checks import check_integer, check_number, check_path
-from pronk.drafters.from_text._growth import (
-    PRIORS,
-    SuffixIndex,
-    TreeBuilder,
-    TreeLimits,
-    make_suffix_index,
-    make_tree_builder,
-)
+from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeBuilder, make_suffix_index, make_tree_builder
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.errors import OptionError
+from pronk.kernels.suffixes import TreeLimits
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["Suffix", "SuffixState"]
 
 
 @dataclass

@@ -13,13 +13,11 @@ from typing import Any, TypeVar
 
 from pronk.arrays import Array
 from pronk.interrupts import is_interrupt_pending
-from pronk.sampling.sampler import DraftIds, DraftToken
+from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import Origin, TokenTree
-
-__all__ = ["Chain", "ChainDrafter", "ChainProposer", "Stop", "extend_chains"]
 
 State = TypeVar("State")
 

@@ -12,8 +12,6 @@ from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outc
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Composite", "CompositeProposer", "States"]
-
 # State of a composite drafter for one request: the state of each wrapped drafter, in order.
 States = tuple[Any, ...]
 

@@ -22,9 +22,11 @@ from pronk.backends import open_torch
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_pool
-from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
+from pronk.drafters.shared.vocabulary.reencoder import Reencoder
+from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import CacheFullError, OptionError
-from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.execution.forward_job import ForwardJob
+from pronk.execution.model_runner import ModelRunner
 from pronk.execution.segment import Segment
 from pronk.hub.resolve import resolve_model
 from pronk.interrupts import uninterrupted
@@ -32,14 +34,12 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.models.weights import forward_weights
-from pronk.sampling.sampler import DraftToken
+from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
-
-__all__ = ["MAX_UNREAD", "DraftLane", "DraftRunner"]
 
 # Most tokens that a draft model reads before it drafts. In four answers to HumanEval and GSM8K, Qwen2.5-Coder 0.5 B
 # chose the token of the 1.5 B model in 86 % of cases after the whole prompt, in 84 % after 64 tokens, in 81 % after 32.

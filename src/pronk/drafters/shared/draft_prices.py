@@ -8,8 +8,6 @@ from pronk.speculation.cost_model import CostModel
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.step_value import ChainPrice
 
-__all__ = ["DraftPrices"]
-
 
 @dataclass(frozen=True)
 class DraftPrices:

@@ -30,17 +30,6 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import Origin, TokenTree
 from pronk.speculation.trie import Frontier
 
-__all__ = [
-    "MAX_NODES",
-    "MAX_RANKS",
-    "Path",
-    "best_paths",
-    "check_paths",
-    "check_tree",
-    "draft_tree",
-    "main_chain_first",
-]
-
 MAX_NODES = 127  # maximum number of draft tokens in a tree: 128 rows with the root, the default of ``Engine.max_tree``
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain
 

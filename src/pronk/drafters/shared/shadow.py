@@ -13,11 +13,9 @@ from typing import Any
 
 from pronk.arrays import Array
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
-from pronk.sampling.sampler import DraftIds
+from pronk.sampling.draft_token import DraftIds
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
-
-__all__ = ["MAX_TOKENS", "can_count", "count_choices", "shadow"]
 
 _MIN_TOKENS, MAX_TOKENS = 16, 64  # numbers of tokens whose choices are counted in one pass
 

@@ -32,17 +32,6 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = [
-    "CHUNK",
-    "AttendingModule",
-    "Forward",
-    "SideCache",
-    "SideLane",
-    "SideLanes",
-    "common_prefix_length",
-    "open_pool",
-]
-
 # Maximum number of rows per forward pass over a long text; bounds the memory for activations.
 CHUNK = 512
 

@@ -17,8 +17,6 @@ from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
 from pronk.speculation.step_value import ChainPrice
 
-__all__ = ["StepwiseDrafter", "StepwiseProposer", "StepwiseState"]
-
 Lane = TypeVar("Lane")
 
 

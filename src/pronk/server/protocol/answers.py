@@ -11,8 +11,6 @@ from pronk.tokenization.chat.answers import AnswerReader
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.thoughts import Thought
 
-__all__ = ["AnswerParser", "Block", "BlockKind", "Delta"]
-
 BlockKind = Literal["thought", "text", "call"]
 
 

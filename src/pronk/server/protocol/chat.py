@@ -20,8 +20,6 @@ from pronk.server.protocol.tools import MAX_TOOLS, FunctionChoice, FunctionTool,
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.messages import thinking_options
 
-__all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "template_messages"]
-
 _MAX_CALLS = 128  # maximum number of tool calls in one message, as in the OpenAI API
 
 

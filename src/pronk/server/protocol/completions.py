@@ -28,8 +28,6 @@ from pronk.server.protocol.tokens import Report, TokenTexts
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["CompletionReply", "CompletionRequest"]
-
 _MAX_TOKENS = 16  # default of ``max_tokens`` in the OpenAI API
 
 

@@ -20,8 +20,6 @@ from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.answers import AnswerFormat
 
-__all__ = ["AnswerBuilder", "ConversationRequest", "check_template_options"]
-
 # Variables of chat templates that a request may set. Texts are short names, so that they cannot imitate another role.
 _MAX_OPTIONS = 16
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

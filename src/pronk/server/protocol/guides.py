@@ -14,8 +14,6 @@ from pronk.server.protocol.request import RequestBody, Text, TextRequest, Texts,
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.dialects import TOOL_NAME
 
-__all__ = ["NAME_PATTERN", "GuidedRequest", "ResponseFormat", "SchemaFormat", "TextFormat"]
-
 NAME_PATTERN = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _KINDS = get_args(GuideKind)

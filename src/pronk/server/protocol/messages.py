@@ -16,8 +16,6 @@ from pronk.server.protocol.tools import MAX_TOOLS, Function, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.messages import thinking_options
 
-__all__ = ["CountTokensRequest", "MessagesRequest"]
-
 
 class CacheControl(RequestBody):
     """Marker of a prefix to cache; not used: with the prefix cache on, the server caches every prefix."""

@@ -15,8 +15,6 @@ from pronk.server.protocol.answers import Block
 from pronk.server.protocol.conversation import AnswerBuilder
 from pronk.server.protocol.request import usage
 
-__all__ = ["MessagesReply"]
-
 
 @dataclass
 class MessagesReply:

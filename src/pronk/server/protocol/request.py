@@ -17,26 +17,6 @@ from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError
 from pronk.server.settings import RequestLimits
 
-__all__ = [
-    "Ids",
-    "PreparedRequest",
-    "Prompts",
-    "Reply",
-    "RequestBody",
-    "RunningUsage",
-    "StreamOptions",
-    "Text",
-    "TextRequest",
-    "Texts",
-    "by_sample",
-    "check_max",
-    "leaps",
-    "list_prompts",
-    "refuse",
-    "unsupported",
-    "usage",
-]
-
 _NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a negative seed in a request is taken modulo 2**63
 
 

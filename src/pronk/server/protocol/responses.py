@@ -20,8 +20,6 @@ from pronk.server.protocol.tools import MAX_TOOLS, Function, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.messages import thinking_options
 
-__all__ = ["InputItem", "ResponsesRequest"]
-
 Status = Literal["in_progress", "completed", "incomplete"]
 
 

@@ -15,8 +15,6 @@ from pronk.server.protocol.conversation import AnswerBuilder
 from pronk.server.protocol.request import usage
 from pronk.server.protocol.tokens import chat_logprobs
 
-__all__ = ["ResponsesReply"]
-
 _ID_PREFIXES: Mapping[BlockKind, str] = {"thought": "rs", "text": "msg", "call": "fc"}
 # Names of the events with a part of the content, and with all of it.
 _EVENTS: Mapping[BlockKind, str] = {

@@ -13,8 +13,6 @@ from pronk.server.protocol.chat import ChatMessage
 from pronk.server.protocol.request import Ids, Prompts, RequestBody, Text, Texts, list_prompts, refuse
 from pronk.server.settings import RequestLimits
 
-__all__ = ["DetokenizeRequest", "EmbeddingRequest", "ModerationRequest", "TokenizeRequest", "moderation"]
-
 
 class TokenizeRequest(RequestBody):
     """Body of ``/tokenize``: either ``prompt`` or ``messages``."""

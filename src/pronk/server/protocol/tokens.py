@@ -10,8 +10,6 @@ from typing import Any
 from pronk.tokenization.spelling import spell
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["TokenTexts", "chat_logprobs"]
-
 Report = Mapping[int, float]  # token id to log-probability at one position; the first id is the text's token
 
 

@@ -15,8 +15,6 @@ from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.request import RequestBody, Text, refuse
 from pronk.tokenization.chat.answer_grammar import arguments_schema
 
-__all__ = ["MAX_TOOLS", "Function", "FunctionChoice", "FunctionTool", "ToolCall", "ToolUse", "tool_call"]
-
 MAX_TOOLS = 128  # maximum number of tools in one request, as in the OpenAI API
 
 

@@ -26,8 +26,6 @@ from pronk.verification.remote.client import (
 from pronk.verification.remote.prompts import FILLERS, NEVER_SEEN
 from pronk.verification.remote.report import CheckResult, Difference, RemoteReport, RemoteSettings, compare
 
-__all__ = ["CHECKS", "verify_server", "verify_server_steps"]
-
 _NUM_SEEDS = 4  # number of seeds whose texts must not all be equal
 _TOP = 5  # number of likeliest tokens to report
 _ROUNDING = 1e-4  # tolerance for sums of probabilities, which servers round

@@ -15,17 +15,6 @@ import httpx
 
 from pronk.errors import PronkError
 
-__all__ = [
-    "ROUTES",
-    "Answer",
-    "RemoteServer",
-    "RemoteToken",
-    "Route",
-    "ServerFaultError",
-    "ServerUnreachableError",
-    "UnsupportedError",
-]
-
 Route = Literal["completions", "chat"]
 ROUTES: tuple[Route, ...] = ("completions", "chat")
 _PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/completions"}

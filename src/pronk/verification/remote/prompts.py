@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["FILLERS", "NEVER_SEEN", "TEXTS"]
-
 # Texts by name. Their lengths differ, so that the requests of a batch are at different positions.
 TEXTS: Mapping[str, str] = {
     "sentence": "The three most important inventions of the nineteenth century were",

@@ -12,8 +12,6 @@ from pronk import __version__
 from pronk.checks import check_integer, check_number
 from pronk.verification.remote.client import Answer, Route
 
-__all__ = ["CheckResult", "Difference", "RemoteReport", "RemoteSettings", "Status", "compare"]
-
 Status = Literal["passed", "failed", "not supported", "skipped"]
 _EXCERPT = 40  # characters of a text to quote around the first difference
 

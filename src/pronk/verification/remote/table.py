@@ -15,8 +15,6 @@ from pronk.verification.remote.checks import CHECKS
 from pronk.verification.remote.client import ROUTES
 from pronk.verification.remote.report import CheckResult, RemoteReport, Status
 
-__all__ = ["show_server"]
-
 _STYLES: dict[Status, str] = {"passed": "green", "failed": "bold red", "not supported": "yellow", "skipped": "yellow"}
 
 

@@ -11,8 +11,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from .contract import PeerRequest, PeerResult, WorkerConfig
 
-__all__ = ["HuggingFace"]
-
 # Draft tokens per step of prompt lookup, as in transformers' documentation. The n-gram length is its default.
 _LOOKUP_TOKENS = 10
 

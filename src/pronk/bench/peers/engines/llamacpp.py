@@ -9,8 +9,6 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from .contract import PeerRequest, PeerResult, WorkerConfig
 
-__all__ = ["LlamaCpp"]
-
 _INITIAL_CONTEXT = 1024  # in tokens; for a longer request the model is opened again with a larger context
 _LOOKUP_NGRAM = 2  # maximum n-gram length; default of LlamaPromptLookupDecoding
 _LOOKUP_TOKENS = 10  # number of draft tokens per step; default of LlamaPromptLookupDecoding

@@ -6,8 +6,6 @@ import contextlib
 import re
 from pathlib import Path
 
-__all__ = ["peak_memory", "reset_peak_memory"]
-
 
 def reset_peak_memory() -> None:
     """Reset the peak to the current memory, if the system supports it."""

@@ -11,8 +11,6 @@ import openvino_genai as genai
 
 from .contract import PeerRequest, PeerResult, WorkerConfig
 
-__all__ = ["OpenVino"]
-
 _LOOKUP_TOKENS = 5  # number of draft tokens per step, as in the samples of OpenVINO GenAI
 _LOOKUP_NGRAM = 3  # maximum n-gram length, as in the samples of OpenVINO GenAI
 

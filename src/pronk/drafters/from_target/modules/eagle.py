@@ -37,8 +37,6 @@ from pronk.models.program_rows import ProgramRows
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_layer, plan_linear, plan_norm
 from pronk.sampling.draft_token import DraftIds
 
-__all__ = ["EagleHead", "EagleLayer", "HeadFeature", "load_head", "plan_head"]
-
 
 class EagleLayer(Layer):
     """A decoder layer; in a *wide* one, attention reads both the embedding and the feature."""

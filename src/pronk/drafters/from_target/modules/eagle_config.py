@@ -27,8 +27,6 @@ from pronk.drafters.from_target.modules.eagle_names import EAGLE_NAMES, HeadName
 from pronk.errors import ConfigError
 from pronk.models.fingerprint import Fingerprint
 
-__all__ = ["KINDS", "EagleConfig", "default_sources"]
-
 KINDS = ("eagle3", "mtp")
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 

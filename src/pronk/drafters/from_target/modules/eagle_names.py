@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 
 from pronk.models.families import FAMILY_NAMES, FamilyNames
 
-__all__ = ["EAGLE_NAMES", "HeadNames", "find_mtp_names"]
-
 _OF_TARGET = "target:"  # prefix of the names of tensors that do not belong to the head
 
 

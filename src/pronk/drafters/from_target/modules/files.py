@@ -29,8 +29,6 @@ from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.speculation.target import Target
 
-__all__ = ["FORMAT", "DrafterWeights", "TrainedDrafter", "read_trained_drafter"]
-
 FORMAT = "pronk-drafter-1"
 _CONFIG_FILE = "drafter.json"
 

@@ -25,8 +25,6 @@ from pronk.models.decoder import Decoder, Layer
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program import Program
 
-__all__ = ["GlideDecoder", "GlideShape"]
-
 
 @dataclass(frozen=True)
 class GlideShape:

@@ -24,8 +24,6 @@ from pronk.errors import OptionError
 from pronk.models.decoder import Layer
 from pronk.models.program import Program
 
-__all__ = ["KINDS", "ORDERS", "UNEMBEDDINGS", "HeadsShape", "MultiTokenHeads", "heads_config"]
-
 KINDS = ("transformer", "linear")
 ORDERS = ("parallel", "causal", "anticausal")
 UNEMBEDDINGS = ("shared", "replicated")

@@ -21,8 +21,6 @@ from pronk.errors import OptionError
 from pronk.models.decoder import Layer
 from pronk.models.program import Program
 
-__all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
-
 ADAPTERS = ("attention", "head", "transformer", "mlp")
 _DEFAULT_EXIT = 1 / 8  # default number of layers up to the exit layer, as a fraction of the target's layers
 

@@ -21,8 +21,6 @@ from pronk.errors import OptionError
 from pronk.models.linear import Norm
 from pronk.models.program import Program
 
-__all__ = ["UNEMBEDDINGS", "MedusaHeads", "MedusaShape"]
-
 UNEMBEDDINGS = ("shared", "replicated")
 
 

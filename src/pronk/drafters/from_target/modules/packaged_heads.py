@@ -9,8 +9,6 @@ from pronk.errors import ConfigError
 from pronk.models.checkpoint import read_json
 from pronk.models.fingerprint import describe_architecture
 
-__all__ = ["PACKAGED", "find_packaged_head"]
-
 PACKAGED = Path(__file__).parents[3] / "heads"
 
 

@@ -26,8 +26,6 @@ from pronk.drafters.from_text.datastore.layout import (
 )
 from pronk.errors import OptionError
 
-__all__ = ["SORTING", "OnProgress", "require_sorter", "write_datastore"]
-
 # Progress callback. Its argument is the number of tokens written so far, or SORTING when the sort begins.
 OnProgress = Callable[[int], None]
 SORTING = -1

@@ -10,8 +10,6 @@ import numpy as np
 from pronk.errors import CheckpointError
 from pronk.models.checkpoint import read_json
 
-__all__ = ["FORMAT", "HEADER", "SUFFIXES", "SUFFIX_TYPES", "TOKENS", "TOKEN_TYPES", "Header"]
-
 FORMAT = "pronk-datastore/1"
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
 

@@ -34,8 +34,6 @@ from numpy.typing import NDArray
 from pronk.drafters.from_text.datastore.layout import SUFFIXES, TOKENS, Header
 from pronk.errors import CheckpointError, OptionError
 
-__all__ = ["Child", "Datastore", "Match"]
-
 # If a phrase occurs more than 1024 times, its continuations are counted in 1024 evenly spaced occurrences. A token that
 # follows at least 1/1024 of all occurrences is always found.
 _SAMPLE = 1024

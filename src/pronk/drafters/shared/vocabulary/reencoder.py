@@ -19,8 +19,6 @@ from pronk.errors import PromptError
 from pronk.tokenization.spelling import Prefix
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Recoding", "Reencoder"]
-
 _MARK_INTERVAL = 64  # try to set a mark if more target tokens than this follow the last mark
 _NUM_OPEN = 32  # set no mark among the last 32 target tokens, as further text may change how the last word is encoded
 _MAX_TRIES = 8  # maximum number of positions at which a mark is tried, the last positions first

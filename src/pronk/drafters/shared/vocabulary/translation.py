@@ -22,8 +22,6 @@ from pronk.errors import OptionError
 from pronk.tokenization.spelling import Spelling, spell, without_prefix
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Reencoder", "Translation"]
-
 # A draft model is refused if less than this fraction of the smaller vocabulary is also in the other one; only tokens of
 # at least 2 bytes count. Any two of the vocabularies measured (1,024 to 16,384 tokens, trained on licences,
 # documentation, Python and C) have 0.3 or more in common, and these tokens make up at least half of a text. At 0.1 or
