@@ -44,8 +44,6 @@ class TerminalOutput:
             if hasattr(stream, "reconfigure"):  # print ? for characters that its encoding lacks
                 stream.reconfigure(errors="replace")
         self._out = Console(highlight=False, soft_wrap=True)
-        if not self._out.is_terminal:  # a table in a file or a pipe is searched, so its rows are single lines
-            self._out.width = _UNLIMITED
         self._err = Console(highlight=False, soft_wrap=True, stderr=True)
         self._stats = self._err.is_terminal if stats is None else stats
         self.color_drafts = color_drafts
@@ -93,12 +91,19 @@ class TerminalOutput:
         self._err.print(Text(text, style="yellow"), soft_wrap=not self._err.is_terminal)
 
     def fits(self, table: Table) -> bool:
-        """Return whether every cell of a table has a single line."""
+        """Return whether every cell of a table has a single line; only the lines of a terminal have an end."""
         unlimited = self._out.options.update(width=_UNLIMITED)
-        return self._out.measure(table, options=unlimited).maximum <= self._out.width
+        return not self.interactive or self._out.measure(table, options=unlimited).maximum <= self._out.width
 
-    def result(self, part: Table | Text) -> None:
-        """Print a table or text of the command's result on standard output."""
+    def result(self, part: Table | Text, *, one_line_rows: bool = False) -> None:
+        """Print a table or text of the command's result on standard output.
+
+        Args:
+            part: the table or text.
+            one_line_rows: outside a terminal, do not wrap cells: the rows of a list are searched.
+        """
+        if one_line_rows and not self.interactive:
+            self._out.width = _UNLIMITED
         self._out.print(part, soft_wrap=False)
 
     def figures(self, text: str) -> None:

@@ -88,7 +88,7 @@ def list_models(
         shown = [{key: value for key, value in row.items() if key not in ("path", "source")} for row in rows]
         if not screen.fits(_table(shown)):  # --json has the repositories, too
             shown = [{key: value for key, value in row.items() if key != "repository"} for row in shown]
-        screen.result(_table(shown))
+        screen.result(_table(shown), one_line_rows=True)
     else:
         screen.note("no model on this machine; pronk pull smollm2 downloads one, pronk list --known has more")
 
