@@ -1,4 +1,3 @@
-import inspect
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -188,10 +187,3 @@ def test_arguments_out_of_range(function: Callable[..., Any], arguments: Sequenc
     with pytest.raises(OptionError) as error:
         function(*arguments)
     assert str(error.value) == message
-
-
-def test_the_module_offers_all_its_public_functions() -> None:
-    functions = inspect.getmembers(
-        metrics, lambda each: inspect.getmodule(each) is metrics and inspect.isfunction(each)
-    )
-    assert sorted(metrics.__all__) == [name for name, _ in functions if not name.startswith("_")]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kv_cache.reading import read_layer
 from oracle import DenseAttend
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
@@ -185,7 +186,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     program.run(rows, found)
     assert error(found, exact) < (2e-6 if scale == 1.0 else 2e-5)
     block_table.length = len(tokens)
-    for got, seen in zip(pool.read(0, block_table), attend.seen, strict=True):
+    for got, seen in zip(read_layer(pool, 0, block_table), attend.seen, strict=True):
         assert error(got, seen) < 2e-6
 
 

@@ -10,6 +10,7 @@ import torch
 
 from checkpoints import MakeCheckpoint
 from kernels.test_products import EVERY, same
+from kv_cache.reading import read_layer
 from models.test_loader import load
 from models.test_quantized_loading import TEXT, Rounded, Stacked, agree_on_gates, assert_explained
 from oracle import DenseAttend
@@ -66,7 +67,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         table.length = rows
         assert np.linalg.norm(stream - want) < 0.002 * np.linalg.norm(want - before)
         # Models without rotations have no norms of keys either, so their keys are compared, too.
-        for got, form in list(zip(pool.read(0, table), forms[1:], strict=True))[0 if c.rope is None else 1 :]:
+        for got, form in list(zip(read_layer(pool, 0, table), forms[1:], strict=True))[0 if c.rope is None else 1 :]:
             alone, linear = backend.program(c.hidden_size, FLOAT32), Linear(backend, *form, WeightLayout(), None)
             alone.linear(linear, norm=packed.layers[0].attention_norm, to="logits")
             out = np.empty((rows, c.num_kv_heads * c.head_dim), np.float32)

@@ -1,0 +1,14 @@
+"""Keys and values of a paged cache as plain arrays."""
+
+from pronk.arrays import Array
+from pronk.kv_cache.blocks import BlockTable
+from pronk.kv_cache.layout import choose_layouts
+from pronk.kv_cache.paged import PagedCache
+
+
+def read_layer(cache: PagedCache, layer: int, block_table: BlockTable) -> list[Array]:
+    """Return keys and values ``[kv_heads, tokens, head_dim]`` of a layer with attention; not in 8 bits."""
+    slots = cache.slots(block_table, 0, block_table.length)
+    pools = zip(choose_layouts(cache.kv_dtype), (cache.keys[layer], cache.values[layer]), strict=True)
+    stored = [layout.read_bytes(pool, slots).view(pool.dtype) for layout, pool in pools]
+    return [each.reshape(len(slots), cache.config.num_kv_heads, -1).swapaxes(0, 1) for each in stored]
