@@ -4,6 +4,7 @@ References are ``jsonschema``, plain decoding of each request alone, and the mas
 by token. The guide of :mod:`guides` is also an option of ``test_equality.py``.
 """
 
+import json
 import random
 import re
 from collections import Counter
@@ -192,6 +193,14 @@ def test_preemption_and_prefix_hits(mode: str) -> None:
         assert request.output == done.token_ids
         assert mode == "jump" or request.logprobs == done.logprobs
         small.engine.abort(request)
+
+
+def test_forced_text_is_drafted_to_its_end(llm: LLM) -> None:
+    text = " ".join(str(number) for number in range(150))
+    done = llm.generate("x", guided(0, guide=Guide(json={"const": text}), max_tokens=700), drafter="auto")
+    assert json.loads(done.text) == text
+    assert len(done.token_ids) > 200
+    assert done.stats.step_compression > 4
 
 
 def test_samples_of_one_prompt(llm: LLM) -> None:

@@ -308,6 +308,15 @@ def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     assert not policy.is_quiet()
 
 
+def test_a_request_whose_sources_were_not_considered_is_not_quiet() -> None:
+    """A guide whose forced text fills the proposal does not ask for the drafter beside it."""
+    policy = RequestPolicy()
+    for _ in range(3):
+        policy.begin()
+        policy.set_prices(COSTS, 1, 10.0)
+        assert not policy.is_quiet()
+
+
 def test_without_costs_all_sources_are_asked() -> None:
     world = World()
     sources = [Source(world, str(seconds), seconds, always(0.0), claims=None) for seconds in (0.1, 100.0)]

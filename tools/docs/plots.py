@@ -79,12 +79,12 @@ def svg(parts: Sequence[str], height: int) -> str:
     )
 
 
-def real_rows(results: Path, group: str = "all") -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the greedy rows of :data:`REAL` for a group of prompts, by model, fastest first, and by method."""
+def real_rows(results: Path, group: str = "all", temperature: float = 0.0) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the rows of :data:`REAL` for a group of prompts and a temperature, by model, fastest first, and method."""
     rows = json.loads((results / f"{REAL}.json").read_text(encoding="utf-8"))
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
-        if (row["group"], row["temperature"]) == (group, 0.0):
+        if (row["group"], row["temperature"]) == (group, temperature):
             found.setdefault(row["model"], {})[row["method"]] = row
     return dict(sorted(found.items(), key=lambda pair: -pair[1]["auto"]["speed"]))
 

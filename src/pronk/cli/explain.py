@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,6 +74,8 @@ def explain(
     _check_plot(plot)
     llm, params = prepare(load, request, screen, text)
     with interruptible("interrupted"):
+        # The first steps of a process are slower: they prepare drafters, and read the weights into memory.
+        llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
         explanation = explain_text(llm, text, params)
     if plot is not None:
         _draw(explanation, plot)

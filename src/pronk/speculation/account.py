@@ -9,6 +9,7 @@ from pronk.speculation.cost_model import usual
 
 _SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
+_PRIOR_TOKENS = 2.0  # weight, in tokens, of the prior that a source adds what it is expected to add
 _KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
 
 
@@ -44,8 +45,8 @@ class Source:
     contribution: Mean = field(default_factory=Mean)
     calls: int = 0  # number of calls, each for all requests of a step
     asked: int = 0  # number of proposals, one per request
-    expected: float = _PASSES  # tokens that the proposals were expected to add to their steps, and a prior
-    added: float = _PASSES  # tokens that they have added, and the same prior
+    expected: float = _PRIOR_TOKENS  # tokens that the proposals were expected to add to their steps
+    added: float = _PRIOR_TOKENS  # tokens that they have added
 
     @property
     def price(self) -> float:

@@ -103,8 +103,8 @@ class RequestPolicy:
         self.offer = None if curve is None else Offer(1.0, curve.at(requests) / requests)
 
     def is_quiet(self) -> bool:
-        """Whether the last step that considered the sources could ask none, and none could be asked by now."""
-        return self.policy.elapsed < self._wake
+        """Whether the last step could ask no source, and none can be asked yet; False if it did not try to."""
+        return self.policy.elapsed < self._wake < inf
 
     def affords(self, seconds: float) -> bool:
         """Return whether drafting of this request may take ``seconds`` more in this step."""

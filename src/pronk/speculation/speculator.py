@@ -87,7 +87,8 @@ class Speculator:
             governed = self.budget and not proposer.capabilities.bypass_budget
             if governed and self.costs is None:
                 continue  # a forward pass without draft tokens has to be measured first
-            requests = [request for request in group if not (governed and request.policy.is_quiet())]
+            # A guide may force text, which costs nothing to draft, whatever the policy says of other sources.
+            requests = [r for r in group if not (governed and r.params.guide is None and r.policy.is_quiet())]
             if not requests:
                 continue
             allowance = self.policy.allowance / len(draft_slots)

@@ -21,6 +21,7 @@ from pronk.errors import PronkError
 
 # Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.
 _LOG_TAIL_BYTES = 4096
+_MAX_STARTS = 3  # starts of a worker: one that dies at every prompt would load its model for each
 
 
 class PeerError(PronkError):
@@ -55,6 +56,7 @@ class Peer:
         self._python = python or sys.executable
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
+        self._num_starts = 0
 
     def load(self) -> None:
         """Start the worker process, unless one is running, and load the model.
@@ -68,6 +70,10 @@ class Peer:
         self.versions, self.settings = loaded["versions"], loaded["settings"]
 
     def _start(self) -> None:
+        if self._num_starts >= _MAX_STARTS:
+            msg = f"{self.name}: the worker died {_MAX_STARTS} times, and is not started again"
+            raise PeerError(msg)
+        self._num_starts += 1
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         command = self._command()
         try:
@@ -89,7 +95,9 @@ class Peer:
         self._reader.start()
 
     def generate(self, request: PeerRequest) -> PeerResult:
-        """Continue one prompt from an empty KV cache; a worker that died or timed out before is started again.
+        """Continue one prompt from an empty KV cache.
+
+        A worker that died or timed out before is started again, at most twice.
 
         Raises:
             PeerError: the engine failed, died, timed out or returned a wrong number of tokens.
@@ -110,13 +118,7 @@ class Peer:
         process, self._process = self._process, None
         if process is None:
             return
-        # While ``returncode`` is None nothing has waited for the process, so the system cannot have reused its id.
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if hasattr(os, "killpg"):
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    process.kill()
+        _kill(process)
         process.wait()
         self._reader.join(timeout=5)
         for stream in (process.stdin, process.stdout, self._log):
@@ -173,6 +175,17 @@ class Peer:
         self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"{cause}, {lines[-1].strip()[:200]}" if lines else cause
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a worker and its child processes."""
+    # While ``returncode`` is None nothing has waited for the process, so the system cannot have reused its id.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
 
 
 def _check_result(result: PeerResult, request: PeerRequest) -> None:
