@@ -8,6 +8,7 @@ carry only data, never code, and receivers validate them.
 from __future__ import annotations
 
 import json
+import operator
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -130,7 +131,7 @@ class PeerConnection:
         Raises:
             ConnectionLostError: the other process has ended, or does not receive in time.
         """
-        text = json.dumps(values, default=int).encode()  # ``default`` converts integers of NumPy
+        text = json.dumps(values, default=operator.index).encode()  # ``default`` converts integers of NumPy
         # A bytearray, because torch wants writable memory.
         parts = [np.frombuffer(bytearray(part), np.uint8) if isinstance(part, bytes) else part for part in (text, data)]
         arrays = [np.array([kind, *map(len, parts)], np.int64), *parts]
