@@ -208,6 +208,15 @@ def test_a_failure_is_one_line(fake: FakePeer, action: int, message: str) -> Non
     assert not alive(worker.pid)
 
 
+def test_a_worker_that_dies_again_and_again_is_not_started_forever(fake: FakePeer) -> None:
+    for _ in range(3):
+        with pytest.raises(PeerError, match="died during generate"):
+            fake.generate(request([6]))
+    with pytest.raises(PeerError, match="found 3 that ended"):
+        fake.generate(request([0]))
+    assert fake._process is None
+
+
 def test_a_hung_worker_is_killed(fake: FakePeer) -> None:
     worker = fake._process
     assert worker is not None

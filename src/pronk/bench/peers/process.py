@@ -71,7 +71,7 @@ class Peer:
 
     def _start(self) -> None:
         if self._num_starts >= _MAX_STARTS:
-            msg = f"{self.name}: the worker died {_MAX_STARTS} times, and is not started again"
+            msg = f"{self.name}: expected a worker that stays alive, found {_MAX_STARTS} that ended; measure without it"
             raise PeerError(msg)
         self._num_starts += 1
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
@@ -118,7 +118,13 @@ class Peer:
         process, self._process = self._process, None
         if process is None:
             return
-        _kill(process)
+        # While ``returncode`` is None nothing has waited for the process, so the system cannot have reused its id.
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
         process.wait()
         self._reader.join(timeout=5)
         for stream in (process.stdin, process.stdout, self._log):
@@ -175,17 +181,6 @@ class Peer:
         self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"{cause}, {lines[-1].strip()[:200]}" if lines else cause
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a worker and its child processes."""
-    # While ``returncode`` is None nothing has waited for the process, so the system cannot have reused its id.
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
 
 
 def _check_result(result: PeerResult, request: PeerRequest) -> None:
