@@ -20,6 +20,7 @@ import argparse
 import gzip
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
@@ -66,7 +67,7 @@ def main() -> None:
         for model in given.models:
             measure(model, prompts, given)
         traces = sorted(given.out.parent.glob(f"{given.out.name}.*.trace.jsonl"))
-        measured = [row for trace in traces for row in summarize(read_trace(trace))]
+        measured = [row for trace in traces for row in summarize(read_trace(trace), given.prompts)]
         rows = [row for row in rows if row["model"] not in {new["model"] for new in measured}] + measured
     if not rows:
         parser.error(f"expected measurements in {outputs['json']}, found none; name a model, without --show")
@@ -106,10 +107,23 @@ def measure(model: str, prompts: Path, given: argparse.Namespace) -> None:
         sys.exit(done.returncode)  # pronk bench has said why; the same command continues
 
 
-def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
+def command_of(arguments: dict[str, Any], prompts: Iterable[Path]) -> str:
+    """Return the command that measured a trace, from the arguments of its ``pronk bench``; without folders."""
+    words = ["python", "benchmarks/real.py", *arguments["model"], "--out", "OUT"]
+    words += ["--minutes", f"{arguments['minutes']:g}", "--max-tokens", str(arguments["max_tokens"])]
+    words += [] if arguments["threads"] is None else ["--threads", str(arguments["threads"])]
+    words += [word for file in prompts for word in ("--prompts", file.name)]
+    words += [word for drafter in arguments["drafter"] for word in ("--drafter", drafter)]
+    words += [word for peer in arguments["peer"] or ["none"] for word in ("--peer", peer)]
+    pairs = [pair.partition("=")[0] for pair in arguments["peer_python"]]
+    return shlex.join(words + [word for engine in pairs for word in ("--peer-python", f"{engine}=PYTHON")])
+
+
+def summarize(records: Sequence[Record], prompts: Iterable[Path] = ()) -> list[dict[str, Any]]:
     """Return the rows of one trace: one for each group of prompts, method and temperature.
 
-    A row covers the prompts that the method and plain decoding finished. Times are sums over prompts.
+    A row covers the prompts that the method and plain decoding finished. Times are sums over prompts. ``prompts`` are
+    the files given by ``--prompts``.
     """
     start = records[0]
     assert isinstance(start, Start)
@@ -124,6 +138,7 @@ def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
         "threads": start.hardware.get("threads"),
         "kernels": model.kernels,
         "date": start.started[:10],
+        "command": command_of(start.arguments, prompts),
     }
     rows = []
     for group in ("all", "chat", "code", "copy"):
@@ -196,7 +211,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         counts = ", ".join(f"{group} {count(mine, group)}" for group in ("chat", "code", "copy"))
         text.append(
             f"## {model}\n\n{first['processor']}, {first['threads']} threads, {first['kernels']}, {first['date']}. "
-            f"Prompts: {counts}. `python benchmarks/real.py {model} --out …`\n"
+            f"Prompts: {counts}.\n\n```sh\n{first.get('command', f'python benchmarks/real.py {model} --out OUT')}\n```\n"
         )
         text += [table(mine, temperature) for temperature in TEMPERATURES]
     text.append(

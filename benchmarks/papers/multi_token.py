@@ -36,7 +36,7 @@ from pronk.train.loop import set_all_threads
 
 Result = dict[str, Any]
 # Millions of weights of a size, for the axis of a plot.
-MILLIONS = {"tiny": 0.05, "1M": 1.0, "3M": 3.1, "10M": 10.6}
+MILLIONS = {"tiny": 0.05, "0.3M": 0.3, "1M": 1.0, "3M": 3.1, "10M": 10.6}
 
 
 def say(text: str) -> None:
@@ -362,7 +362,7 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--minutes", type=float, default=60.0)
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
-        sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help="peak learning rate")
+        sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help="peak at hidden size 128")
         sub.add_argument("--steps", type=int, default={"arithmetic": 800, "induction": 3000}.get(name, 1000))
         (add_task_options if is_task else add_text_options)(sub, name)
     return made
@@ -370,7 +370,7 @@ def parser() -> argparse.ArgumentParser:
 
 def add_task_options(sub: argparse.ArgumentParser, name: str) -> None:
     """Add the options of induction and arithmetic."""
-    sub.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "3M", "10M"])
+    sub.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.3M", "1M", "3M", "10M"])
     sub.add_argument("--heads", type=int, nargs="+", default=[1, 2], help="numbers of tokens predicted at once")
     sub.add_argument("--texts", type=int, default=16 if name == "induction" else 64, help="texts per step")
     sub.add_argument("--test", type=int, default=200, help="test texts, for each number of operations")

@@ -31,9 +31,9 @@ from pronk.train.options import ModelShape, TrainOptions
 
 __all__ = ["SIZES", "Cell", "Deadline", "Heads", "TaskModel", "Trainable", "model_shape", "train_cell"]
 
-# Hidden size, layers and attention heads of table S14, by millions of weights besides the embedding. The MLP is gated,
-# and its width is 8/3 of the hidden size.
-SIZES = {"tiny": (32, 4, 2), "1M": (128, 5, 4), "3M": (256, 4, 8), "10M": (384, 6, 8)}
+# Hidden size, layers and attention heads by millions of weights besides the embedding; 1M to 10M are those of table S14.
+# The MLP is gated, and its width is 8/3 of the hidden size.
+SIZES = {"tiny": (32, 4, 2), "0.3M": (64, 6, 4), "1M": (128, 5, 4), "3M": (256, 4, 8), "10M": (384, 6, 8)}
 
 
 def model_shape(size: str, vocab: int) -> ModelShape:
@@ -86,7 +86,7 @@ class Cell:
     task: Task
     steps: int
     texts: int = 32
-    rate: float = 3e-3
+    rate: float = 3e-3  # peak at hidden size 128; inversely proportional to it (Yang et al. 2022, table 3, for Adam)
     evaluations: int = 20
     count: int = 200  # test texts per group
     labels: Mapping[str, Any] = field(default_factory=dict)  # further columns of the result
@@ -122,7 +122,7 @@ class Cell:
             micro=self.texts * self.task.length,
             length=self.task.length,
             final_share=0.0,
-            rate=self.rate,
+            rate=self.rate * SIZES["1M"][0] / shape.hidden,
             floor=0.03,
             warmup=min(50, self.steps // 10),
             seed=self.task.seed,

@@ -133,4 +133,5 @@ def _describe(share: SourceShare, steps: int) -> str:
     tried = f" ({share.explored} to explore)" if share.explored else ""
     took = f", in {1e3 * share.seconds:.1f} ms," if share.asked else ""
     joined = " and" if share.asked else ""
-    return f"{share.source}{asked}{tried}{took}{joined} had {share.accepted} of {share.drafted} draft tokens accepted."
+    counts = f"{share.accepted} of {share.drafted} verified draft tokens accepted"
+    return f"{share.source}{asked}{tried}{took}{joined} had {counts if share.drafted else 'no draft token verified'}."

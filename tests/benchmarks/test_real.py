@@ -27,7 +27,7 @@ def real() -> ModuleType:
 def test_a_benchmark_of_a_small_model(real: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "toy"
     words = ["real.py", "pronk-tiny", "--out", str(out), "--minutes", "0", "--max-tokens", "6", "--threads", "1"]
-    words += ["--peer", "none", "--drafter", "prompt_lookup"]
+    words += ["--drafter", "prompt_lookup", "--peer", "none"]
     monkeypatch.setattr(sys, "argv", words)
     real.main()
     rows = json.loads(out.with_suffix(".json").read_text())
@@ -38,6 +38,8 @@ def test_a_benchmark_of_a_small_model(real: ModuleType, tmp_path: Path, monkeypa
     assert plain["prompts"] == lookup["prompts"] == 1  # the limit ends every call after its first prompt
     assert (plain["speedup"], plain["tokens_per_pass"]) == (1.0, 1.0)
     assert lookup["same"] == lookup["prompts"]
+    command = f"python benchmarks/real.py pronk-tiny --out OUT {' '.join(words[4:])}"
+    assert f"```sh\n{command}\n```" in out.with_suffix(".md").read_text()
     assert "| plain decoding |" in out.with_suffix(".md").read_text()
     trace = tmp_path / "toy.pronk-tiny.trace.jsonl"
     monkeypatch.setattr(sys, "argv", words)

@@ -131,7 +131,7 @@ def speedups(name: str) -> str:
         lines.append([model, rows[name]["prompts"], *("–" if cell is None else f"{cell:.2f}" for cell in cells)])
     return (
         f"*{_describe_machine(next(iter(models.values()))[name])}: `python benchmarks/real.py {' '.join(models)} "
-        f"--prompts spec_bench.jsonl --out OUT` ([all columns](benchmarks/results/{REAL}.md)).*\n\n{table(head, lines)}"
+        f"--out OUT` ([all options, all columns](benchmarks/results/{REAL}.md)).*\n\n{table(head, lines)}"
     )
 
 
