@@ -208,10 +208,11 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
         first = mine[0]
+        command = first.get("command", f"python benchmarks/real.py {model} --out OUT")
         counts = ", ".join(f"{group} {count(mine, group)}" for group in ("chat", "code", "copy"))
         text.append(
             f"## {model}\n\n{first['processor']}, {first['threads']} threads, {first['kernels']}, {first['date']}. "
-            f"Prompts: {counts}.\n\n```sh\n{first.get('command', f'python benchmarks/real.py {model} --out OUT')}\n```\n"
+            f"Prompts: {counts}.\n\n```sh\n{command}\n```\n"
         )
         text += [table(mine, temperature) for temperature in TEMPERATURES]
     text.append(

@@ -31,7 +31,7 @@ from pronk.train.options import ModelShape, TrainOptions
 
 __all__ = ["SIZES", "Cell", "Deadline", "Heads", "TaskModel", "Trainable", "model_shape", "train_cell"]
 
-# Hidden size, layers and attention heads by millions of weights besides the embedding; 1M to 10M are those of table S14.
+# Hidden size, layers and attention heads by millions of weights besides the embedding; 1M to 10M are from table S14.
 # The MLP is gated, and its width is 8/3 of the hidden size.
 SIZES = {"tiny": (32, 4, 2), "0.3M": (64, 6, 4), "1M": (128, 5, 4), "3M": (256, 4, 8), "10M": (384, 6, 8)}
 

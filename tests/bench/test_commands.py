@@ -106,7 +106,7 @@ def test_missing_kernels_are_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch
     assert err.endswith(" · kernels torch\n")
 
 
-@pytest.mark.parametrize("parallel", ["tree", "tensor"])
+@pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_a_benchmark_measures_the_time_in_workers(
     run: Run, tmp_path: Path, parallel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

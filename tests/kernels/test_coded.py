@@ -49,13 +49,13 @@ def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: tuple[
         whole = products(weight, bias)[0].logits(x)
         for product in products(weight, bias):
             assert same(product.logits(x), whole)
-            for rows in ROWS[::3]:
+            for rows in ROWS[::5]:
                 assert same(product.logits(x[:rows]), whole[:rows]), (inputs, rows)
-            for rows in (1, 2, 5, 13, 33, 511):
+            for rows in (1, 5, 33):
                 assert same(product.logits(x[-rows:]), whole[-rows:]), (inputs, rows)
         for threads in (2, 3, 5):
             set_threads(threads, 1)
-            for rows in (1, 4, 17, 600):
+            for rows in (4, 600):
                 assert same(products(weight, bias)[0].logits(x[:rows]), whole[:rows]), (inputs, rows, threads)
 
 

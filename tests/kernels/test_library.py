@@ -119,9 +119,11 @@ def test_supported_head_sizes() -> None:
 def test_every_instruction_set_passes_its_self_check(
     kernels: Kernels, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    counts = (1, 3)
     if pytestconfig.getoption("--library"):  # a sanitizer build takes a minute for hundreds of rows
         monkeypatch.setattr(loading, "_BATCH_SIZES", (1, 4, 20, 40))
-    for threads in (1, 2, 3):
+        counts = (3,)
+    for threads in counts:
         set_threads(threads, 1)
         assert self_check(kernels) is None
 
@@ -323,6 +325,7 @@ def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
         library.candidates("auto", path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(build.find_compiler() is None, reason="expected a C++ compiler")
 def test_a_build_for_one_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config

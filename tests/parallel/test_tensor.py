@@ -44,7 +44,7 @@ from quantized_formats import FORMATS, write_quantized
 from tiny_models import kernels, text_logits
 
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
-FURTHER = ("lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
+FURTHER = ("suffix", "lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
 
 # Tolerance for quantized weights: the groups of a shard, in which inputs are rounded, may differ from the whole's.
 ROUNDED = 0.1
@@ -232,7 +232,7 @@ def passes(llm: LLM) -> TensorParallelExecutor:
 
 @pytest.mark.parametrize(
     "drafter",
-    ["suffix", "kangaroo", *(pytest.param(each, marks=pytest.mark.slow) for each in FURTHER)],
+    ["kangaroo", *(pytest.param(each, marks=pytest.mark.slow) for each in FURTHER)],
 )
 def test_draft_tokens_change_no_bit(several: LLM, drafter: str) -> None:
     for temperature, samples in ((0.0, 1), (0.8, 2)):

@@ -12,8 +12,8 @@ from real.questions import QUESTIONS
 @pytest.mark.parametrize("samples", [0, pytest.param(500, marks=pytest.mark.slow)])
 def test_verify(samples: int, smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"turns": [question]}) + "\n" for question in QUESTIONS[:3]))
-    words = ["verify", "--model", str(smollm2), "--prompts", str(prompts), "--max-tokens", "16", "--json", "-"]
+    prompts.write_text("".join(json.dumps({"turns": [question]}) + "\n" for question in QUESTIONS[:2]))
+    words = ["verify", "--model", str(smollm2), "--prompts", str(prompts), "--max-tokens", "12", "--json", "-"]
     words += ["--samples", str(samples)]
     words += [word for name in ("suffix", "recycling") for word in ("--drafter", name)]
     with pytest.raises(SystemExit) as stop:

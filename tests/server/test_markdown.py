@@ -186,7 +186,7 @@ def test_elements(page: Page) -> None:
     assert page.evaluate("window.hacked") is None
 
 
-@pytest.mark.parametrize("sizes", [[1], [3, 1, 7], [40]])
+@pytest.mark.parametrize("sizes", [[1], [3, 1, 7]])
 def test_growing_texts_end_like_whole_ones(page: Page, sizes: list[int]) -> None:
     for text in (
         SAMPLE,
@@ -208,7 +208,7 @@ def test_growing_texts_end_like_whole_ones(page: Page, sizes: list[int]) -> None
         "\U0001f600",
     ]
     draw = random.Random(41)
-    for _ in range(150):
+    for _ in range(80):
         text = "".join(draw.choices(pieces, k=60))
         _, shown, whole = page.evaluate(GROW, [text, sizes])
         assert shown == whole, text
