@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pronk.speculation.cost_model import usual
 
-_SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
+_SHARE = 0.01  # part of the elapsed time that may be lost; half of it may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
 _PRIOR_TOKENS = 2.0  # weight, in tokens, of the prior that a source adds what it is expected to add
 _KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
@@ -90,8 +90,12 @@ class Policy:
         return source
 
     def next_exploration(self, source: Source, seconds: float) -> float:
-        """Return the ``elapsed`` at which a source's time for learning covers ``seconds`` more."""
-        return (source.explored + seconds) * max(1, len(self.sources)) / _SHARE
+        """Return the ``elapsed`` at which a source's part of the time for learning covers ``seconds`` more.
+
+        Learning has half of the time that may be lost, and the sources have equal parts of it. If it took all, a drafter
+        that is expected to pay, but had bad luck, could never afford to read a text again.
+        """
+        return (source.explored + seconds) * 2 * max(1, len(self.sources)) / _SHARE
 
     def next_loss(self, seconds: float) -> float:
         """Return the ``elapsed`` at which so many seconds more may be lost than now."""

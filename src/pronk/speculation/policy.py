@@ -3,8 +3,8 @@
 The value of a step (:mod:`pronk.speculation.step_value`) is its expected number of tokens divided by its seconds.
 Plain decoding is the choice without draft tokens. A drafter (a *source*) is asked where its expected contribution
 raises the value; the draft tokens that raise it most are verified. Where nothing raises the value, sources are asked
-now and then all the same, to learn how good they are on the present text: each for at most 1 % of the time divided by
-the number of sources.
+now and then all the same, to learn how good they are on the present text: each for at most 0.5 % of the time divided by
+the number of sources. The rest of what may be lost is for proposals that are expected to pay.
 
 A drafter with a model must read the text before it can draft. It reads it when its draft tokens would have saved as
 many seconds, in the steps since its last proposal, as reading takes. By this ski-rental rule, the seconds missed and
@@ -20,7 +20,7 @@ A forward pass is the longest one so far that reads no prompt. The seconds of dr
 the cost model. The bound is exceeded at most by what one step's proposals take beyond their expected price, and by
 one step's rows that may not be dropped: trees that the rejection rules verify whole, and the window of lookahead.
 Drafting is the time in proposals and in their observation, without the first proposal of each source, which prepares
-it.
+it. A proposal counts as at most twice its expected price, because other processes may interrupt it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,15 @@ class SourceReport(NamedTuple):
     after: Offer | None = None  # best choice with this proposal
 
 
+class _Asked(NamedTuple):
+    """A source that has proposed in this step."""
+
+    proposer: Proposer[Any]
+    reason: Reason
+    price: list[float] | None  # seconds of its proposal; ``None`` for its first one of all
+    most: float  # seconds that count at most
+
+
 class RequestPolicy:
     """Choices for one request: its acceptance rates, its sources, and the offers of the current step.
 
@@ -81,8 +90,7 @@ class RequestPolicy:
         self._trie: Trie | None = None  # all offers, if there are several
         self._wake = 0.0  # ``Policy.elapsed`` before which no source can be asked again; 0 if one was asked
         self._room = 1.0  # probability that no draft token offered for the next position is right
-        # By the address of the proposer; the list has the seconds of its proposal, ``None`` for its first one of all.
-        self._asked: dict[int, tuple[Proposer[Any], Reason, list[float] | None]] = {}
+        self._asked: dict[int, _Asked] = {}  # by the address of the proposer
         self._chain_prices: dict[int, ChainPrice | None] = {}  # by the address of the proposer
         # Seconds that the draft tokens of a source, by name, would have saved since it was last asked.
         self._missed: dict[str, float] = {}
@@ -186,20 +194,22 @@ class RequestPolicy:
         The first proposal of all includes one-time preparation, and is not charged.
         """
         self._charged += seconds
-        _, reason, price = self._asked[id(proposer)]
-        if price is None:
+        asked = self._asked[id(proposer)]
+        if asked.price is None:
             return
-        price[0] += seconds
-        self._left -= seconds
-        self.policy.spent += seconds
-        if reason == "explores":
-            self.policy.source(proposer.source).explored += seconds
+        before = min(asked.price[0], asked.most)
+        asked.price[0] += seconds
+        counted = min(asked.price[0], asked.most) - before
+        self._left -= counted
+        self.policy.spent += counted
+        if asked.reason == "explores":
+            self.policy.source(proposer.source).explored += counted
 
     def charge_rest(self, seconds: float) -> None:
         """Divide the time of decisions among the asked sources: what of ``seconds`` is not charged yet."""
         rest = seconds - self._charged
-        for proposer, _, _ in self._asked.values():
-            self.charge(proposer, rest / len(self._asked))
+        for asked in self._asked.values():
+            self.charge(asked.proposer, rest / len(self._asked))
         self._charged = 0.0
 
     def close(self, tokens: Sequence[int], accepted: int, draft_rows: int) -> None:
@@ -241,7 +251,7 @@ class RequestPolicy:
     @property
     def needs_logits(self) -> bool:
         """Whether a source that was asked in this step needs the target's logits."""
-        return any(asked.capabilities.logits for asked, _, _ in self._asked.values())
+        return any(asked.proposer.capabilities.logits for asked in self._asked.values())
 
     def take(
         self, proposer: Proposer[Any], reason: Reason, seconds: float, tree: TokenTree, lead: Sequence[int]
@@ -257,15 +267,17 @@ class RequestPolicy:
         """
         before, source = self.offer, self.policy.source(proposer.source)
         tree = tree if tree.gain is not None else self._with_gains(proposer, tree)
+        expected, chain = source.price, self._chain_prices.get(id(proposer))
+        if chain is not None:
+            drafting = max(tree.depths) * chain.token / self.num_requests  # siblings need no further pass
+            expected = chain.reading + chain.start + drafting
+            if reason == "pays" and not chain.reading and tree.num_draft_tokens:
+                source.starts.append(max(0.0, seconds - drafting))
         price = [0.0] if source.calls > 1 else None
-        self._asked[id(proposer)] = proposer, reason, price
+        self._asked[id(proposer)] = _Asked(proposer, reason, price, 2.0 * expected if expected > 0.0 else inf)
         source.asked += 1
         if price is not None:
             source.prices.append(price)
-        chain = self._chain_prices.get(id(proposer))
-        if chain is not None and reason == "pays" and not chain.reading and tree.num_draft_tokens:
-            passes = max(tree.depths)  # siblings of a chain's tokens need no pass
-            source.starts.append(max(0.0, seconds - passes * chain.token / self.num_requests))
         self._add(proposer.name, tree)
         self.acceptance.propose(proposer.source, lead, tree)
         if before is not None and self.curve is not None:
@@ -331,10 +343,7 @@ class RequestPolicy:
         return self._trie
 
     def _contribution(self, proposer: Proposer[Any]) -> Mean:
-        found = self._contributions.get(proposer.source)
-        if found is None:
-            found = self._contributions[proposer.source] = Mean()
-        return found
+        return self._contributions.setdefault(proposer.source, Mean())
 
     def chain_rate(self, proposer: Proposer[Any]) -> float:
         """Return the mean acceptance rate of a source's draft tokens."""
