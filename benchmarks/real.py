@@ -115,7 +115,7 @@ def command_of(arguments: dict[str, Any], prompts: Iterable[Path]) -> str:
     words += [word for file in prompts for word in ("--prompts", file.name)]
     words += [word for drafter in arguments["drafter"] for word in ("--drafter", drafter)]
     words += [word for peer in arguments["peer"] or ["none"] for word in ("--peer", peer)]
-    pairs = [pair.partition("=")[0] for pair in arguments["peer_python"]]
+    pairs = [pair.partition("=")[0] for pair in arguments["peer_python"] or ()]
     return shlex.join(words + [word for engine in pairs for word in ("--peer-python", f"{engine}=PYTHON")])
 
 

@@ -92,8 +92,8 @@ class Policy:
     def next_exploration(self, source: Source, seconds: float) -> float:
         """Return the ``elapsed`` at which a source's part of the time for learning covers ``seconds`` more.
 
-        Learning has half of the time that may be lost, and the sources have equal parts of it. If it took all, a drafter
-        that is expected to pay, but had bad luck, could never afford to read a text again.
+        Learning has half of the time that may be lost, and the sources have equal parts of it. If it took all, a
+        drafter that is expected to pay, but had bad luck, could never afford to read a text again.
         """
         return (source.explored + seconds) * 2 * max(1, len(self.sources)) / _SHARE
 
