@@ -50,8 +50,7 @@ test-slow: $(INSTALLED_DEV)
 coverage: $(INSTALLED_DEV)
 	$(PY) -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term
 
-# Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks. The deselected
-# tests compare bits over hundreds of rows: the others read and write the same memory with fewer.
+# Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks.
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
 $(SANITIZED): Makefile src/pronk/kernels/build.py $(wildcard src/pronk/kernels/csrc/*) | $(INSTALLED_DEV)
 	@$(PY) src/pronk/kernels/build.py $@ -Werror -O0 -g1 -DPRONK_FEW_TILES -DPRONK_EMULATE \
@@ -63,8 +62,6 @@ sanitize: $(SANITIZED)
 		tests/kernels/test_coded.py::test_the_largest_sums_do_not_overflow tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
 		tests/kernels/test_choices.py tests/kernels/test_convolutions.py tests/kernels/test_experts.py tests/kernels/test_suffixes.py \
 		tests/drafters/from_text/test_growth.py \
-		--deselect tests/kernels/test_blocks.py::test_a_row_depends_on_neither_the_batch_nor_the_instruction_set \
-		--deselect tests/kernels/test_experts.py::test_a_row_depends_on_itself_alone \
 		--deselect tests/kernels/test_choices.py::test_samples_follow_the_softmax_of_the_logits \
 		--deselect tests/kernels/test_choices.py::test_samples_equal_numpys
 

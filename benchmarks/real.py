@@ -68,6 +68,10 @@ def main() -> None:
             measure(model, prompts, given)
         traces = sorted(given.out.parent.glob(f"{given.out.name}.*.trace.jsonl"))
         measured = [row for trace in traces for row in summarize(read_trace(trace), given.prompts)]
+        commands = {row["model"]: row["command"] for row in rows if "command" in row}
+        for row in measured:
+            if row["model"] not in given.models:  # measured by an earlier call, perhaps with other prompts
+                row["command"] = commands.get(row["model"], row["command"])
         rows = [row for row in rows if row["model"] not in {new["model"] for new in measured}] + measured
     if not rows:
         parser.error(f"expected measurements in {outputs['json']}, found none; name a model, without --show")
@@ -108,8 +112,9 @@ def measure(model: str, prompts: Path, given: argparse.Namespace) -> None:
 
 
 def command_of(arguments: dict[str, Any], prompts: Iterable[Path]) -> str:
-    """Return the command that measured a trace, from the arguments of its ``pronk bench``; without folders."""
-    words = ["python", "benchmarks/real.py", *arguments["model"], "--out", "OUT"]
+    """Return the command that began a trace, from the arguments of its ``pronk bench``; without folders."""
+    models = [Path(model).name if "." in model else model for model in arguments["model"]]
+    words = ["python", "benchmarks/real.py", *models, "--out", "OUT"]
     words += ["--minutes", f"{arguments['minutes']:g}", "--max-tokens", str(arguments["max_tokens"])]
     words += [] if arguments["threads"] is None else ["--threads", str(arguments["threads"])]
     words += [word for file in prompts for word in ("--prompts", file.name)]
@@ -208,11 +213,11 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
         first = mine[0]
-        command = first.get("command", f"python benchmarks/real.py {model} --out OUT")
+        command = f"\n\n```sh\n{first['command']}\n```" if "command" in first else ""
         counts = ", ".join(f"{group} {count(mine, group)}" for group in ("chat", "code", "copy"))
         text.append(
             f"## {model}\n\n{first['processor']}, {first['threads']} threads, {first['kernels']}, {first['date']}. "
-            f"Prompts: {counts}.\n\n```sh\n{command}\n```\n"
+            f"Prompts: {counts}.{command}\n"
         )
         text += [table(mine, temperature) for temperature in TEMPERATURES]
     text.append(

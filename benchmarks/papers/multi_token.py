@@ -35,6 +35,7 @@ from pronk.train.checkpoint import load_checkpoint
 from pronk.train.loop import set_all_threads
 
 Result = dict[str, Any]
+RATE_HELP = {True: "peak learning rate at hidden size 128", False: "peak learning rate"}
 # Millions of weights of a size, for the axis of a plot.
 MILLIONS = {"tiny": 0.05, "0.3M": 0.3, "1M": 1.0, "3M": 3.1, "10M": 10.6}
 
@@ -61,7 +62,7 @@ def on_task(options: argparse.Namespace, cells: Sequence[Trainable], stop: Calla
     train_all(options, cells, stop)
     files = sorted((folder_of(options)).glob("*/result.json"))
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [result for result in results if result["steps"] == options.steps]
+    return [result for result in results if result["steps"] == options.steps and result["base_rate"] == options.rate]
 
 
 def curve_of(result: Result) -> list[tuple[int, dict[str, float]]]:
@@ -362,7 +363,7 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--minutes", type=float, default=60.0)
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
-        sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help="peak at hidden size 128")
+        sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help=RATE_HELP[is_task])
         sub.add_argument("--steps", type=int, default={"arithmetic": 800, "induction": 3000}.get(name, 1000))
         (add_task_options if is_task else add_text_options)(sub, name)
     return made

@@ -104,8 +104,8 @@ def assert_stats_add_up(request: Request) -> None:
     ("name", "options", "dtype"),
     matrix(
         [*DRAFTERS],
-        (*CORE, "top_k", "min_tokens", "bad_words"),
-        ("greedy", "all", "thinking"),
+        (*CORE, "top_k", "min_tokens", "repetitive"),
+        ("greedy", "all", "repetitive", "thinking"),
         FLOAT32,
     ),
     ids=str,

@@ -146,21 +146,22 @@ def test_groups_equal_the_loop(kind: str) -> None:
 
 
 @KINDS
-def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: str) -> None:
-    inputs = INPUTS.get(kind, 352)
+def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: str, pytestconfig: pytest.Config) -> None:
+    sanitized = pytestconfig.getoption("--library") is not None  # such a library takes a minute for hundreds of rows
+    inputs, most = INPUTS.get(kind, 352), 70 if sanitized else 600
     weight, bias = blocks(kind, 97, inputs), some_rows(1, 97, seed=2)[0]
-    x = some_rows(600, inputs)
+    x = some_rows(most, inputs)
     set_threads(1, 1)
     whole = linears(weight, bias)[0].logits(x)
     for linear in linears(weight, bias):
         assert same(linear.logits(x), whole), linear.packed.kernels.name
-        for rows in ROWS[::3]:
+        for rows in () if sanitized else (*ROWS[::3], 511):
             assert same(linear.logits(x[:rows]), whole[:rows]), rows
-        for rows in (1, 2, 5, 13, 33, 511):
+        for rows in (1, 5, 33):
             assert same(linear.logits(x[-rows:]), whole[-rows:]), rows
-    for threads in (2, 3, 5):
+    for threads in (3,) if sanitized else (2, 3, 5):
         set_threads(threads, 1)
-        for rows in (1, 4, 17, 600):
+        for rows in (4, most):
             assert same(linears(weight, bias)[0].logits(x[:rows]), whole[:rows]), (rows, threads)
 
 

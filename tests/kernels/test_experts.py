@@ -135,14 +135,15 @@ def test_outputs_are_those_of_numpy(form: str, kernels: Kernels) -> None:
 
 @EVERY
 @EACH
-def test_a_row_depends_on_itself_alone(form: str, kernels: Kernels) -> None:
+def test_a_row_depends_on_itself_alone(form: str, kernels: Kernels, pytestconfig: pytest.Config) -> None:
     made, before = make(kernels, form), num_threads()
+    sanitized = pytestconfig.getoption("--library") is not None  # such a library is slow
     x = some_rows(ROWS, made.layer.config.hidden_size)
     alone = np.concatenate([made.run(x[row : row + 1])[0] for row in range(ROWS)])
     try:
-        for threads in (1, 3):
+        for threads in (3,) if sanitized else (1, 3):
             set_threads(threads, threads)
-            for size in (2, 5, 16, ROWS):
+            for size in (5, ROWS) if sanitized else (2, 5, 16, ROWS):
                 parts = [made.run(x[start : start + size])[0] for start in range(0, ROWS, size)]
                 assert same(np.concatenate(parts), alone), (threads, size)
             order = np.random.default_rng(size).permutation(ROWS)

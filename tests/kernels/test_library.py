@@ -325,7 +325,6 @@ def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
         library.candidates("auto", path)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(build.find_compiler() is None, reason="expected a C++ compiler")
 def test_a_build_for_one_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config

@@ -136,7 +136,7 @@ def test_windows(checkpoint: MakeCheckpoint) -> None:
     close(two)
 
 
-@pytest.mark.parametrize("way", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_losing_a_worker_changes_no_token(
     alone: LLM, way: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -381,7 +381,6 @@ def test_address_of_another_service_is_a_one_line_error(monkeypatch: pytest.Monk
             thread.join()
 
 
-@pytest.mark.slow
 def test_replicas_end_when_their_server_is_killed(cluster: Any) -> None:
     """Ray keeps the application of a server that was killed; the replicas end it."""
     from ray import serve
