@@ -297,10 +297,10 @@ def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     policy.begin()
     policy.set_prices(proposer.price.curve, 1, 10.0)
     assert policy.reason(proposer, asked) is None
-    for elapsed in (0.0, 100.0, 999.0):
+    for elapsed in (0.0, 100.0, 499.0):
         policy.policy.elapsed = elapsed
         assert policy.is_quiet()
-    policy.policy.elapsed = 1001.0  # half of 1 % of the time covers a draft token
+    policy.policy.elapsed = 501.0  # 1 % of the time covers a draft token
     assert not policy.is_quiet()
     policy.begin()
     policy.set_prices(proposer.price.curve, 1, 10.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pronk.speculation.cost_model import usual
 
-_SHARE = 0.01  # part of the elapsed time that may be lost; half of it may be spent on learning
+_SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
 _PRIOR_TOKENS = 2.0  # weight, in tokens, of the prior that a source adds what it is expected to add
 _KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
@@ -69,6 +69,7 @@ class Policy:
         spent: drafting and draft rows, without the first proposal of each source.
         saved: plain steps that accepted draft tokens made unnecessary.
         sources: measurements of each source, by name.
+        saving: values of ``elapsed`` between which nothing is spent on learning; see :meth:`next_loss`.
     """
 
     elapsed: float = 0.0
@@ -76,6 +77,7 @@ class Policy:
     spent: float = 0.0
     saved: float = 0.0
     sources: dict[str, Source] = field(default_factory=dict)
+    saving: tuple[float, float] = (0.0, 0.0)
 
     @property
     def allowance(self) -> float:
@@ -90,13 +92,17 @@ class Policy:
         return source
 
     def next_exploration(self, source: Source, seconds: float) -> float:
-        """Return the ``elapsed`` at which a source's part of the time for learning covers ``seconds`` more.
+        """Return the ``elapsed`` at which a source's time for learning covers ``seconds`` more."""
+        return max(self.saving[1], (source.explored + seconds) * max(1, len(self.sources)) / _SHARE)
 
-        Learning has half of the time that may be lost, and the sources have equal parts of it. If it took all, a
-        drafter that is expected to pay, but had bad luck, could never afford to read a text again.
+    def next_loss(self, seconds: float, *, saves: bool) -> float:
+        """Return the ``elapsed`` at which so many seconds more may be lost than now.
+
+        ``saves`` asks for time without learning until then, which is granted if learning has had as much time since the
+        last such time. Learning takes all that may be lost: without saving, a drafter that is expected to pay, but once
+        had bad luck, could never afford to read a text again.
         """
-        return (source.explored + seconds) * 2 * max(1, len(self.sources)) / _SHARE
-
-    def next_loss(self, seconds: float) -> float:
-        """Return the ``elapsed`` at which so many seconds more may be lost than now."""
-        return self.elapsed + seconds / _SHARE
+        until, (start, end) = self.elapsed + seconds / _SHARE, self.saving
+        if saves and self.elapsed >= 2.0 * end - start:
+            self.saving = self.elapsed, until
+        return until

@@ -3,8 +3,8 @@
 The value of a step (:mod:`pronk.speculation.step_value`) is its expected number of tokens divided by its seconds.
 Plain decoding is the choice without draft tokens. A drafter (a *source*) is asked where its expected contribution
 raises the value; the draft tokens that raise it most are verified. Where nothing raises the value, sources are asked
-now and then all the same, to learn how good they are on the present text: each for at most 0.5 % of the time divided by
-the number of sources. The rest of what may be lost is for proposals that are expected to pay.
+now and then all the same, to learn how good they are on the present text: each for at most 1 % of the time divided by
+the number of sources, and not while time is saved for a proposal that is expected to pay.
 
 A drafter with a model must read the text before it can draft. It reads it when its draft tokens would have saved as
 many seconds, in the steps since its last proposal, as reading takes. By this ski-rental rule, the seconds missed and
@@ -157,7 +157,8 @@ class RequestPolicy:
                 self._wake = 0.0  # the next step may have missed enough
         exploration = 0.0 if pays else self.policy.next_exploration(source, price)
         if price > self._left or exploration > self.policy.elapsed:
-            self._wake = min(self._wake, max(exploration, self.policy.next_loss(max(0.0, price - self._left))))
+            affordable = self.policy.next_loss(max(0.0, price - self._left), saves=pays)
+            self._wake = min(self._wake, max(exploration, affordable))
             return None
         self._exploring, self._wake = not pays, 0.0
         self._missed.pop(proposer.source, None)
@@ -197,9 +198,8 @@ class RequestPolicy:
         asked = self._asked[id(proposer)]
         if asked.price is None:
             return
-        before = min(asked.price[0], asked.most)
+        counted = min(asked.price[0] + seconds, asked.most) - min(asked.price[0], asked.most)
         asked.price[0] += seconds
-        counted = min(asked.price[0], asked.most) - before
         self._left -= counted
         self.policy.spent += counted
         if asked.reason == "explores":
