@@ -35,7 +35,6 @@ from pronk.train.checkpoint import load_checkpoint
 from pronk.train.loop import set_all_threads
 
 Result = dict[str, Any]
-RATE_HELP = {True: "peak learning rate at hidden size 128", False: "peak learning rate"}
 # Millions of weights of a size, for the axis of a plot.
 MILLIONS = {"tiny": 0.05, "0.3M": 0.3, "1M": 1.0, "3M": 3.1, "10M": 10.6}
 
@@ -363,7 +362,8 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--minutes", type=float, default=60.0)
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
-        sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help=RATE_HELP[is_task])
+        rate_help = f"peak learning rate{' at hidden size 128' if is_task else ''}"
+        sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help=rate_help)
         sub.add_argument("--steps", type=int, default={"arithmetic": 800, "induction": 3000}.get(name, 1000))
         (add_task_options if is_task else add_text_options)(sub, name)
     return made

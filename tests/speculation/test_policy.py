@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from drafters.helpers import context
+from pronk.speculation.account import Policy
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import ask
@@ -287,6 +288,34 @@ def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
     for request in requests:
         request.policy.charge(sources[0], 1.0)  # its observation
     assert world.policy.source("copy").price == pytest.approx(0.8 / 4 + 1.0)
+
+
+def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
+    world = World()
+    source = Source(world, "copy", 0.1, always(0.9))
+    request = world.request([source])
+    world.decode([request], [source], 20)
+    spent, measured = world.policy.spent, world.policy.source("copy")
+    expected = measured.price
+    assert expected > 0.0
+    request.policy.begin()
+    request.policy.set_prices(COSTS, 1, 1e6)
+    source.seconds = 50.0
+    ask(source, [world._context(request, request.states[0])], world.clock)
+    assert measured.prices[-1][0] >= 50.0
+    assert world.policy.spent - spent == pytest.approx(2.0 * expected)
+
+
+def test_learning_waits_while_a_proposal_is_saved_for() -> None:
+    policy = Policy(elapsed=100.0)
+    source = policy.source("copy")
+    assert policy.next_exploration(source, 0.1) == pytest.approx(10.0)
+    assert policy.next_loss(2.0, saves=False) == pytest.approx(300.0)
+    assert policy.next_exploration(source, 0.1) == pytest.approx(10.0)
+    for elapsed, until in ((100.0, 300.0), (300.0, 300.0), (499.0, 300.0), (501.0, 701.0)):
+        policy.elapsed = elapsed  # from 300 to 500, learning has as much time as before was saved
+        policy.next_loss(2.0, saves=True)
+        assert policy.next_exploration(source, 0.1) == pytest.approx(until)
 
 
 def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
