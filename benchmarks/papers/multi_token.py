@@ -9,10 +9,13 @@
     python benchmarks/papers/multi_token.py choice_points --state runs --minutes 10    appendix L.3
 
 Each command trains models until they are done or ``--minutes`` are over, and then writes a table, a JSON file and a
-plot to ``--out``. The same command continues. Models with further heads have as many weights as the model without: each
+plot to ``--out``. The same command continues. If the folder ``--state`` is lost, ``--report`` with the JSON file brings
+its finished models back. Models with further heads have as many weights as the model without: each
 further head replaces a layer. ± is half the width of the 95 % interval of the mean over the seeds (Student's t). A
 model that is not finished counts, with what it has reached, only while no other seed of its row is finished; the
 table and the plot say so. Every training and evaluation uses one thread, and the tables report the processor's time.
+With ``--device cuda``, models are trained on a GPU; these are too small to fill it, so several can be trained at once
+(``--processes``).
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from multi_token_models import SIZES, Cell, Deadline, Heads, Trainable, train_cell
+from multi_token_models import SIZES, Cell, Deadline, Heads, Trainable, restore_results, train_cell
 from multi_token_results import Line, by_group, cost, interval, markdown, measured, paired, seeds_of, write_report
 from multi_token_tasks import Polynomials, Stories
 from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
@@ -51,8 +57,13 @@ def folder_of(options: argparse.Namespace) -> Path:
 
 
 def train_all(options: argparse.Namespace, cells: Iterable[Trainable], stop: Callable[[], bool]) -> list[Result]:
-    """Train the cells one after the other; return the results of all that have begun."""
-    found = [train_cell(folder_of(options), cell, stop, say) for cell in cells]
+    """Train the cells, ``--processes`` at a time; return the results of all that have begun."""
+    train = partial(train_cell, folder_of(options), stop=stop, say=say)
+    if options.processes == 1:
+        found = list(map(train, cells))
+    else:
+        with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+            found = list(pool.map(train, cells))
     return [result for result in found if result is not None]
 
 
@@ -99,6 +110,7 @@ def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
             options.evaluations,
             options.test,
             {"new_names": share},
+            options.device,
         )
         for seed, share, size, n in order
     ]
@@ -137,6 +149,7 @@ def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
             options.evaluations,
             options.test,
             {"pauses": pauses, "terms": options.terms},
+            options.device,
         )
         for seed, pauses, size, n in order
     ]
@@ -197,34 +210,11 @@ def epochs(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 
 def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     """Fine-tune models that predict n tokens with the loss of n' tokens."""
-    results = []
     first = text_cells(options, [Heads(1), Heads(4)])
-    for cell in first:
-        trained = train_all(options, [cell], stop)
-        results += trained
-        if not trained or not trained[0]["finished"]:
-            continue
-        folder = folder_of(options) / cell.name
-        export = folder / "export"
-        if not export.exists():
-            model = trained_model(folder, cell)
-            model.export(export, "", {"name": cell.name})
-        for after in (1, 4):
-            labels = {"before": cell.heads.tokens, "terms": after}
-            data = folder_of(options) / "data" / f"tuned {cell.name}"
-            prepare_text(data, options.tune, options.batch * options.tune_steps + 1, 0, say, str(export))
-            tuned = TextCell(
-                data,
-                cell.size,
-                Heads(after, equal=False),
-                options.tune_steps,
-                cell.seed,
-                init=str(export),
-                batch=options.batch,
-                rate=options.rate / 3,
-                labels=labels,
-            )
-            results += train_all(options, [tuned], stop)
+    results = train_all(options, first, stop)
+    trained = {(result["n"], result["seed"]) for result in results if result["finished"]}
+    ready = [cell for cell in first if (cell.heads.tokens, cell.seed) in trained]
+    results += train_all(options, [tuned_cell(options, cell, after) for cell in ready for after in (1, 4)], stop)
     rows = []
     tuned_results = [result for result in results if "before" in result]
     for (before, after), group in sorted(by_group(tuned_results, "before", "terms").items()):
@@ -236,6 +226,28 @@ def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     settings = settings_of(options, "", "", "fine-tuning n to n' (section 3.6, table S6)", "linear")
     text = markdown(header, rows) + total(results)
     return write_report(options.out, "multi-token-finetune", text, results, settings)
+
+
+def tuned_cell(options: argparse.Namespace, cell: TextCell, after: int) -> TextCell:
+    """Return the model that goes on from ``cell``, which is finished, with ``after`` tokens at once, on other text."""
+    folder = folder_of(options) / cell.name
+    export, data = folder / "export", folder_of(options) / "data" / f"tuned {cell.name}"
+    if not export.exists():
+        trained_model(folder, cell).export(export, "", {"name": cell.name})
+    prepare_text(data, options.tune, options.batch * options.tune_steps + 1, 0, say, str(export))
+    return TextCell(
+        data,
+        cell.size,
+        Heads(after, equal=False),
+        options.tune_steps,
+        cell.seed,
+        init=str(export),
+        batch=options.batch,
+        rate=options.rate / 3,
+        evaluations=1,
+        labels={"before": cell.heads.tokens, "terms": after},
+        device=options.device,
+    )
 
 
 def batches(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
@@ -269,7 +281,7 @@ def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     """Measure the weight of choice points on one trained pair of models."""
     pair = text_cells(options, [Heads(1), Heads(4)])[:2]
     results = train_all(options, pair, stop)
-    if len(results) < 2:
+    if sum(result["finished"] for result in results) < 2:
         return "the models are not trained yet; the same command continues\n"
     models = [trained_model(folder_of(options) / cell.name, cell) for cell in pair]
     found = choice_points(*models)
@@ -285,7 +297,9 @@ def text_cells(options: argparse.Namespace, kinds: Sequence[Heads], **settings: 
     prepare_text(data, options.source, options.text_tokens, options.vocab, say)
     size, steps, batch, rate = options.size, options.steps, options.batch, options.rate
     return [
-        TextCell(data, size, heads, steps, seed, options.vocab, batch=batch, rate=rate, **settings)
+        TextCell(
+            data, size, heads, steps, seed, options.vocab, batch=batch, rate=rate, device=options.device, **settings
+        )
         for seed in options.seeds
         for heads in kinds
     ]
@@ -341,7 +355,7 @@ def total(results: Sequence[Result]) -> str:
 
 def settings_of(options: argparse.Namespace, x: str, y: str, title: str, scale: str) -> dict[str, Any]:
     """Return the options for the JSON file, without paths, and the texts of the plot."""
-    hidden = {"state", "out", "model", "run", "minutes", "source", "tune"}
+    hidden = {"state", "out", "model", "run", "minutes", "source", "tune", "report", "device", "processes"}
     given = {name: value for name, value in vars(options).items() if name not in hidden}
     return {**given, "x": x, "y": y, "title": title, "scale": scale}
 
@@ -360,6 +374,9 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--state", type=Path, required=True, help="folder of the trained models; continued")
         sub.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of tables and plots")
         sub.add_argument("--minutes", type=float, default=60.0)
+        sub.add_argument("--report", type=Path, help="JSON file of an earlier call; its finished models are kept")
+        sub.add_argument("--device", default="cpu", help="device of the training, such as cuda")
+        sub.add_argument("--processes", type=int, default=1, help="models to train at once")
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
         rate_help = f"peak learning rate{' at hidden size 128' if is_task else ''}"
@@ -409,6 +426,8 @@ def add_text_options(sub: argparse.ArgumentParser, name: str) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     """Run a command."""
     options = parser().parse_args(words)
+    if options.report is not None:
+        restore_results(folder_of(options), options.report)
     if getattr(options, "epochs", None) and isinstance(options.epochs, int):
         options.steps = options.epochs * max(1, options.text_tokens // options.batch)
     print(options.run(options, Deadline(options.minutes)))

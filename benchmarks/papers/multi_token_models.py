@@ -10,22 +10,23 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-import torch
 from multi_token_tasks import IGNORED, Task
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pronk.bench.machine import describe_hardware
 from pronk.errors import OptionError
 from pronk.files.atomic import write_json
 from pronk.train.future import FutureTokens, future_shape, without_head_layers
 from pronk.train.heads import head_by_head, shifted_rows
 from pronk.train.lm import LanguageModel, TextModel, model_config
-from pronk.train.loop import PassResult, Report, Trainer
+from pronk.train.loop import PassResult, Report, Trainer, find_device
 from pronk.train.losses import text_loss
 from pronk.train.options import ModelShape, TrainOptions
 
@@ -92,6 +93,7 @@ class Cell:
     evaluations: int = 20
     count: int = 200  # test texts per group
     labels: Mapping[str, Any] = field(default_factory=dict)  # further columns of the result
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
@@ -136,6 +138,7 @@ class Cell:
             warmup=min(50, self.steps // 10),
             seed=self.task.seed,
             threads=1,
+            device=self.device,
             evaluate_every=max(1, self.steps // self.evaluations),
             save_every=max(1, self.steps // 40),
             log_every=max(1, self.steps // self.evaluations),
@@ -148,8 +151,8 @@ class TaskModel(TextModel[Any]):
     def __init__(self, folder: Path, options: TrainOptions, task: Task, count: int) -> None:
         self.folder, self.options, self.initial = folder, options, None
         self.task, self.count = task, count
-        self.config, self.device = model_config(options.shape, None, (0,)), torch.device("cpu")
-        self.module = self.build()
+        self.config, self.device = model_config(options.shape, None, (0,)), find_device(options.device)
+        self.module = self.build().to(self.device)
         self.phases = (task, task)  # type: ignore[assignment] - a task has all that the loop reads of a series
         self.identity = {"kind": "multi_token"} | task.identity
 
@@ -171,6 +174,7 @@ class _SeveralTokens(TaskModel, FutureTokens):
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
         """Return the mean loss of the heads; add ``scale`` times the gradient of the sum of their losses."""
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
         with self._autocast():
             trunk = self._trunk(inputs)
             stages = self.module.stages(inputs)
@@ -217,6 +221,15 @@ class Trainable(Protocol):
         """Return the module with its text and evaluation."""
 
 
+def restore_results(state: Path, report: Path) -> None:
+    """Write the results of a report's finished models to ``state``, so that they are not trained again."""
+    for result in json.loads(report.read_text(encoding="utf-8"))["results"]:
+        file = state / result["name"] / "result.json"
+        if result["finished"] and not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, result)
+
+
 def train_cell(
     state: Path, cell: Trainable, stop: Callable[[], bool], say: Callable[[str], None]
 ) -> dict[str, Any] | None:
@@ -237,12 +250,14 @@ def train_cell(
         return None
     started = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(folder, options, cell.objective(folder, options))
+    trainer, hardware = Trainer(folder, options, cell.objective(folder, options)), describe_hardware(options.device)
     say(f"{cell.name}: from step {trainer.step} of {options.steps}")
 
     def write_result() -> dict[str, Any]:
         result = {
+            "name": cell.name,
             **cell.facts,
+            "processor": hardware.get("accelerator", hardware["processor"]),
             "parameters": sum(each.numel() for each in trainer.objective.module.parameters()),
             "step": trainer.step,
             "steps": options.steps,
@@ -261,7 +276,7 @@ def train_cell(
 
     # With heads of 32 to 48 dimensions, the backward pass of torch's fused attention takes up to half of a step on a
     # processor; with plain matrix products, attention takes a tenth.
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH) if options.device == "cpu" else nullcontext():
         trainer.train(lambda _: None, evaluated, stop)
     if not trainer.step:
         return None

@@ -169,6 +169,7 @@ def write_report(
         plot = {key: settings[key] for key in ("x", "y", "title", "scale")}
         draw(out / f"{name}.svg", lines, **plot)
         text += f"\n![{settings['title']}]({name}.svg)\n"
-    head = f"# Multi-token prediction: {settings['title']}\n\n{machine['processor']}, {document['date']}.\n\n"
+    processors = {each.get("processor", machine["processor"]) for each in results}
+    head = f"# Multi-token prediction: {settings['title']}\n\n{', '.join(sorted(processors))}, {document['date']}.\n\n"
     (out / f"{name}.md").write_text(head + text, encoding="utf-8")
     return text

@@ -110,10 +110,11 @@ class Task(ABC):
         for first in range(0, len(texts), rows):
             part = texts[first : first + rows]
             width = max(len(text.ids) for text in part)
-            ids = torch.tensor([text.ids + [0] * (width - len(text.ids)) for text in part])
+            padded = [text.ids + [0] * (width - len(text.ids)) for text in part]
+            ids = torch.tensor(padded, device=decoder.embedding.device)
             with autocast(ids.device):
                 likeliest = dense_logits(decoder, ids[:, :-1]).argmax(-1).view(len(part), -1)
-            hits = likeliest == ids[:, 1:]
+            hits = (likeliest == ids[:, 1:]).cpu()
             for text, row in zip(part, hits, strict=True):
                 found = [bool(row[mark - 1]) for mark in text.marks]
                 right[text.group] += [float(all(found))] if self.whole else [float(each) for each in found]

@@ -68,8 +68,9 @@ class TextCell:
     batch: int = 2048
     length: int = 256
     rate: float = 3e-3
-    evaluations: int = 4
+    evaluations: int = 2
     labels: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
@@ -108,6 +109,7 @@ class TextCell:
             warmup=min(50, self.steps // 10),
             seed=self.seed,
             threads=1,
+            device=self.device,
             evaluate_every=max(1, self.steps // self.evaluations),
             save_every=max(1, self.steps // 40),
         )

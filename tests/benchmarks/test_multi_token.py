@@ -191,6 +191,21 @@ def test_induction(load: Load, tmp_path: Path) -> None:
     assert len(document["results"]) == 4
     assert (tmp_path / "out" / "multi-token-induction.svg").exists()
     assert str(tmp_path) not in json.dumps(document)
+    report = tmp_path / "out" / "multi-token-induction.json"
+    again = [*TINY, "--new-names", "0.5", "--report", str(report), "--minutes", "0"]
+    (tmp_path / "state").rename(tmp_path / "lost")
+    table, repeated = run(load, "induction", again, tmp_path)
+    assert table == text, "the report alone gives the same table"
+    assert repeated["results"] == document["results"]
+
+
+def test_processes_train_the_same_models(load: Load, tmp_path: Path) -> None:
+    documents = []
+    for count in ("1", "2"):
+        words = [*TINY[:-2], "1", "--new-names", "0.5", "--processes", count]
+        documents.append(run(load, "induction", words, tmp_path / count)[1])
+    one, two = ([(each["name"], each["curve"]) for each in document["results"]] for document in documents)
+    assert one == two
 
 
 def test_arithmetic_shows_what_is_unfinished(load: Load, tmp_path: Path) -> None:
