@@ -79,7 +79,9 @@ class RemoteServer:
         try:
             base = base if base.endswith("/v1") else f"{base}/v1"
             self._client = httpx.Client(base_url=base, headers=headers, timeout=self.timeout, limits=limits)
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            if self._client.base_url.scheme not in {"http", "https"}:
+                raise httpx.UnsupportedProtocol("it has no http:// or https://")
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeEncodeError) as error:
             msg = f"url: expected an address such as http://127.0.0.1:8000, found {self.url!r}: {error}"
             raise ServerUnreachableError(msg) from error
 
@@ -201,7 +203,8 @@ class RemoteServer:
             msg = f"timeout: expected an answer of {url} within {timeout:g} s, found none; raise --timeout"
             raise ServerUnreachableError(msg) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            msg = f"url: expected a server at {self.url}, found none: {str(error) or type(error).__name__}"
+            found = str(error) or type(error).__name__
+            msg = f"url: expected a server at {self.url}, found none ({found}); start it, or check the address"
             raise ServerUnreachableError(msg) from error
 
 
