@@ -1,5 +1,6 @@
 """Fixtures of all tests: small checkpoints, written once per session, and the matching tokenizer."""
 
+import gc
 import gzip
 import json
 import os
@@ -30,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernels", default="auto", choices=library.CHOICES[:-1], help="instruction set of the kernels")
     parser.addoption("--library", type=Path, help="file of the kernels")
     parser.addoption("--schemas", type=Path, help="JSON lines, each with a JSON schema for the tests of guides")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests, a million objects, from garbage collection: each full one would take a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
