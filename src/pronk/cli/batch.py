@@ -12,21 +12,20 @@ from rich.console import Console
 from pronk.checks import require_extra
 from pronk.cli.options import Progress, model_options, shares
 from pronk.cli.progress import interruptible, status_bar
-from pronk.cli.replicas import replica_options
+from pronk.cli.replicas import ReplicaOptions
 from pronk.cli.serve import SERVER_MODULES
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
-    from pronk.cli.replicas import ReplicaOptions
     from pronk.llm import LLM
     from pronk.server.batch import BatchOutput
 
 
-@shares(load=model_options, options=model_options, replication=replica_options)
+@shares(load=model_options, options=model_options, replication=ReplicaOptions)
 def batch(
     load: "Callable[[Progress | None, int, bool], LLM]",
     options: "Callable[[int, bool], dict[str, Any]]",
-    replication: "Callable[[], ReplicaOptions]",
+    replication: Callable[[], ReplicaOptions],
     source: Annotated[
         Path, typer.Argument(help="File of requests, one per line, in OpenAI's batch format.", metavar="IN")
     ],

@@ -18,17 +18,27 @@ if TYPE_CHECKING:
 _replica_option = panel("Replicas")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplicaOptions:
-    """Number of replicas of a model, and the Ray cluster that runs them."""
+    """Options of the replicas; raises OptionError if --min-replicas is larger than --replicas."""
 
-    replicas: int  # number of replicas (under high load, if ``min_replicas`` is less)
-    min_replicas: int | None = None  # number of replicas under low load; None: ``replicas``
-    address: str | None = None  # of a running Ray cluster; None starts a cluster on this machine
+    replicas: Annotated[int, _replica_option("Number of replicas of the model, each in its own process.", min=1)] = 1
+    min_replicas: Annotated[
+        int | None, _replica_option("Number of replicas to keep under low load.", show_default="all", min=1)
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        _replica_option("Address of a Ray cluster, as for ray.init.", show_default="this machine", metavar="ADDRESS"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.min_replicas is not None and self.min_replicas > self.replicas:
+            msg = f"min-replicas: expected at most --replicas ({self.replicas}), found {self.min_replicas}; use fewer"
+            raise OptionError(msg)
 
     def __bool__(self) -> bool:
         """Whether the model runs in replicas rather than in this process."""
-        return self.replicas > 1 or self.address is not None
+        return self.replicas > 1 or self.ray_address is not None
 
     @contextmanager
     def serve(
@@ -89,7 +99,7 @@ class ReplicaOptions:
         path = resolve_model(options["model"])
         screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {model_label(path)}")
         try:
-            connect(self.address, _num_cores())
+            connect(self.ray_address, _num_cores())
             yield path, plan
         finally:
             ray.shutdown()  # disconnect, and stop a cluster that was started on this machine
@@ -106,11 +116,11 @@ class ReplicaOptions:
             msg = f"calibration: expected on or off with replicas, found {options['calibration']}; leave the file out"
             raise OptionError(msg)
         workers, threads, model = options["workers"], options["threads"], options["model"]
-        if self.address is None:
+        if self.ray_address is None:
             threads = self._fit_threads(workers, threads)
         if model is not None and Path(model).exists():
             model = str(Path(model).resolve())  # also valid on a machine that lacks this working directory
-        if self.address is None:
+        if self.ray_address is None:
             from pronk.replicas.ray_security import be_private
 
             be_private()  # sets environment variables that Ray reads when it is imported
@@ -138,28 +148,6 @@ class ReplicaOptions:
             )
             raise OptionError(msg)
         return threads
-
-
-def replica_options(
-    *,
-    replicas: Annotated[int, _replica_option("Number of replicas of the model, each in its own process.", min=1)] = 1,
-    min_replicas: Annotated[
-        int | None, _replica_option("Number of replicas to keep under low load.", show_default="all", min=1)
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        _replica_option("Address of a Ray cluster, as for ray.init.", show_default="this machine", metavar="ADDRESS"),
-    ] = None,
-) -> ReplicaOptions:
-    """Build the options of the replicas.
-
-    Raises:
-        OptionError: --min-replicas is larger than --replicas.
-    """
-    if min_replicas is not None and min_replicas > replicas:
-        msg = f"min-replicas: expected at most --replicas ({replicas}), found {min_replicas}; use fewer"
-        raise OptionError(msg)
-    return ReplicaOptions(replicas, min_replicas, ray_address)
 
 
 def _num_cores() -> int:

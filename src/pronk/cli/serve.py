@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pronk.checks import require_extra
 from pronk.cli.options import model_options, one_model, panel, shares
-from pronk.cli.replicas import replica_options
+from pronk.cli.replicas import ReplicaOptions
 from pronk.cli.values import read_text
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
-    from pronk.cli.replicas import ReplicaOptions
     from pronk.server.model_pool import ModelPool
     from pronk.server.settings import ServerSettings
 
@@ -27,10 +26,10 @@ SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 _models, _server, _limit = panel("Models"), panel("Server"), panel("Limits")
 
 
-@shares(options=model_options, replication=replica_options, without=("model",))
+@shares(options=model_options, replication=ReplicaOptions, without=("model",))
 def serve(
     options: "Callable[[int, bool], dict[str, Any]]",
-    replication: "Callable[[], ReplicaOptions]",
+    replication: Callable[[], ReplicaOptions],
     *,
     model: Annotated[
         list[str],
