@@ -24,7 +24,6 @@ from pronk.hub.names import HubModel, is_weights, known_models
 class CachedModel:
     """A complete model in the cache."""
 
-    model: HubModel  # with the commit as revision
     path: Path  # folder of the snapshot, or first GGUF file
     files: tuple[Path, ...]  # all its files
 
@@ -49,14 +48,10 @@ def repo_folder(repo: str) -> Path:
 def find_cached(model: HubModel) -> Path | None:
     """Return the folder or GGUF file of a model if the cache has all its files; download nothing."""
     for snapshot in _snapshots(model):
-        files = [path.relative_to(snapshot).as_posix() for path in _files(snapshot)]
-        try:
-            chosen = model.choose_files(files)
-        except CheckpointError:
-            continue
-        if chosen[0].lower().endswith(".gguf"):
-            return snapshot / chosen[0]
-        if _is_complete(snapshot):
+        files = _model_files(model, snapshot)
+        if files and files[0].suffix.lower() == ".gguf":
+            return files[0]
+        if files and _is_complete(snapshot):
             return snapshot
     return None
 
@@ -92,6 +87,15 @@ def _snapshots(model: HubModel) -> Iterator[Path]:
         yield from (path for path in others if path.name != commit)
 
 
+def _model_files(model: HubModel, snapshot: Path) -> list[Path]:
+    """Return the files of a model in a snapshot, the GGUF file to open first; empty unless all are there."""
+    try:
+        chosen = model.choose_files(path.relative_to(snapshot).as_posix() for path in _files(snapshot))
+    except CheckpointError:
+        return []
+    return [snapshot / name for name in chosen]
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())  # a link to a missing blob is no file
 
@@ -119,12 +123,8 @@ def cached_models() -> list[CachedModel]:
             files = [path.relative_to(snapshot).as_posix() for path in _files(snapshot)]
             ggufs = [HubModel(repo, name, revision=snapshot.name) for name in files if name.lower().endswith(".gguf")]
             for model in [HubModel(repo, revision=snapshot.name), *ggufs]:
-                if (path := find_cached(model)) is None or path in found:
-                    continue
-                name = (
-                    model if path.is_dir() else HubModel(repo, path.relative_to(snapshot).as_posix(), "", snapshot.name)
-                )
-                found[path] = CachedModel(name, path, tuple(snapshot / file for file in name.choose_files(files)))
+                if (path := find_cached(model)) is not None and path not in found:
+                    found[path] = CachedModel(path, tuple(_model_files(model, snapshot)))
     return [*found.values()]
 
 
@@ -148,12 +148,8 @@ def remove_cached(model: HubModel) -> int:
 def _remove(folder: Path, model: HubModel) -> int:
     before, whole = _size(folder), not model.file and not model.quantization
     for snapshot in () if whole else [*_snapshots(model)]:
-        try:
-            chosen = model.choose_files([path.relative_to(snapshot).as_posix() for path in _files(snapshot)])
-        except CheckpointError:
-            continue
-        for name in chosen:
-            (snapshot / name).unlink()
+        for file in _model_files(model, snapshot):
+            file.unlink()
     used = {path.resolve() for path in _files(folder / "snapshots")}
     if whole or not used:
         shutil.rmtree(folder)
