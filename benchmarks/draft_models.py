@@ -30,7 +30,7 @@ import numpy as np
 
 from pronk import LLM, SamplingParams
 from pronk.arrays import Array
-from pronk.bench.metrics import expected_speedup, repeated_ngrams
+from pronk.bench.metrics import expected_tokens, repeated_ngrams
 from pronk.drafters import Drafter, make_drafter
 from pronk.drafters.from_draft.cape import CapeProposer
 from pronk.drafters.shared.chain import Chain
@@ -159,7 +159,9 @@ def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[s
             ratio, alpha = base.seconds / tally.seconds, tally.alpha
             ratios[kind, method.label] = ratio
             gamma = LENGTHS[which - 1] if 0 < which <= len(LENGTHS) else None
-            expected = None if gamma is None or alpha is None else expected_speedup(alpha, gamma, cost)
+            expected = None
+            if gamma is not None and alpha is not None:
+                expected = expected_tokens(alpha, gamma) / (gamma * cost + 1)
             row += [shown(alpha), shown(tally.tokens / tally.steps), shown(expected), f"**{ratio:.2f}**"]
         rows.append(row)
     rows.append(
