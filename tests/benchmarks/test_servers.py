@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pronk.verification.remote import TEXTS, RemoteServer, RemoteSettings, verify_server
+from pronk.verification.remote import TEXTS, RemoteServer, RemoteSettings, verify_server_steps
 from pronk.verification.remote.checks import CHECKS
 from verification.fake_servers import FakeEngine, fake_server
 
@@ -21,7 +21,7 @@ def test_table_of_two_servers(
     words = ["servers.py", "--note", "Processor: none."]
     for name, engine in (("good", FakeEngine()), ("bad", FakeEngine("batch", refused=("n",)))):
         with fake_server(engine) as url, RemoteServer(url) as server:
-            report = verify_server(server, TEXTS, RemoteSettings(max_tokens=8))
+            *_, report = verify_server_steps(server, TEXTS, RemoteSettings(max_tokens=8))
         (tmp_path / name).write_text(json.dumps(report.to_dict()))
         words.append(f"{name} 1.0={tmp_path / name}")
     monkeypatch.setattr(sys, "argv", words)

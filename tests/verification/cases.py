@@ -1,18 +1,19 @@
 """Prompts, drafters, settings and a planted defect for the tests of ``pronk verify``."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from pronk.arrays import Array
+from pronk.drafters import Drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request_step import RequestStep, VerifiedStep, verify
 from pronk.execution.model_runner import JobResult
 from pronk.llm import LLM
-from pronk.verification import DrafterReport, NamedPrompt, VerifyReport, VerifySettings, verify_model
+from pronk.verification import DrafterReport, NamedPrompt, VerifyReport, VerifySettings, verify_steps
 
 TEXTS = {
     "code": "def add(a, b):\n    return a + b\n\n\ndef mul(a, b):\n",
@@ -28,6 +29,18 @@ VerifiedPath = Callable[[Engine, Any, Array], Any]
 
 def some_prompts(llm: LLM) -> list[NamedPrompt]:
     return [NamedPrompt(name, llm.tokenizer.encode(text)) for name, text in TEXTS.items()]
+
+
+def verify_model(
+    llm: LLM,
+    drafters: Sequence[str | Drafter],
+    prompts: Sequence[NamedPrompt],
+    settings: VerifySettings,
+    **more: Any,
+) -> VerifyReport:
+    """Return the report of a whole verification."""
+    *_, report = verify_steps(llm, drafters, prompts, settings, **more)
+    return report
 
 
 def check(llm: LLM, drafter: str = DRAFTER, settings: VerifySettings = QUICK, **more: Any) -> VerifyReport:

@@ -20,11 +20,11 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.truncation import truncate
 from pronk.sampling.verify import VerifiedPath, verify_tree
 from pronk.speculation.tree import DraftSample, TokenTree
-from pronk.verification import VerifyReport, VerifySettings, verify_model
+from pronk.verification import VerifyReport, VerifySettings
 from pronk.verification.equality import MODES
 from pronk.verification.plain_decoding import LogitsRecorder, rounding, score_next
 from pronk.verification.table import show
-from verification.cases import QUICK, check, drafter_part, is_json, nudged, some_prompts
+from verification.cases import QUICK, check, drafter_part, is_json, nudged, some_prompts, verify_model
 
 DRAWN = VerifySettings(max_tokens=3, samples=360)
 

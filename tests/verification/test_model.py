@@ -14,11 +14,21 @@ from pronk.llm import LLM
 from pronk.sampling.params import Rule
 from pronk.speculation.proposer import Proposer
 from pronk.speculation.tree import TokenTree
-from pronk.verification import NamedPrompt, VerifyReport, VerifySettings, fitting_drafters, verify_model, verify_steps
+from pronk.verification import NamedPrompt, VerifyReport, VerifySettings, fitting_drafters, verify_steps
 from pronk.verification.equality import MODES
 from pronk.verification.table import show
 from tiny_models import assert_idle, kernels
-from verification.cases import DRAFTER, DRAWN, NO_PROPOSALS, QUICK, check, drafter_part, is_json, some_prompts
+from verification.cases import (
+    DRAFTER,
+    DRAWN,
+    NO_PROPOSALS,
+    QUICK,
+    check,
+    drafter_part,
+    is_json,
+    some_prompts,
+    verify_model,
+)
 
 
 def shown(report: VerifyReport) -> str:

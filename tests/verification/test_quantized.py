@@ -11,10 +11,9 @@ from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.verification import verify_model
 from quantized_formats import write_rounded
 from tiny_models import kernels
-from verification.cases import QUICK, some_prompts
+from verification.cases import QUICK, some_prompts, verify_model
 
 # Drafters from text and outputs, a plain and a quantized draft model, and drafters trained on the plain target.
 DRAFTERS = [

@@ -12,7 +12,7 @@ import typer
 from pronk.cli.verify import verify
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.verification.remote import TEXTS, RemoteReport, RemoteServer, RemoteSettings, verify_server
+from pronk.verification.remote import TEXTS, RemoteReport, RemoteServer, RemoteSettings, verify_server_steps
 from pronk.verification.remote.checks import CHECKS, _RouteVerifier
 from pronk.verification.remote.client import ROUTES, Answer, RemoteToken, ServerUnreachableError
 from pronk.verification.remote.report import compare
@@ -24,7 +24,8 @@ SETTINGS = RemoteSettings(max_tokens=16, rounds=2)
 
 def report_of(engine: FakeEngine, settings: RemoteSettings = SETTINGS, **options: Any) -> RemoteReport:
     with fake_server(engine) as url, RemoteServer(url, **options) as server:
-        return verify_server(server, TEXTS, settings)
+        *_, report = verify_server_steps(server, TEXTS, settings)
+    return report
 
 
 def rows(report: RemoteReport, status: str) -> set[str]:
@@ -244,7 +245,7 @@ def test_pronk_serve_passes() -> None:
     """Texts to the bit, also with drafters and a prefix cache."""
     llm = LLM(prefix_cache=True, max_batch=8, threads=1)
     with running(llm) as served, RemoteServer(served.url, key=KEY) as server:
-        report = verify_server(server, TEXTS, RemoteSettings(max_tokens=24, tolerance=0.0))
+        *_, report = verify_server_steps(server, TEXTS, RemoteSettings(max_tokens=24, tolerance=0.0))
     failed = [str(each.first or each.note) for each in report.failed]
     assert not failed
     assert report.passed

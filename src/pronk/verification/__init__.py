@@ -2,7 +2,8 @@
 
 ::
 
-    report = verify_model(llm, ["prompt_lookup"], [NamedPrompt("mine", llm.tokenizer.encode("def f(x):"))])
+    prompts = [NamedPrompt("mine", llm.tokenizer.encode("def f(x):"))]
+    *_, report = verify_steps(llm, ["prompt_lookup"], prompts)
     report.passed
 
 ``equality``: the tokens are those of plain decoding. ``rescoring``: the log-probabilities are those of one forward pass
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from pronk.verification.prompts import NamedPrompt, VerifySettings
 from pronk.verification.report import DrafterReport, VerifyReport
-from pronk.verification.run import fitting_drafters, verify_model, verify_steps
+from pronk.verification.run import fitting_drafters, verify_steps
 
 __all__ = [
     "DrafterReport",
@@ -22,6 +23,5 @@ __all__ = [
     "VerifyReport",
     "VerifySettings",
     "fitting_drafters",
-    "verify_model",
     "verify_steps",
 ]

@@ -6,6 +6,7 @@ determines the strings, so a run can be repeated with the same verdict.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,6 @@ from pronk.engine.request import Request
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
-from pronk.verification.chi_square import chi_square, merge_small, p_value
 from pronk.verification.exact_distribution import DRAW, NUM_TESTED_TOKENS, ExactDistribution
 from pronk.verification.prompts import ProgressMeter, VerifySettings
 
@@ -26,6 +26,9 @@ SIGNIFICANCE = 1e-4
 # Tokens per drawn string. A request's last token is never a draft token, so one more than the tested tokens is drawn.
 NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1
 _STRINGS_PER_HOLDER = 240  # number of strings whose requests share the KV blocks of one `holder` request
+
+# Minimum expected count of a cell; with fewer, the chi-square approximation is poor (Cochran 1954).
+MIN_EXPECTED = 5.0
 
 
 @dataclass(frozen=True)
@@ -110,3 +113,41 @@ def judge_counts(exact: ExactDistribution, drawn: Sequence[Request], threshold: 
         sum(request.stats.drafted for request in drawn),
         sum(request.stats.accepted for request in drawn),
     )
+
+
+def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Merge cells, smallest expected count first, until each expects at least :data:`MIN_EXPECTED`.
+
+    Return the observed and the expected count of each merged cell; all cells become one if the total is too small.
+    """
+    merged: list[list[float]] = []
+    merging = [0.0, 0.0]  # sums of observed and expected counts of the cells merged so far
+    for mean, count in sorted(zip(expected, observed, strict=True)):
+        merging = [merging[0] + count, merging[1] + mean]
+        if merging[1] >= MIN_EXPECTED:
+            merged.append(merging)
+            merging = [0.0, 0.0]
+    if merging != [0.0, 0.0]:
+        last = merged.pop() if merged else [0.0, 0.0]
+        merged.append([last[0] + merging[0], last[1] + merging[1]])
+    return [count for count, _ in merged], [mean for _, mean in merged]
+
+
+def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
+    """Return Pearson's chi-square statistic and its degrees of freedom; expected counts must be above 0."""
+    statistic = sum((count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True))
+    return statistic, len(observed) - 1
+
+
+def p_value(statistic: float, freedom: int) -> float:
+    """Return the probability of a statistic at least this large by chance; 1 if ``freedom`` is 0.
+
+    This is the regularized upper incomplete gamma function Q(freedom / 2, x) with x = statistic / 2, by Q(1/2, x) =
+    erfc(sqrt(x)), Q(0, x) = 0 and Q(a + 1, x) = Q(a, x) + x^a e^-x / gamma(a + 1). SciPy, which has this function, is
+    not a run-time dependency.
+    """
+    if freedom < 1 or statistic <= 0.0:
+        return 1.0
+    x, odd = statistic / 2, freedom % 2
+    terms = (math.exp(a * math.log(x) - x - math.lgamma(a + 1.0)) for a in (i + odd / 2 for i in range(freedom // 2)))
+    return min(1.0, odd * math.erfc(math.sqrt(x)) + math.fsum(terms))

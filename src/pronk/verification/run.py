@@ -23,18 +23,6 @@ _NUM_CANDIDATES = 4  # number of prompts from which the test of the distribution
 _PLAIN = Autoregressive.name  # plain decoding: the drafter that proposes no tokens
 
 
-def verify_model(
-    llm: LLM,
-    drafters: Sequence[str | Drafter],
-    prompts: Sequence[NamedPrompt],
-    settings: VerifySettings | None = None,
-    **more: Any,
-) -> VerifyReport:
-    """Verify that speculative decoding does not change the model's output; see :func:`verify_steps`."""
-    *_, report = verify_steps(llm, drafters, prompts, settings, **more)
-    return report
-
-
 def verify_steps(
     llm: LLM,
     drafters: Sequence[str | Drafter],
@@ -45,7 +33,7 @@ def verify_steps(
     left_out: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[VerifyReport]:
-    """Verify like :func:`verify_model`, but yield the report so far after each group of texts.
+    """Verify that drafters do not change the model's output; yield the report after each group of texts.
 
     Args:
         llm: model on the device and in the dtype to verify.

@@ -55,19 +55,11 @@ CHECKS: Mapping[str, _Check] = {
 Progress = Callable[[str, int, int], None]
 
 
-def verify_server(
+def verify_server_steps(
     server: RemoteServer,
     texts: Mapping[str, str],
-    settings: RemoteSettings | None = None,
+    settings: RemoteSettings,
     progress: Progress = lambda _label, _done, _total: None,
-) -> RemoteReport:
-    """Return the report of all checks; arguments and errors are those of :func:`verify_server_steps`."""
-    *_, report = verify_server_steps(server, texts, settings or RemoteSettings(), progress)
-    return report
-
-
-def verify_server_steps(
-    server: RemoteServer, texts: Mapping[str, str], settings: RemoteSettings, progress: Progress
 ) -> Iterator[RemoteReport]:
     """Yield the report after each check of the prompts ``texts``, by name.
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pronk.verification.chi_square import MIN_EXPECTED, chi_square, merge_small, p_value
+from pronk.verification.distribution import MIN_EXPECTED, chi_square, merge_small, p_value
 
 # Quantiles from tables of the chi-square distribution: (statistic, degrees of freedom, p-value).
 CRITICAL = [(3.841459, 1, 0.05), (9.487729, 4, 0.05), (23.209251, 10, 0.01), (37.697298, 15, 0.001)]
