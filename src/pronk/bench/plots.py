@@ -52,14 +52,9 @@ class Plot:
     dark: str
 
 
-def draw_plots(model: ModelResult) -> tuple[Plot, ...]:
-    """Draw the plots of one model: two for each temperature, and one of pass times; needs matplotlib."""
+def draw_plots(model: ModelResult) -> Iterator[Plot]:
+    """Yield the plots that show a method besides plain decoding, and that of pass times; needs matplotlib."""
     require_extra("report", "report", "matplotlib")
-    return tuple(_draw_plots(model))
-
-
-def _draw_plots(model: ModelResult) -> Iterator[Plot]:
-    """Yield the plots that show at least one method besides plain decoding, and that of pass times."""
     styles: dict[str, Any] = {PLAIN: {"label": "plain", "color": "gray"}}
     for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
         styles[method] = {"label": _shorten(method), "color": f"C{i % 10}"}

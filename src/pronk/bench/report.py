@@ -91,7 +91,7 @@ def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
         "description": describe(model, document),
         "origin": inflation_note(model),
         "tables": tables,
-        "plots": draw_plots(model),
+        "plots": list(draw_plots(model)),
         "details": details,
         "failures": {title: entries for title, entries in (skipped | failed).items() if entries},
     }

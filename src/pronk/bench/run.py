@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -90,15 +90,9 @@ def run(
 ) -> None:
     """Measure every model; if an exception ends the run, ``trace`` has all records before it.
 
-    Args:
-        loaders: by name of the model, the function that loads it; its argument is a progress callback.
-        plan: the methods and prompts.
-        trace: receives the records.
-        arguments: options of the command, which the first record stores.
-        progress: called with a label, the number of finished runs, and the number of all runs.
-
-    Raises:
-        PronkError: a model cannot be loaded.
+    ``loaders`` has, by name of the model, the function that loads it, whose argument is a progress callback. The first
+    record stores ``arguments``, the options of the command. ``progress`` gets a label, the number of finished runs, and
+    the number of all runs. Raises ``PronkError`` if a model cannot be loaded.
     """
     finished = False
     try:
@@ -187,17 +181,13 @@ def resumable_records(records: Sequence[Record], arguments: Mapping[str, Any], p
         names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         msg = f"resume: expected the options of {path}, found others: {', '.join(names)}; use another trace"
         raise OptionError(msg)
-    kept = list[Record]()
-    model = ""
-    finished = _finished(records)
-    for record in records:
-        if isinstance(record, Model):
-            model = record.name
-        if isinstance(record, (Sample, Skip, DivergenceRecord)) and (model, record.task, record.id) not in finished:
-            continue
-        if not isinstance(record, End):
-            kept.append(record)
-    return kept
+    finished, of_prompts = _finished(records), (Sample, Skip, DivergenceRecord)
+    return [
+        record
+        for model, record in _with_models(records)
+        if not isinstance(record, End)
+        and (not isinstance(record, of_prompts) or (model, record.task, record.id) in finished)
+    ]
 
 
 def remaining(tasks: Mapping[str, Sequence[Prompt]], records: Sequence[Record], model: str) -> dict[str, list[Prompt]]:
@@ -211,10 +201,18 @@ def remaining(tasks: Mapping[str, Sequence[Prompt]], records: Sequence[Record], 
 
 def _finished(records: Sequence[Record]) -> set[tuple[str, str, str]]:
     """Return model, task and id of the finished prompts, and of each of their turns."""
-    found, model = set[tuple[str, str, str]](), ""
+    return {
+        (model, record.task, name)
+        for model, record in _with_models(records)
+        if isinstance(record, Finished)
+        for name in (record.id, *record.names)
+    }
+
+
+def _with_models(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
+    """Yield each record with the name of its model, which is empty before the first model."""
+    model = ""
     for record in records:
         if isinstance(record, Model):
             model = record.name
-        elif isinstance(record, Finished):
-            found |= {(model, record.task, name) for name in (record.id, *record.names)}
-    return found
+        yield model, record

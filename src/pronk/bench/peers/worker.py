@@ -36,36 +36,24 @@ _ENGINES = {
 def main() -> None:
     """Answer requests until standard input ends, which also happens when the parent process ends."""
     channel = _private_stdout()
-    worker = _Worker()
     for line in sys.stdin:
         document = json.loads(line)
         try:
-            answer: dict[str, Any] = {"ok": worker.answer(document.pop("op"), document)}
+            if document.pop("op") == "load":
+                config = WorkerConfig(**document)
+                file, class_name = _ENGINES[config.engine]
+                engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name)()
+                versions, settings = engine.load(config)
+                answer: dict[str, Any] = {"ok": {"versions": versions, "settings": settings}}
+            else:  # "generate", which the parent sends only after a "load" without an error
+                gc.collect()  # now rather than during the measured time
+                reset_peak_memory()
+                result = engine.generate(PeerRequest(**document))
+                answer = {"ok": asdict(result) | {"peak_memory": peak_memory() or 0}}
         except Exception as error:  # noqa: BLE001 - any exception of a library becomes one line for the parent
             answer = _failure(error)
         channel.write(json.dumps(answer) + "\n")
         channel.flush()
-
-
-class _Worker:
-    def __init__(self) -> None:
-        self.engine: PeerEngine | None = None
-
-    def answer(self, op: str, document: dict[str, Any]) -> dict[str, Any]:
-        if op == "generate":
-            if self.engine is None:
-                msg = "no model is loaded"
-                raise RuntimeError(msg)
-            # Collect garbage now rather than during the measured time.
-            gc.collect()
-            reset_peak_memory()
-            return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": peak_memory() or 0}
-        config = WorkerConfig(**document)  # the only other op is "load"
-        file, class_name = _ENGINES[config.engine]
-        engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name)()
-        versions, settings = engine.load(config)
-        self.engine = engine
-        return {"versions": versions, "settings": settings}
 
 
 def _private_stdout() -> TextIO:
