@@ -25,15 +25,19 @@ _BUFFER_BYTES = 2**30  # larger than the caches of today's processors
 
 
 class BandwidthMeter:
-    """Measures the read bandwidth of memory on a buffer larger than the caches, with all threads.
-
-    Attributes:
-        nbytes: size of the buffer in bytes.
-    """
+    """Measures the read bandwidth of memory on a buffer larger than the caches, with all threads."""
 
     def __init__(self, backend: Backend) -> None:
         self.nbytes = _BUFFER_BYTES
-        self._read = _buffer_reader(backend, _BUFFER_BYTES)
+        self._read: Callable[[], None]
+        if backend.kernels is None:
+            from pronk.torch_backend.backend import buffer_reader  # noqa: PLC0415 - torch is optional
+
+            self._read = buffer_reader(self.nbytes, backend.device)
+        else:
+            buffer = mapped_zeros((self.nbytes,), UINT8)
+            buffer.fill(0)  # the system maps all unwritten pages to one page, which would stay in the processor's cache
+            self._read = partial(backend.kernels.read, buffer)
 
     def measure(self) -> float:
         """Return the read bandwidth in bytes per second, the best of three runs."""
@@ -45,23 +49,10 @@ class BandwidthMeter:
         return best
 
 
-def _buffer_reader(backend: Backend, num_bytes: int) -> Callable[[], None]:
-    """Return a function with which the backend reads a buffer of ``num_bytes`` bytes."""
-    if backend.kernels is None:
-        from pronk.torch_backend.backend import buffer_reader  # noqa: PLC0415 - torch is optional
-
-        return buffer_reader(num_bytes, backend.device)
-    buffer = mapped_zeros((num_bytes,), UINT8)
-    buffer.fill(0)  # the system maps all unwritten pages to one page, which would stay in the processor's cache
-    return partial(backend.kernels.read, buffer)
-
-
 class PeakMemory:
     """Peak memory since :meth:`reset`: on CUDA of the GPU, otherwise of this process.
 
-    Args:
-        device: device of the model.
-        excluded_bytes: bytes of the benchmark's own buffers, which are subtracted.
+    ``excluded_bytes``, those of the benchmark's own buffers, are subtracted.
     """
 
     def __init__(self, device: str, excluded_bytes: int = 0) -> None:
