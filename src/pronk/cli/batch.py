@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from pronk.checks import require_extra
-from pronk.cli.options import Progress, model_options, shares
+from pronk.cli.options import Progress, model_options, option, shares
 from pronk.cli.progress import interruptible, status_bar
 from pronk.cli.replicas import ReplicaOptions
 from pronk.cli.serve import SERVER_MODULES
@@ -31,15 +31,11 @@ def batch(
     ],
     target: Annotated[Path, typer.Argument(help="File for the answers, one per line.", metavar="OUT")],
     *,
-    max_batch: Annotated[
-        int, typer.Option(help="Maximum number of requests in one forward pass.", min=1, max=1024)
-    ] = 32,
+    max_batch: Annotated[int, option("Maximum number of requests in one forward pass.", min=1, max=1024)] = 32,
     prefix_cache: Annotated[
-        bool, typer.Option(help="Reuse the KV cache of earlier requests for prompts with the same prefix.")
+        bool, option("Reuse the KV cache of earlier requests for prompts with the same prefix.")
     ] = True,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the model in requests.", show_default="name of its folder")
-    ] = None,
+    name: Annotated[str | None, option("Name of the model in requests.", show_default="name of its folder")] = None,
 ) -> None:
     r"""Answer a file of requests.
 

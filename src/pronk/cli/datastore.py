@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from pronk.cli.options import option
 from pronk.cli.progress import Status, interruptible, status_bar
 from pronk.corpus.sources import SourceSpec, read_source, spec_of
 
@@ -35,14 +36,9 @@ def build(
     *,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Model whose tokenizer is used: a folder or a name, as in pronk pull.",
-            show_default="smollm2",
-        ),
+        option("Model whose tokenizer is used: a folder or a name, as in pronk pull.", show_default="smollm2"),
     ] = None,
-    limit_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens.", min=1, show_default="all text")
-    ] = None,
+    limit_tokens: Annotated[int | None, option("Maximum number of tokens.", min=1, show_default="all text")] = None,
 ) -> None:
     """Build a datastore from text.
 

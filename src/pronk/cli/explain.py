@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pronk.checks import require_extra
-from pronk.cli.options import Progress, model_options, sampling_params, shares
+from pronk.cli.options import Progress, model_options, option, sampling_params, shares
 from pronk.cli.progress import interruptible
 from pronk.cli.values import read_prompt
 from pronk.errors import OptionError
@@ -37,11 +37,9 @@ def explain(
     request: Callable[[], "SamplingParams"],
     read: Callable[[], str],
     *,
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the table.")
-    ] = False,
+    as_json: Annotated[bool, option("Print one JSON object instead of the table.", "--json", metavar="")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the steps into this SVG file.", metavar="FILE", show_default=False)
+        Path | None, option("Draw the steps into this SVG file.", metavar="FILE", show_default=False)
     ] = None,
 ) -> None:
     """Show every step of a generated text: the drafters, their draft tokens and the accepted ones.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pronk.cli.options import Progress, given_options, model_options, sampling_params, shares
+from pronk.cli.options import Progress, given_options, model_options, option, sampling_params, shares
 from pronk.cli.progress import interruptible
 from pronk.cli.values import only_adapter, read_prompt
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pronk.sampling.params import SamplingParams
 
 _stats = partial(typer.Option, metavar="", show_default="on a terminal")
-_COLOR_DRAFTS = typer.Option(metavar="", help="Colour the accepted draft tokens.")
+_COLOR_DRAFTS = option("Colour the accepted draft tokens.", metavar="")
 
 
 @shares(read=read_prompt, load=model_options, request=sampling_params)
@@ -28,10 +28,8 @@ def generate(
     request: Callable[[], "SamplingParams"],
     read: Callable[[], str],
     *,
-    echo: Annotated[bool, typer.Option("--echo", metavar="", help="Print the prompt before the text.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the text.")
-    ] = False,
+    echo: Annotated[bool, option("Print the prompt before the text.", "--echo", metavar="")] = False,
+    as_json: Annotated[bool, option("Print one JSON object instead of the text.", "--json", metavar="")] = False,
     stats: Annotated[
         bool | None, _stats(help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens.")
     ] = None,
@@ -74,10 +72,10 @@ def chat(
     load: Callable[[Progress | None], "LLM"],
     request: Callable[[], "SamplingParams"],
     *,
-    system: Annotated[str, typer.Option(help="System message.", metavar="TEXT", show_default=False)] = "",
+    system: Annotated[str, option("System message.", metavar="TEXT", show_default=False)] = "",
     thinking: Annotated[
         bool | None,
-        typer.Option(metavar="", help="Think before the answer, or not; for models whose chat template can switch it."),
+        option("Think before the answer, or not; for models whose chat template can switch it.", metavar=""),
     ] = None,
     stats: Annotated[
         bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")

@@ -92,17 +92,13 @@ def _pronk(
     """Run language models with lossless speculative decoding: the same text in fewer forward passes."""
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: entry point of ``pronk``."""
-    with warnings.catch_warnings():
-        warnings.showwarning = _warn
-        _main(args)
-
-
-def _main(args: Sequence[str] | None) -> NoReturn:
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
-        code = app(arguments, prog_name="pronk", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            code = app(arguments, prog_name="pronk", standalone_mode=False)
     except typer.TyperException as error:
         code = _fail(_usage_message(error), error.exit_code)
     except typer.Abort:

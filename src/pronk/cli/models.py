@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pronk.cli.options import option
 from pronk.cli.progress import interruptible
 from pronk.errors import CheckpointError
 
@@ -24,11 +25,9 @@ def pull(
     name: Annotated[str, _NAME],
     *,
     revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit on the Hub.", show_default="main", metavar="REVISION")
+        str | None, option("Branch, tag or commit on the Hub.", show_default="main", metavar="REVISION")
     ] = None,
-    drafter: Annotated[
-        bool, typer.Option("--drafter", metavar="", help="Also download drafters listed for this model.")
-    ] = False,
+    drafter: Annotated[bool, option("Also download drafters listed for this model.", "--drafter", metavar="")] = False,
 ) -> None:
     """Download a model from the Hugging Face Hub, or update it; print its path.
 
@@ -68,8 +67,8 @@ def _download(screen: "TerminalOutput", name: str, model: "HubModel", known: "Kn
 
 def list_models(
     *,
-    known: Annotated[bool, typer.Option("--known", metavar="", help="List the short names instead.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document.")] = False,
+    known: Annotated[bool, option("List the short names instead.", "--known", metavar="")] = False,
+    as_json: Annotated[bool, option("Print one JSON document.", "--json", metavar="")] = False,
 ) -> None:
     """List the models on this machine, and the drafters that make them faster; --json also has the paths.
 

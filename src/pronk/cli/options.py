@@ -31,11 +31,12 @@ def given_options(context: typer.Context) -> list[str]:
     return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
 
-def panel(title: str, **common: Any) -> Callable[..., Any]:
+def panel(title: str | None, **common: Any) -> Callable[..., Any]:
     """Return ``option(text, *names, **settings)``, which makes a typer.Option in the help panel ``title``."""
     return lambda text, *names, **settings: typer.Option(*names, help=text, rich_help_panel=title, **common | settings)
 
 
+option = panel(None)
 _model, _request, _guide = map(panel, ("Model", "Request", "Guide"))
 
 

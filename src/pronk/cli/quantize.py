@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from pronk.cli.options import option
 from pronk.cli.progress import interruptible, status_bar
 from pronk.errors import OptionError
 
@@ -22,25 +23,25 @@ def quantize(
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.", show_default=False)],
     *,
-    bits: Annotated[int, typer.Option(help="Bits per weight: 4 or 8; 16 exports a quantized head.")] = 4,
+    bits: Annotated[int, option("Bits per weight: 4 or 8; 16 exports a quantized head.")] = 4,
     group: Annotated[
         int | None,
-        typer.Option(
-            help="Adjacent weights that share a scale: a multiple of 8, or 0 for whole rows.",
+        option(
+            "Adjacent weights that share a scale: a multiple of 8, or 0 for whole rows.",
             show_default="32 for 4 bits, 128 for 8; less if the matrices require it",
         ),
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(
-            help="Text similar to the model's later input: a file, a folder, or JSON lines with a text. Several "
+        option(
+            "Text similar to the model's later input: a file, a folder, or JSON lines with a text. Several "
             "rounding methods are tried on it, and the one with the lowest perplexity on a held-out part is kept.",
             metavar="TEXT",
             show_default="round to the nearest",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Maximum number of tokens of TEXT to calibrate with.", min=128)] = 32_768,
-    threads: Annotated[int | None, typer.Option(help="Number of threads to compute with.", min=1)] = None,
+    tokens: Annotated[int, option("Maximum number of tokens of TEXT to calibrate with.", min=128)] = 32_768,
+    threads: Annotated[int | None, option("Number of threads to compute with.", min=1)] = None,
 ) -> None:
     """Write a checkpoint with 4-bit or 8-bit weights.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from pronk.cli.options import given_options, model_options, one_model, panel, shares
+from pronk.cli.options import given_options, model_options, one_model, option, panel, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.errors import OptionError
 
@@ -66,39 +66,34 @@ def verify(
     *,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Drafter to verify: a name, or a name with options; repeatable.",
+        option(
+            "Drafter to verify: a name, or a name with options; repeatable.",
             show_default="all that support the model",
             metavar="D",
         ),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="File of prompts.", show_default="sample suite of pronk bench", metavar="FILE")
+        Path | None, option("File of prompts.", show_default="sample suite of pronk bench", metavar="FILE")
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(
-            help="Number of prompts, spread over their tasks.",
+        option(
+            "Number of prompts, spread over their tasks.",
             min=1,
             show_default=f"{_NUM_SAMPLE_PROMPTS} of the sample suite, all of a file",
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Number of tokens per text.", min=1)] = 64,
+    max_tokens: Annotated[int, option("Number of tokens per text.", min=1)] = 64,
     samples: Annotated[
-        int,
-        typer.Option(
-            help="Strings to sample per drafter for the test of the distribution, 100 or more; 0 is none.", min=0
-        ),
+        int, option("Strings to sample per drafter for the test of the distribution, 100 or more; 0 is none.", min=0)
     ] = 2000,
-    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same verdicts.", min=0)] = 0,
+    seed: Annotated[int, option("Seed; the same seed gives the same verdicts.", min=0)] = 0,
     rule: Annotated[
-        str, typer.Option(help="Acceptance of draft tokens in sampled texts: coupled, rejection or block.")
+        str, option("Acceptance of draft tokens in sampled texts: coupled, rejection or block.")
     ] = "coupled",
     as_json: Annotated[
         Path | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Write the report as JSON; - is standard output, instead of the table."
-        ),
+        option("Write the report as JSON; - is standard output, instead of the table.", "--json", metavar="FILE"),
     ] = None,
 ) -> None:
     """Verify that speculative decoding does not change the output of the model.
@@ -196,12 +191,12 @@ def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
 def _check_given(command: typer.Context, *, url: bool) -> None:
     """Raise OptionError if the command line has an option that does not apply with, or without, ``--url``."""
     for name in given_options(command):
-        option = name.replace("_", "-")
+        shown = name.replace("_", "-")
         if url and name not in _SHARED | _REMOTE_ONLY:
-            msg = f"url: expected only options for servers, found --{option}; leave it out"
+            msg = f"url: expected only options for servers, found --{shown}; leave it out"
             raise OptionError(msg)
         if not url and name in _REMOTE_ONLY:
-            msg = f"{option}: expected --url beside it, found none; add the address of a server"
+            msg = f"{shown}: expected --url beside it, found none; add the address of a server"
             raise OptionError(msg)
 
 
@@ -216,8 +211,7 @@ def _verify_remote(
 
     Without ``prompts``, the texts are the first ``limit`` built-in ones.
     """
-    from pronk.verification.remote import TEXTS
-    from pronk.verification.remote.checks import verify_server_steps
+    from pronk.verification.remote import TEXTS, verify_server_steps
     from pronk.verification.remote.client import ServerUnreachableError
 
     builtin = dict([*TEXTS.items()][:limit])

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from pronk.checks import require_extra
-from pronk.cli.options import shares
+from pronk.cli.options import option, shares
 from pronk.cli.progress import INTERRUPTED
 from pronk.cli.train.options import LoopSettings, command_line, loop_option, model_option, refuse, text_option
 from pronk.errors import OptionError
@@ -45,18 +45,13 @@ def eagle3(
     *,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Target, as deployed: a name, a folder, or a GGUF file.", show_default="in a clone: pronk-tiny"
-        ),
+        option("Target, as deployed: a name, a folder, or a GGUF file.", show_default="in a clone: pronk-tiny"),
     ] = None,
     data: Annotated[
-        list[Path],
-        text_option("File of the target's own answers, from pronk train texts; repeatable.", metavar="FILE"),
+        list[Path], text_option("File of the target's own answers, from pronk train texts; repeatable.", metavar="FILE")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
-    name: Annotated[
-        str | None, typer.Option(help="Name of the head in its card.", show_default="by target and kind")
-    ] = None,
+    out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")],
+    name: Annotated[str | None, option("Name of the head in its card.", show_default="by target and kind")] = None,
     kind: Annotated[
         str,
         model_option(

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from pronk.checks import require_extra
-from pronk.cli.options import given_options, shares
+from pronk.cli.options import given_options, option, shares
 from pronk.cli.progress import INTERRUPTED
 from pronk.cli.train.eagle import eagle3
 from pronk.cli.train.kinds import KINDS, DrafterKind
@@ -46,8 +46,8 @@ def lm(
     text: Callable[..., DataOptions],
     loop: Callable[[], LoopSettings],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
-    name: Annotated[str, typer.Option(help="Name of the model in its card.")] = "pronk-tiny",
+    out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")],
+    name: Annotated[str, option("Name of the model in its card.")] = "pronk-tiny",
     hidden: Annotated[int, model_option("Hidden size.")] = ModelShape.hidden,
     layers: Annotated[int, model_option("Layers.")] = ModelShape.layers,
     heads: Annotated[int, model_option("Attention heads.")] = ModelShape.heads,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pronk.cli.options import given_options, panel
+from pronk.cli.options import given_options, option, panel
 from pronk.corpus.sources import parse_source
 from pronk.errors import OptionError
 from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, StudentOptions, fit_lengths
@@ -51,8 +51,7 @@ class LoopSettings:
 
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps
     minutes: Annotated[
-        float | None,
-        loop_option("End the schedule this many minutes after the command's start, evaluations included."),
+        float | None, loop_option("End the schedule this many minutes after the command's start, evaluations included.")
     ] = None
     patience: Annotated[
         int | None,
@@ -99,16 +98,12 @@ class LoopSettings:
 class StudentRun:
     """Options of a run that trains a drafter on the output distribution of a target."""
 
-    out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")]
+    out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")]
     target: Annotated[
         str | None,
-        typer.Option(
-            help="Model that the drafter is for: a folder, or its id on the Hub.", show_default="in a clone: pronk-tiny"
-        ),
+        option("Model that the drafter is for: a folder, or its id on the Hub.", show_default="in a clone: pronk-tiny"),
     ] = None
-    name: Annotated[
-        str | None, typer.Option(help="Name of the drafter in its card.", show_default="by target and kind")
-    ] = None
+    name: Annotated[str | None, option("Name of the drafter in its card.", show_default="by target and kind")] = None
     on_policy: Annotated[
         int,
         text_option(

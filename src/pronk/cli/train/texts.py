@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pronk.cli.options import option
 from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.cli.train.options import model_option, text_option
 
@@ -27,7 +28,7 @@ def texts(
         list[Path] | None,
         text_option("JSONL file of prompts; questions that share 13 words with them are not asked.", metavar="FILE"),
     ] = None,
-    out: Annotated[Path, typer.Option(help="File of answers; an existing one is continued.")],
+    out: Annotated[Path, option("File of answers; an existing one is continued.")],
     tokens: Annotated[int, text_option("Tokens of answers in the file.", min=1)] = 1_500_000,
     minutes: Annotated[float | None, text_option("Stop after this many minutes.")] = None,
     max_tokens: Annotated[int, text_option("Maximum length of an answer.", min=16)] = 384,
@@ -52,14 +53,13 @@ def texts(
 
     pronk train texts --model ./model.gguf --data notes/ --out notes.answers --minutes 30
     """
-    import time
-
     from pronk.corpus.questions import Questions
     from pronk.corpus.sources import SourceSpec, spec_of
     from pronk.llm import LLM
+    from pronk.train.clock import Clock
     from pronk.train.own_text import answers_header, write_answers
 
-    started = time.monotonic()
+    clock = Clock(minutes)
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     sources = [
         SourceSpec("python", "python", None, 1.0) if what == "python" else spec_of(Path(what), "data") for what in data
@@ -75,11 +75,8 @@ def texts(
                 status("answering", done, tokens)
                 if 20 * done // tokens > shown:
                     shown = 20 * done // tokens
-                    line = f"{done} tokens of answers, {(time.monotonic() - started) / 60:.1f} minutes"
+                    line = f"{done} tokens of answers, {clock.seconds / 60:.1f} minutes"
                     screen.print(line, markup=False)
-
-            def seconds_left() -> float:
-                return float("inf") if minutes is None else 60 * minutes - (time.monotonic() - started)
 
             done = write_answers(
                 llm,
@@ -89,7 +86,7 @@ def texts(
                 tokens=tokens,
                 batch=batch,
                 progress=show,
-                seconds_left=seconds_left,
+                seconds_left=clock.seconds_left,
                 first=first,
             )
     except KeyboardInterrupt:
