@@ -66,13 +66,9 @@ def make_figures(
 ) -> Figures:
     """Compute the metrics of one method at one temperature.
 
-    Args:
-        method_samples: samples of the method, at least one; all at the same temperature.
-        plain_samples: plain decoding's samples for the same prompts.
-        divergences: differences from plain decoding; those of other methods and prompts have no effect.
-        model: record with the number of bytes that a forward pass reads.
-        bandwidth: bytes per second of reading memory; ``None`` leaves ``over_floor`` out.
-        task: name of the task or aggregate that the samples belong to.
+    There is at least one sample of the method, and plain decoding's samples are those of the same prompts. Divergences
+    of other methods and prompts have no effect. ``bandwidth`` is in bytes per second; ``None`` leaves ``over_floor``
+    out.
     """
     keys = list(dict.fromkeys(_key(sample) for sample in method_samples))
     pairs, failures = _pair(keys, method_samples, plain_samples)

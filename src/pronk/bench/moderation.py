@@ -60,19 +60,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class ModerationResult:
-    """Counts of one model.
+    """Counts of one model."""
 
-    Attributes:
-        model: name of the model's folder or file.
-        kernels: the kernels that computed it.
-        texts: number of texts.
-        classes: counts of ``flagged`` texts, of ``acceptable`` texts (the positives of the Mistral 7B paper), and of
-            each category, without the texts whose category the file does not say.
-    """
-
-    model: str
+    model: str  # name of its folder or file
     kernels: str
-    texts: int
+    texts: int  # number of texts
+    # Counts of ``flagged`` texts, of ``acceptable`` texts (the positives of the Mistral 7B paper), and of each
+    # category, without the texts whose category the file does not say.
     classes: dict[str, Counts]
 
     def to_dict(self) -> dict[str, Any]:

@@ -56,13 +56,7 @@ class TerminalOutput:
         return self._out.is_terminal
 
     def write(self, text: str, *, drafted: bool = False, is_thought: bool = False) -> None:
-        """Print a piece of generated text.
-
-        Args:
-            text: the piece.
-            drafted: whether it is an accepted draft token.
-            is_thought: whether it is a thought: dimmed on a terminal, elsewhere between two tags.
-        """
+        """Print a piece of generated text; thoughts are dimmed on a terminal, elsewhere between two tags."""
         if is_thought != self._in_thoughts:
             tags = ("", "\n\n") if self.interactive else ("<think>\n", "\n</think>\n\n")
             self._write(tags[0] if is_thought else tags[1], _PLAIN)
@@ -98,9 +92,7 @@ class TerminalOutput:
     def result(self, part: Table | Text, *, one_line_rows: bool = False) -> None:
         """Print a table or text of the command's result on standard output.
 
-        Args:
-            part: the table or text.
-            one_line_rows: outside a terminal, do not wrap cells: the rows of a list are searched.
+        With ``one_line_rows``, cells are not wrapped outside a terminal: the rows of a list are searched.
         """
         if one_line_rows and not self.interactive:
             self._out.width = _UNLIMITED

@@ -32,7 +32,11 @@ _MAX_TOKENS = 1024  # default of an answer, at most half the context
 
 
 class ChatSession:
-    """One conversation, read from a terminal or a pipe."""
+    """One conversation, read from a terminal or a pipe.
+
+    Sampling options that are not in ``given``, the names of those that the user has set, are replaced by what the
+    model's files recommend.
+    """
 
     def __init__(
         self,
@@ -44,16 +48,6 @@ class ChatSession:
         given: Collection[str] = (),
         template_options: TemplateOptions | None = None,
     ) -> None:
-        """Begin a conversation.
-
-        Args:
-            llm: the model.
-            params: sampling options. Those that are not in ``given`` are replaced by what the model's files recommend.
-            screen: receives answers and notes.
-            system: text of the system message, or empty.
-            given: names of the options that the user has set.
-            template_options: further variables of the chat template.
-        """
         self._llm, self._screen, self._system, self._template_options = llm, screen, system, template_options
         context, self._adapter = llm.config.context, only_adapter(llm.adapters)
         recommended: dict[str, Any] = {name: v for name, v in llm.config.sampling.items() if name not in given}

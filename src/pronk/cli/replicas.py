@@ -78,12 +78,9 @@ class ReplicaOptions:
     ) -> "Iterator[tuple[Path, ReplicaPlan]]":
         """Connect to the Ray cluster, or start one; yield the path of the model and the plan of the replicas.
 
-        Args:
-            screen: receives a note about the start.
-            options: keyword arguments of :class:`pronk.LLM`.
-            extra_drafters: drafters that requests may select besides ``options["drafter"]``.
-            max_requests: maximum number of samples in progress.
-            drain: seconds that a stopping replica has to finish its requests.
+        ``options`` are the keyword arguments of :class:`pronk.LLM`; requests may also select ``extra_drafters``.
+        ``max_requests`` is the maximum number of samples in progress. A stopping replica has ``drain`` seconds to
+        finish its requests.
 
         Raises:
             OptionError: Ray is not installed, the cluster cannot be reached, or there are too few cores.

@@ -22,11 +22,8 @@ def read_guide(
 ) -> "Guide | None":
     """Build the guide from the one option that is set; return ``None`` if no option is set.
 
-    Args:
-        json_schema: path of a JSON schema; ``"object"`` allows any JSON object unless a file has that name.
-        regex: regular expression for the whole text.
-        choice: allowed texts.
-        grammar: path of a Lark grammar.
+    ``json_schema`` and ``grammar`` are paths; ``json_schema="object"`` allows any JSON object unless a file has that
+    name.
 
     Raises:
         OptionError: several options are set, a file cannot be read, or its content is not a valid guide.

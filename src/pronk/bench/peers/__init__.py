@@ -1,12 +1,7 @@
 """Peers: other engines, measured on the same model file, prompts, token counts and threads as pronk.
 
 Each peer runs in a process of its own, which isolates crashes, memory and threads. Time is measured in that process,
-around the engine's generate call, so that communication does not count. Input and output are token ids::
-
-    peer = Peer(PEERS["llama_cpp"], Path("model.gguf"), dtype="bfloat16", threads=2)
-    peer.load()
-    result = peer.generate(PeerRequest([1, 2, 3], 64, 0.0, seed=0, stop_token_ids=[0], ignore_eos=False))
-    peer.close()
+around the engine's generate call, so that communication does not count. Input and output are token ids.
 """
 
 from pronk.bench.peers.engines.contract import PeerRequest, PeerResult

@@ -39,9 +39,7 @@ PEERS = {
 def choose_peers(names: list[str], models: list[Path]) -> tuple[PeerSpec, ...]:
     """Return the peers with these names, without duplicates.
 
-    Args:
-        names: names of peers; ``all`` stands for every peer that reads the format of ``models[0]``.
-        models: paths of the models.
+    The name ``all`` stands for every peer that reads the format of ``models[0]``.
 
     Raises:
         OptionError: a peer is unknown, or cannot read a model.

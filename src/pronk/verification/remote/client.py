@@ -55,19 +55,12 @@ class Answer:
 
 @dataclass
 class RemoteServer:
-    """Connection to one model of a server; thread-safe.
+    """Connection to one model of a server; thread-safe."""
 
-    Attributes:
-        url: address of the server, with or without ``/v1``.
-        model: name of the model; by default the first of ``/v1/models``.
-        key: API key.
-        timeout: seconds to wait for an answer.
-    """
-
-    url: str
-    model: str | None = None
-    key: str | None = field(default=None, repr=False)
-    timeout: float = 120.0
+    url: str  # address of the server, with or without ``/v1``
+    model: str | None = None  # name of the model; by default the first of ``/v1/models``
+    key: str | None = field(default=None, repr=False)  # API key
+    timeout: float = 120.0  # seconds to wait for an answer
     software: str = ""  # header ``Server`` of the last answer
     num_requests: int = 0
 
@@ -80,7 +73,8 @@ class RemoteServer:
             base = base if base.endswith("/v1") else f"{base}/v1"
             self._client = httpx.Client(base_url=base, headers=headers, timeout=self.timeout, limits=limits)
             if self._client.base_url.scheme not in {"http", "https"}:
-                raise httpx.UnsupportedProtocol("it has no http:// or https://")
+                msg = "it has no http:// or https://"
+                raise httpx.UnsupportedProtocol(msg)  # noqa: TRY301 - one message for all wrong addresses
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeEncodeError) as error:
             msg = f"url: expected an address such as http://127.0.0.1:8000, found {self.url!r}: {error}"
             raise ServerUnreachableError(msg) from error

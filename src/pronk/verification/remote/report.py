@@ -18,21 +18,13 @@ _EXCERPT = 40  # characters of a text to quote around the first difference
 
 @dataclass(frozen=True)
 class RemoteSettings:
-    """Settings of a verification.
+    """Settings of a verification."""
 
-    Attributes:
-        max_tokens: number of tokens per text.
-        rounds: number of repetitions of each comparison.
-        batch: number of requests at the same time.
-        tolerance: largest difference of two log-probabilities that count as equal.
-        seed: first seed of sampled texts.
-    """
-
-    max_tokens: int = 48
-    rounds: int = 1
-    batch: int = 8
-    tolerance: float = 1e-5
-    seed: int = 1
+    max_tokens: int = 48  # number of tokens per text
+    rounds: int = 1  # number of repetitions of each comparison
+    batch: int = 8  # number of requests at the same time
+    tolerance: float = 1e-5  # largest difference of two log-probabilities that count as equal
+    seed: int = 1  # first seed of sampled texts
 
     def __post_init__(self) -> None:
         for name, low, high in (("max_tokens", 8, 4096), ("rounds", 1, 1000), ("batch", 2, 256), ("seed", 0, 2**31)):
