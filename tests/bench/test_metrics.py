@@ -140,7 +140,3 @@ def test_latencies_keep_count_and_time() -> None:
     latencies = metrics.inter_token_latencies(seconds, tokens)
     assert len(latencies) == sum(tokens)
     assert sum(latencies) == pytest.approx(sum(seconds))
-
-
-def test_spread_by_hand() -> None:
-    assert (metrics.spread([3.0, 1.0, 8.0]), metrics.spread([2.0])) == (3.5, 0)

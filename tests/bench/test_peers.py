@@ -48,6 +48,8 @@ for line in sys.stdin:
 class FakePeer(Peer):
     """A peer whose worker is the program above."""
 
+    _timeout = 20
+
     def _command(self) -> list[str]:
         return [sys.executable, "-I", "-S", "-c", FAKE]
 
@@ -85,7 +87,7 @@ def llm() -> LLM:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakePeer]:
-    made = FakePeer(PEERS["transformers"], tmp_path, dtype="float32", threads=1, timeout=20)
+    made = FakePeer(PEERS["transformers"], tmp_path, dtype="float32", threads=1)
     with closing(made) as peer:
         peer.load()
         yield peer

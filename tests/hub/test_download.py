@@ -58,10 +58,10 @@ def test_incomplete_folders_are_no_models(hub: FakeHub) -> None:
 
 def test_revisions(hub: FakeHub) -> None:
     hub.repos["o/m"] = GGUF
-    path = resolve_model("o/m:Q4_0", revision=hub.commit("o/m"))
+    path = download(HubModel("o/m", quantization="Q4_0", revision=hub.commit("o/m")))
     assert resolve_model("o/m:Q4_0") == path
     with pytest.raises(CheckpointError, match=r"^o/m: expected a branch, tag or commit of .*, found no 'v2'$"):
-        resolve_model("o/m:Q4_0", revision="v2")
+        download(HubModel("o/m", quantization="Q4_0", revision="v2"))
 
 
 def test_pull_updates_and_keeps_other_files(hub: FakeHub) -> None:

@@ -22,7 +22,7 @@ from pronk.bench.document import (
     Range,
     Split,
 )
-from pronk.bench.metrics import expected_tokens, inter_token_latencies, repeated_ngrams, spread
+from pronk.bench.metrics import expected_tokens, inter_token_latencies, repeated_ngrams
 from pronk.bench.records import (
     PLAIN,
     Bandwidth,
@@ -91,7 +91,7 @@ def make_figures(
 
 def _make_range(values: Sequence[float]) -> Range:
     """Return the median of one or more values, and half the distance from the smallest to the largest."""
-    return Range(median(values), spread(values))
+    return Range(median(values), (max(values) - min(values)) / 2)
 
 
 def _pair(keys: Sequence[Key], method: Sequence[Sample], plain: Sequence[Sample]) -> tuple[_Pairs, tuple[Failure, ...]]:

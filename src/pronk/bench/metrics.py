@@ -63,8 +63,3 @@ def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[i
             latencies += [wait / tokens] * tokens
             wait = 0.0
     return latencies
-
-
-def spread(values: Sequence[float]) -> float:
-    """Return ``(max - min) / 2`` of one or more numbers; tables show it after ±."""
-    return (max(values) - min(values)) / 2

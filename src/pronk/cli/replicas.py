@@ -113,11 +113,10 @@ class ReplicaOptions:
             msg = f"calibration: expected on or off with replicas, found {options['calibration']}; leave the file out"
             raise OptionError(msg)
         workers, threads, model = options["workers"], options["threads"], options["model"]
-        if self.ray_address is None:
-            threads = self._fit_threads(workers, threads)
         if model is not None and Path(model).exists():
             model = str(Path(model).resolve())  # also valid on a machine that lacks this working directory
         if self.ray_address is None:
+            threads = self._fit_threads(workers, threads)
             from pronk.replicas.ray_security import be_private
 
             be_private()  # sets environment variables that Ray reads when it is imported

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2"
 
 
-def resolve_model(name: str | Path | None, *, revision: str | None = None, progress: Progress | None = None) -> Path:
+def resolve_model(name: str | Path | None, *, progress: Progress | None = None) -> Path:
     """Return the folder or GGUF file of a model, downloaded if it is not on this machine.
 
     ``name`` is a folder, a GGUF file, or a name as in :mod:`pronk.hub.names`; in a clone of the repository, also a
-    folder in its ``models/``. ``None`` means ``smollm2``, which is not downloaded by this call. ``revision`` is a
-    branch, tag or commit on the Hub. ``progress`` is called with the number of bytes downloaded so far and the total.
+    folder in its ``models/``. ``None`` means ``smollm2``, which is not downloaded by this call. ``progress`` is
+    called with the number of bytes downloaded so far and the total.
 
     Raises:
         CheckpointError: there is no such folder, file or model, or the download fails.
@@ -36,7 +36,7 @@ def resolve_model(name: str | Path | None, *, revision: str | None = None, progr
     local = clone_model(text) if name is None else _local_model(name)  # a folder ./smollm2 has to be named
     if local is not None:
         return local
-    model = None if isinstance(name, Path) else parse_name(text, revision)
+    model = None if isinstance(name, Path) else parse_name(text)
     if model is None:
         near = close_names(text, *clone_names())
         msg = (

@@ -31,30 +31,18 @@ class PeerError(PronkError):
 class Peer:
     """A worker process that decodes with one method of an engine.
 
-    Args:
-        spec: the engine and its decoding method.
-        model: a folder in the Hugging Face layout, or a GGUF file; see :attr:`PeerSpec.reads_gguf`.
-        dtype, threads: see :class:`WorkerConfig`.
-        python: interpreter that has the engine's packages; this interpreter by default.
-        timeout: maximum seconds of a call of :meth:`generate`; :meth:`load` may take ten times as long.
+    ``python`` is the interpreter that has the engine's packages; this interpreter by default. :class:`WorkerConfig`
+    describes the other arguments.
     """
 
-    def __init__(
-        self,
-        spec: PeerSpec,
-        model: Path,
-        *,
-        dtype: str,
-        threads: int,
-        python: str | None = None,
-        timeout: float = 300.0,
-    ) -> None:
+    _timeout = 300.0  # maximum seconds of a call of generate(); load() may take ten times as long
+
+    def __init__(self, spec: PeerSpec, model: Path, *, dtype: str, threads: int, python: str | None = None) -> None:
         self.spec, self.name = spec, str(spec)
         self.versions: dict[str, str] = {}
         self.settings: dict[str, str] = {}
         self._config = WorkerConfig(spec.engine, spec.variant, str(model.absolute()), dtype, threads)
         self._python = python or sys.executable
-        self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._num_starts = 0
 
