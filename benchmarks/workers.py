@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from pronk import LLM, SamplingParams
 from pronk.bench.machine import BandwidthMeter, describe_hardware
-from pronk.bench.passes import pass_times
+from pronk.bench.measure import pass_times
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kernels.threads import set_threads

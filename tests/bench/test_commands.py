@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from parallel.dealt import partition_randomly
-from pronk.bench import machine, passes, render
+from pronk.bench import machine, measure, render
 from pronk.bench.measure import Bench
 from pronk.cli.main import main
 from pronk.kernels.library import CHOICES, KernelsError
@@ -27,8 +27,8 @@ FEW = ("--limit", 1, "--repeats", 1, "--temperature", 0)
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command on pronk-tiny, with little memory to read and few forward passes to time."""
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
-    monkeypatch.setattr(passes, "_ROUNDS", 1)
-    monkeypatch.setattr(passes, "ROWS", (1, 4))
+    monkeypatch.setattr(measure, "_ROUNDS", 1)
+    monkeypatch.setattr(measure, "ROWS", (1, 4))
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*args: object) -> tuple[int, str, str]:

@@ -10,10 +10,9 @@ import pytest
 
 from bench.bench_cases import pronk_tiny, sample
 from pronk.arrays import Array
-from pronk.bench import passes
-from pronk.bench.measure import find_divergence
+from pronk.bench import measure
+from pronk.bench.measure import find_divergence, pass_times
 from pronk.bench.methods import Item
-from pronk.bench.passes import pass_times
 from pronk.bench.records import PLAIN, DivergenceRecord
 from pronk.drafters import DraftContext
 from pronk.llm import LLM
@@ -51,12 +50,12 @@ def test_the_star_has_different_draft_tokens() -> None:
     llm = pronk_tiny()
     for vocab, last in ((300, 5), (300, 298), (64, 63)):
         context = DraftContext(None, [1, last], 9, 99, SamplingParams(), None, None)  # type: ignore[arg-type]
-        (tree,) = passes._StarProposer(64, vocab).propose([context])
+        (tree,) = measure._StarProposer(64, vocab).propose([context])
         assert tree.tokens[0] == last
         assert len(set(tree.tokens)) == len(tree.tokens) == 64
         assert all(0 <= token < vocab for token in tree.tokens)
         assert set(tree.parents[1:]) == {0}
-    (tree,) = passes._StarProposer(1, llm.config.vocab_size).propose([context])
+    (tree,) = measure._StarProposer(1, llm.config.vocab_size).propose([context])
     assert tree.tokens == (63,)
 
 

@@ -15,7 +15,7 @@ import torch
 from bench.bench_cases import DRAFTER, figures, pronk_tiny
 from checkpoints import MakeCheckpoint
 from pronk.arrays import FLOAT32
-from pronk.bench import machine, passes, run
+from pronk.bench import machine, measure, run
 from pronk.bench.figures import summarize
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
@@ -56,8 +56,8 @@ LOOKUP = "prompt_lookup(min_ngram=1)"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read little memory and time few forward passes."""
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
-    monkeypatch.setattr(passes, "_ROUNDS", 1)
-    monkeypatch.setattr(passes, "ROWS", (1, 4))
+    monkeypatch.setattr(measure, "_ROUNDS", 1)
+    monkeypatch.setattr(measure, "ROWS", (1, 4))
 
 
 def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **options: Any) -> Plan:

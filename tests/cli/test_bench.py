@@ -14,7 +14,7 @@ import pytest
 import pronk.llm
 from bench.bench_cases import pronk_tiny
 from checkpoints import MakeCheckpoint
-from pronk.bench import machine, methods, passes
+from pronk.bench import machine, measure, methods
 from pronk.bench.methods import DrafterMethod, Item
 from pronk.bench.records import Sample
 from pronk.models.clone_models import tiny_model
@@ -29,8 +29,8 @@ COUNT = "one two three one two three one two"
 def run(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs ``pronk bench``, with shorter measurements of bandwidth and forward passes."""
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
-    monkeypatch.setattr(passes, "_ROUNDS", 1)
-    monkeypatch.setattr(passes, "ROWS", (1, 4))
+    monkeypatch.setattr(measure, "_ROUNDS", 1)
+    monkeypatch.setattr(measure, "ROWS", (1, 4))
     return partial(command, "bench")
 
 

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -19,17 +20,22 @@ import numpy as np
 
 from pronk.bench.machine import BandwidthMeter
 from pronk.bench.methods import Item, Method
-from pronk.bench.passes import pass_times
 from pronk.bench.prompts import Prompt, drop_middle, encode
-from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, Finished, Sample, Skip, Trace
+from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, Finished, PassTime, Sample, Skip, Trace
+from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.errors import PromptError, PronkError
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
 from pronk.verification.plain_decoding import rounding, score_next
 
 _WARM_UP_TOKENS = 8  # number of tokens that each method generates before the first measurement
 _REFILL_TOKENS = 64  # length of the prompt whose decoding refills the CPU caches
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # numbers of rows of the measured forward passes
+_ROUNDS = 3  # default number of rounds over all numbers of rows
+_STEPS = 6  # maximum number of forward passes per round and number of rows
 
 Progress = Callable[[int, int], None]
 
@@ -226,3 +232,40 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     slack = 2 * rounding(llm, float(np.abs(recorder.logits).max()))  # twice the error of one run
     near_tie = recorder.could_choose(theirs, ours, slack)
     return DivergenceRecord(*leading_fields, gap=gap if math.isfinite(gap) else None, near_tie=near_tie)
+
+
+@dataclass(frozen=True)
+class _StarProposer(Proposer[None]):
+    """Proposer of ``rows - 1`` draft tokens below the last token: ``rows`` rows per forward pass."""
+
+    name = "star"
+    rows: int
+    vocab_size: int
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Return ``None``: the proposer has no state."""
+
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+        """Propose ``root + 1``, ``root + 2``, … (modulo ``vocab_size``) as children of the last token."""
+        parents = (-1, *[0] * (self.rows - 1))
+        roots = [context.tokens[-1] for context in contexts]
+        return [TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents) for root in roots]
+
+    def observe(self, outcome: Outcome[None]) -> None:
+        """Do nothing: the proposer has no state."""
+
+
+def pass_times(
+    llm: LLM, prompt: list[int], sizes: Sequence[int] | None = None, *, rounds: int | None = None
+) -> Iterator[PassTime]:
+    """Measure forward passes after a prompt, for each number of rows in ``sizes`` (default :data:`ROWS`).
+
+    The measurement has ``rounds`` rounds. A round measures at most six forward passes of each number of rows.
+    """
+    params = SamplingParams(max_tokens=_STEPS + 1, ignore_eos=True)
+    for _ in range(rounds or _ROUNDS):
+        for rows in sizes or ROWS:
+            stats = llm.generate(prompt, params, drafter=_StarProposer(rows, llm.config.vocab_size)).stats
+            for previous, step in pairwise(stats.steps):
+                if step.rows == rows:  # fewer in the last steps, where max_tokens limits draft tokens
+                    yield PassTime(rows, step.target_clock - previous.target_clock)

@@ -16,7 +16,7 @@ from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
-    from pronk.bench.peers.specs import PeerSpec
+    from pronk.bench.peers import PeerSpec
     from pronk.bench.records import Trace
     from pronk.bench.run import Plan
     from pronk.llm import LLM

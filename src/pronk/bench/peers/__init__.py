@@ -5,7 +5,6 @@ around the engine's generate call, so that communication does not count. Input a
 """
 
 from pronk.bench.peers.engines.contract import PeerRequest, PeerResult
-from pronk.bench.peers.process import Peer, PeerError
-from pronk.bench.peers.specs import PEERS, PeerSpec, choose_peers
+from pronk.bench.peers.process import PEERS, Peer, PeerError, PeerSpec, choose_peers
 
 __all__ = ["PEERS", "Peer", "PeerError", "PeerRequest", "PeerResult", "PeerSpec", "choose_peers"]
