@@ -18,7 +18,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ from pronk.train.clock import limit_time
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_head
 from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
-from pronk.train.loop import PassResult, find_device
+from pronk.train.loop import Objective, PassResult, find_device
 from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
 from pronk.train.modules.decoder import load_module
 from pronk.train.modules.eagle import EagleModule
@@ -86,8 +85,8 @@ class _Step(NamedTuple):
     teacher: Tensor  # ``[selected]``, rows of ``_Batch.logits``
 
 
-class EagleTraining:
-    """Training objective of a head; see :class:`~pronk.train.loop.Objective`.
+class EagleTraining(Objective[EagleModule]):
+    """Training objective of a head.
 
     Dialogues of another model, or without answers, raise an OptionError.
     """
@@ -277,11 +276,6 @@ class EagleTraining:
         for name, chosen in (("S", batch.greedy), ("sampled S", ~batch.greedy)):
             chains[name][0] += float(total[chosen].sum())
             chains[name][1] += int(chosen.sum())
-
-    def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean divergence over the draft positions; NaN without held-out dialogues."""
-        divergences = [value for name, value in figures.items() if " KL" in name]
-        return fmean(divergences) if divergences else math.nan
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the card has them
         """Write the current head to ``folder`` in the layout speculators."""

@@ -152,7 +152,6 @@ class FutureTokens(TextModel[FutureModel]):
     dtype: torch.dtype | None = None  # dtype of matrix products, ``None``: the fastest; everything else is float32
 
     def build(self) -> FutureModel:
-        """Build the model and its heads."""
         model = FutureModel(self.config, self.options.heads)
         model.initialize(self.options.seed, self.initial)
         self._trunk = torch.compile(model.trunk) if self.options.compile else model.trunk
@@ -160,7 +159,6 @@ class FutureTokens(TextModel[FutureModel]):
 
     @property
     def decoder(self) -> DecoderModule:
-        """The model without the further heads."""
         return self.module.decoder
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
@@ -205,18 +203,15 @@ class FutureTokens(TextModel[FutureModel]):
 
     @torch.no_grad()
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return the loss of each head, the model's own first."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         with self._autocast():
             z = self._trunk(inputs)
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Return the losses, and alpha, CTAR and S in the engine; measure each group for ``seconds / 2``."""
         return super().evaluate(length, seconds / 2) | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean of the losses in ``figures``, without alpha, CTAR and S."""
         return super().judge({name: value for name, value in figures.items() if not is_served(name)})
 
     def _serve(self, seconds: float) -> dict[str, float]:
@@ -230,7 +225,6 @@ class FutureTokens(TextModel[FutureModel]):
         return measure(llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS, seconds)
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the model to ``folder``, replacing its contents, and the added heads to ``folder / "heads"``."""
         super().export(folder, card, facts)
         shape, fingerprint = self.options.heads, Fingerprint.of(folder)
         rest = dict(facts)

@@ -65,7 +65,6 @@ class HeadsStudent(Student[HeadsModule]):
 
     @property
     def description(self) -> str:
-        """Sizes of the module in words, for the model card."""
         return describe(self.options.shape)
 
 
@@ -225,7 +224,6 @@ class MedusaStudent(Student[MedusaModule]):
 
     @property
     def description(self) -> str:
-        """Sizes of the heads in words, for the model card."""
         s, c = self.options.shape, self.teacher.llm.config
         halves = held_out_halves(self.data, self.vocab_size)
         text = "held-out text" if halves is None else "what the target says after half of the held-out prompts"

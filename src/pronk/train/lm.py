@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from math import inf, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pronk.architecture.config import ModelConfig, llama_config
 from pronk.corpus.encoder import special_ids, token_dtype
 from pronk.train.attention import dense_logits
-from pronk.train.batches import Batches, Sequences
+from pronk.train.batches import Sequences
 from pronk.train.data import load_tokenizer
 from pronk.train.export import InitialModel, export_model
-from pronk.train.loop import PassResult, find_device
+from pronk.train.loop import Module, Objective, PassResult, find_device
 from pronk.train.losses import autocast
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.options import LoopOptions, ModelShape, TrainOptions
 
-Module = TypeVar("Module", bound=nn.Module)
 
-
-class TextModel(ABC, Generic[Module]):
+class TextModel(Objective[Module]):
     """Training objective of language models; a subclass defines the module and the loss.
 
     The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``. With ``initial``, weights, sizes
@@ -50,7 +48,7 @@ class TextModel(ABC, Generic[Module]):
             self.config, self.end_id = initial.config, initial.encoder.end_id
         self.device = find_device(options.device)
         self.module = self.build().to(self.device)
-        self.phases: tuple[Batches, Batches] = two_phases(self.data / "train.bin", options, self.config.vocab_size)
+        self.phases = two_phases(self.data / "train.bin", options, self.config.vocab_size)
 
     @classmethod
     def identify(cls, initial: InitialModel | None) -> dict[str, Any]:
@@ -65,10 +63,6 @@ class TextModel(ABC, Generic[Module]):
     @abstractmethod
     def decoder(self) -> DecoderModule:
         """The decoder that :meth:`export` writes as a checkpoint."""
-
-    @abstractmethod
-    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add ``scale`` times the gradient of the mean loss; ``inputs``, ``targets`` are ``[count, length]``."""
 
     @abstractmethod
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
@@ -93,11 +87,9 @@ class TextModel(ABC, Generic[Module]):
         return figures
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean of the losses in ``figures``, for early stopping; NaN if there are none."""
         return fmean(figures.values()) if figures else nan
 
-    def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for heads
-        """Write the model to ``folder``, replacing its contents; only subclasses with heads write ``facts``."""
+    def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for subclasses
         export_model(self.decoder, self.data if self.initial is None else self.initial.folder, folder, card)
 
 
@@ -105,7 +97,6 @@ class LanguageModel(TextModel[DecoderModule]):
     """A model trained with the cross-entropy of the next token."""
 
     def build(self) -> DecoderModule:
-        """Return the decoder with initial weights."""
         decoder = DecoderModule(self.config)
         if self.initial is None:
             decoder.initialize(torch.Generator().manual_seed(self.options.seed))
@@ -116,11 +107,9 @@ class LanguageModel(TextModel[DecoderModule]):
 
     @property
     def decoder(self) -> DecoderModule:
-        """The module itself."""
         return self.module
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add ``scale`` times the gradient of :meth:`loss`."""
         loss = self._loss(inputs, targets)
         (loss * scale).backward()
         return PassResult(float(loss.detach()))
@@ -133,7 +122,6 @@ class LanguageModel(TextModel[DecoderModule]):
         return F.cross_entropy(logits.float(), targets.to(self.device).reshape(-1))
 
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return the loss of the next token, as a list."""
         return [float(self.loss(inputs, targets))]
 
 

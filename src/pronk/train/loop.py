@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ from pronk.train.distributed import ProcessGroup, local_device
 from pronk.train.optim import Optimizers, Schedule
 from pronk.train.options import LoopOptions
 
+Module = TypeVar("Module", bound=nn.Module)
+
 
 @dataclass(frozen=True)
 class PassResult:
@@ -45,32 +48,44 @@ class PassResult:
     same: tuple[float, ...] = ()
 
 
-class Objective(Protocol):
-    """A module with its loss, its text and its evaluation."""
+class Objective(ABC, Generic[Module]):
+    """A module with its loss, its text and its evaluation.
 
-    @property
-    def module(self) -> nn.Module:
-        """The trained module; the option ``muon`` applies to the matrices in ``module.layers``."""
+    Attributes:
+        module: the trained module; the option ``muon`` applies to the matrices in ``module.layers``.
+        phases: the training sequences of the two phases: short ones, then long ones.
+        identity: values, besides the options of the loop, that must be unchanged when a run is resumed.
+    """
 
-    @property
-    def phases(self) -> tuple[Batches, Batches]:
-        """The training sequences of the two phases: short ones, then long ones."""
+    module: Module
+    phases: tuple[Batches, Batches]
+    identity: dict[str, Any]
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Values, besides the options of the loop, that must be unchanged when a run is resumed."""
-
+    @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add ``scale`` times the gradient of the mean loss; ``inputs``, ``targets`` are ``[count, length]``."""
+        """Return the mean loss, and add ``scale`` times its gradient, or that of the sum of several losses.
 
+        ``inputs`` and ``targets`` are ``[count, length]``.
+        """
+
+    @abstractmethod
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
         """Return figures by name, from about ``seconds`` on held-out sequences of up to ``length`` tokens."""
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the figure that early stopping compares (lower is better); NaN without held-out text."""
+        """Return the figure that early stopping compares (lower is better); NaN without held-out text.
+
+        It is the mean divergence of a drafter from the target.
+        """
+        divergences = [value for name, value in figures.items() if " KL" in name]
+        return fmean(divergences) if divergences else math.nan
+
+    @abstractmethod
+    def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
+        """Write the current model or drafter to ``folder``, replacing its contents, with ``facts`` in a JSON file."""
 
 
-Trained = TypeVar("Trained", bound=Objective)
+Trained = TypeVar("Trained", bound=Objective[Any])
 
 
 @dataclass

@@ -8,15 +8,14 @@ one after the other, so the largest tensor is a chunk of one branch's logits.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.corpus.encoder import token_dtype
@@ -25,14 +24,12 @@ from pronk.train.attention import Features, compute_features
 from pronk.train.batches import Batches, Mixture, Sequences
 from pronk.train.export import export_drafter
 from pronk.train.lm import held_out_sets, two_phases
-from pronk.train.loop import PassResult, find_device
+from pronk.train.loop import Module, Objective, PassResult, find_device
 from pronk.train.losses import Comparison, TeacherLogits, autocast, distillation_loss
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
 from pronk.train.served import SERVED_TOKENS, measure
 from pronk.train.teacher import Teacher
-
-Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Branch:
     rows: Tensor | None = None
 
 
-class Student(ABC, Generic[Module]):
+class Student(Objective[Module]):
     """Training objective of a drafter, with the loss of :func:`~pronk.train.losses.distillation_loss`.
 
     A subclass builds the drafter's module and computes its branches from the target's features. A text shorter than one
@@ -65,7 +62,7 @@ class Student(ABC, Generic[Module]):
         self.device = find_device(options.device)
         self.vocab_size = teacher.llm.config.vocab_size
         self.module = self.build(torch.Generator().manual_seed(options.seed)).to(self.device)
-        self.phases: tuple[Batches, Batches] = self._phases()
+        self.phases = self._phases()
         self.identity = self.identify(teacher)
 
     @classmethod
@@ -86,7 +83,6 @@ class Student(ABC, Generic[Module]):
         return torch.compile(function) if self.options.compile else function
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the current drafter to ``folder`` in place of its contents; ``facts`` go into its JSON file."""
         document = {"format": FORMAT, "kind": self.kind, "shape": asdict(self.exported_shape()), **facts}
         document["target"] = {"name": self.teacher.name, **asdict(self.teacher.fingerprint)}
         export_drafter(folder, self.module, document, card)
@@ -106,7 +102,6 @@ class Student(ABC, Generic[Module]):
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Return the mean of the branches' losses; add the gradients of ``scale * (sum of losses)``."""
         losses, comparisons = list[float](), list[Comparison]()
         for loss in self._losses(inputs, targets, comparisons):
             (loss * scale).backward()
@@ -161,11 +156,6 @@ class Student(ABC, Generic[Module]):
                 figures[f"{name} KL{number}"] = branch.divergence / branch.rows
                 figures[f"{name} same{number}"] = branch.same / branch.rows
         return figures | self._serve(seconds / 2)
-
-    def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the mean divergence from the target over held-out sets and branches: the smaller, the better."""
-        divergences = [value for name, value in figures.items() if " KL" in name]
-        return fmean(divergences) if divergences else math.nan
 
     def _serve(self, seconds: float) -> dict[str, float]:
         """Export the current drafter to ``latest`` in the run's folder and measure it in the engine."""

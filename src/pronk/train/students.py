@@ -28,7 +28,6 @@ class DraftStudent(Student[DecoderModule]):
     other_targets = "Another target with the same tokenizer can be served, at a lower acceptance rate."
 
     def build(self, generator: torch.Generator) -> DecoderModule:
-        """Return the draft model with initial weights."""
         target = self.teacher.llm.config
         decoder = DecoderModule(model_config(self.options.shape, target.bos_id, target.eos_ids))
         decoder.initialize(generator)
@@ -36,16 +35,13 @@ class DraftStudent(Student[DecoderModule]):
         return decoder
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:  # noqa: ARG002 - reads tokens only
-        """Yield the only branch, which predicts the next token."""
         yield Branch(self.module.norm(self._hidden(self.module, tokens)), self.module.embedding)
 
     @property
     def description(self) -> str:
-        """Sizes of the module in words, for the model card."""
         return f"Llama architecture, {describe_decoder(self.module.config)}"
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write ``folder``, replacing its contents, as a checkpoint in the Hugging Face layout."""
         target = {"name": self.teacher.name, **self.teacher.fingerprints}
         documents = {"draft.json": {"target": target, **facts}} if facts else None
         export_model(self.module, self.teacher.folder, folder, card, documents)
@@ -103,7 +99,6 @@ class GlideStudent(Student[GlideDecoderModule]):
     title = "A GLIDE drafter"
 
     def build(self, generator: torch.Generator) -> GlideDecoderModule:
-        """Return the decoder with initial weights."""
         module = GlideDecoderModule(self.options.shape, self.teacher.llm.config)
         module.initialize(generator)
         self.cache = module.cache_layers
@@ -111,7 +106,6 @@ class GlideStudent(Student[GlideDecoderModule]):
         return module
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield the only branch, which predicts the next token."""
         hidden = self._hidden(self.module, tokens, attend=self._attention(tokens, features))
         yield Branch(self.module.norm(hidden), self.module.embedding)
 
@@ -129,7 +123,6 @@ class GlideStudent(Student[GlideDecoderModule]):
 
     @property
     def description(self) -> str:
-        """Sizes of the module in words, for the model card."""
         target, layers = self.teacher.llm.config, ", ".join(map(str, self.cache))
         cross = (
             f"{target.num_heads} query heads of {target.head_dim} into the target's cache of "
@@ -177,21 +170,19 @@ class KangarooStudent(Student[KangarooModule]):
         return adapter
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield the only branch, which predicts the next token."""
         head = self.teacher.unembedding if self.module.head is None else self.module.get_parameter("head.weight")
         early = features.hidden[self.options.shape.exit_layer].float()
         yield Branch(self._adapt(self.module, self.teacher.decoder, early, *tokens.shape), head)
 
     @property
     def description(self) -> str:
-        """Sizes of the module in words, for the model card."""
         shape, layers = self.options.shape, self.teacher.llm.config.num_layers
         heads = f" {shape.heads} attention heads." if shape.has_attention else ""
         return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_WORDS[shape.adapter]}.{heads}"
 
     @property
     def spec(self) -> str:
-        """Specification of the drafter for measurements; ``eta=0``: it proposes at any confidence."""
+        # With ``eta=0`` it proposes at any confidence.
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 
