@@ -15,6 +15,7 @@ from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.train.clock import Clock
 from pronk.train.options import OnPolicyOptions
+from pronk.train.run import Run
 from pronk.train.teacher import Teacher
 from train.tiny import refusal, run_command
 
@@ -190,11 +191,11 @@ def test_default_text_of_the_target_may_shrink(
 ) -> None:
     given: list[tuple[OnPolicyOptions, Clock]] = []
 
-    def remember(kind: object, data: object, own: OnPolicyOptions, *rest: Any) -> bool:
-        given.append((own, rest[-1]))
+    def remember(run: Run, kind: object, data: object, own: OnPolicyOptions, *_: object) -> bool:
+        given.append((own, run.clock))
         return True
 
-    monkeypatch.setattr("pronk.train.run.run_student", remember)
+    monkeypatch.setattr("pronk.train.run.train_student", remember)
     common = f"--target {teacher.folder} --source {tmp_path}=1 --out {tmp_path / 'run'} --minutes 7"
     run_command(f"kangaroo {common} {words}")
     ((own, clock),) = given

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from pronk.cli.main import main
 from pronk.errors import CheckpointError
 from pronk.train.checkpoint import load_checkpoint
+from pronk.train.clock import Clock
 from pronk.train.options import DataOptions
-from pronk.train.run import run, run_student
+from pronk.train.run import Run, train_model, train_student
 from pronk.train.students import DraftStudent
 from pronk.train.teacher import Teacher
 from train.tiny import OWN, TINY, TINY_DRAFT, draft_command, same_weights
@@ -57,7 +58,9 @@ def fill_disk(patch: pytest.MonkeyPatch, name: str, times: int = 0) -> list[str]
 
 
 def train(data: DataOptions, teacher: Teacher, folder: Path, console: Console) -> None:
-    assert run_student(DraftStudent, data, OWN, OPTIONS, teacher, folder, "small", "command", console)
+    assert train_student(
+        Run(folder, "small", "command", console, Clock(None)), DraftStudent, data, OWN, OPTIONS, teacher
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +107,14 @@ def test_any_file(
 def test_tokenizer(data_options: DataOptions, tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch, "tokenizer_config.json")
     with pytest.raises(CheckpointError, match=MESSAGE):
-        run(data_options, TINY, tmp_path, "m", "command", quiet)
+        train_model(Run(tmp_path, "m", "command", quiet, Clock(None)), data_options, TINY)
 
     def save(*_: object) -> None:
         raise Exception("No space left on device (os error 28)")  # noqa: TRY002 - what tokenizers raises
 
     monkeypatch.setattr("pronk.train.data.save_tokenizer", save)
     with pytest.raises(CheckpointError, match=MESSAGE):
-        run(data_options, TINY, tmp_path, "m", "command", quiet)
+        train_model(Run(tmp_path, "m", "command", quiet, Clock(None)), data_options, TINY)
 
 
 def test_command_ends_with_one_line(

@@ -22,6 +22,7 @@ from pronk.llm import LLM
 from pronk.models.fingerprint import Fingerprint
 from pronk.sampling.params import SamplingParams
 from pronk.train.attention import ChainAttention, compute_features
+from pronk.train.clock import Clock
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.eagle import ANSWERS, EagleTraining, position_weights
 from pronk.train.head_plan import draft_vocabulary, head_config
@@ -29,7 +30,7 @@ from pronk.train.loop import Trainer
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
-from pronk.train.run import run_head, steps_of
+from pronk.train.run import Run, steps_of, train_head
 from pronk.train.teacher import StateSource, Teacher, target_states
 from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
 from train.tiny import InterruptingConsole, refusal, run_command, shown
@@ -410,7 +411,9 @@ def test_a_gguf_file_is_trained_on_as_it_is(teacher: Teacher, answers: Path, cor
 def test_ctrl_c_keeps_what_is_trained(teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path) -> None:
     steps_of(tmp_path, [answers], 1, OPTIONS.batch, OPTIONS.length, 0)
     interrupting = InterruptingConsole(quiet, "step 4 ")
-    assert not run_head(OPTIONS, teacher, tmp_path, "little", "pronk train eagle3", interrupting)
+    assert not train_head(
+        Run(tmp_path, "little", "pronk train eagle3", interrupting, Clock(OPTIONS.minutes)), OPTIONS, teacher
+    )
     assert shown(quiet).splitlines()[-2:] == [
         f"{tmp_path / 'latest'} has what is trained so far",
         "saved at step 4; the same command continues",
@@ -420,7 +423,7 @@ def test_ctrl_c_keeps_what_is_trained(teacher: Teacher, answers: Path, quiet: Co
     params = SamplingParams(max_tokens=24)
     drafted = teacher.llm.generate("The cat", params, drafter=f"eagle3(model={str(tmp_path / 'latest')!r})")
     assert drafted.token_ids == teacher.llm.generate("The cat", params).token_ids
-    assert run_head(OPTIONS, teacher, tmp_path, "little", "pronk train eagle3", quiet)
+    assert train_head(Run(tmp_path, "little", "pronk train eagle3", quiet, Clock(OPTIONS.minutes)), OPTIONS, teacher)
     assert "saved at step 4" in shown(quiet)
     assert "plan: 12 steps" in shown(quiet)
     assert (tmp_path / "export" / "model.safetensors").exists()
@@ -430,7 +433,7 @@ def test_minutes_end_the_run(teacher: Teacher, answers: Path, quiet: Console, tm
     options = replace(OPTIONS, steps=100_000, minutes=0.05, evaluate_every=100_000)
     steps_of(tmp_path, [answers], 1, options.batch, options.length, 0)
     start = time.monotonic()
-    assert run_head(options, teacher, tmp_path, "little", "pronk train eagle3", quiet)
+    assert train_head(Run(tmp_path, "little", "pronk train eagle3", quiet, Clock(options.minutes)), options, teacher)
     assert time.monotonic() - start < 10
     assert shown(quiet).startswith("minutes left of 0.05: 0.0 for training, 0.0 for evaluating\n")
     assert ", ended after 0.05 minutes" in shown(quiet)

@@ -16,10 +16,11 @@ from pronk import LLM
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.errors import OptionError
+from pronk.train.clock import Clock
 from pronk.train.loop import Trainer
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import DataOptions
-from pronk.train.run import run_student
+from pronk.train.run import Run, train_student
 from pronk.train.served import beginnings, is_served, measure
 from pronk.train.teacher import Teacher
 from train.kinds import STUDENTS, Start, train
@@ -151,7 +152,8 @@ def test_other_options_and_another_kind_are_named_before_the_text_is(
         made, options = STUDENTS[kind]
         settings = replace(options, num_tokens=0, steps=2, **changes)
         try:
-            run_student(made, data_options, OWN, settings, teacher, tmp_path / "run", "small", "command", quiet)
+            run = Run(tmp_path / "run", "small", "command", quiet, Clock(None))
+            train_student(run, made, data_options, OWN, settings, teacher)
         except OptionError as error:
             return str(error)
         return ""

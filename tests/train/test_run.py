@@ -4,19 +4,22 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pronk.train.clock import Clock
 from pronk.train.options import DataOptions
-from pronk.train.run import run
+from pronk.train.run import Run, train_model
 from train.tiny import TINY, InterruptingConsole, refusal, run_command, same_weights, shown
 
 
 def test_interrupted_run_ends_like_an_uninterrupted_one(
     tmp_path: Path, data_options: DataOptions, quiet: Console
 ) -> None:
-    assert run(data_options, TINY, tmp_path / "whole", "m", "command", quiet)
-    assert not run(data_options, TINY, tmp_path / "parts", "m", "command", InterruptingConsole(quiet, "step 9 "))
+    assert train_model(Run(tmp_path / "whole", "m", "command", quiet, Clock(None)), data_options, TINY)
+    assert not train_model(
+        Run(tmp_path / "parts", "m", "command", InterruptingConsole(quiet, "step 9 "), Clock(None)), data_options, TINY
+    )
     assert (tmp_path / "parts" / "latest" / "model.safetensors").exists()
     assert not (tmp_path / "parts" / "export").exists()
-    assert run(data_options, TINY, tmp_path / "parts", "m", "command", quiet)
+    assert train_model(Run(tmp_path / "parts", "m", "command", quiet, Clock(None)), data_options, TINY)
     assert same_weights(tmp_path / "whole", tmp_path / "parts")
     text = shown(quiet)
     assert "saved at step 9; the same command continues" in text
@@ -42,5 +45,9 @@ def test_command_trains_and_resumes(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_run_goes_on_with_other_intervals(tmp_path: Path, data_options: DataOptions, quiet: Console) -> None:
-    run(data_options, TINY, tmp_path / "run", "m", "command", InterruptingConsole(quiet, "step 3 "))
-    assert run(data_options, replace(TINY, evaluate_every=2), tmp_path / "run", "m", "command", quiet)
+    train_model(
+        Run(tmp_path / "run", "m", "command", InterruptingConsole(quiet, "step 3 "), Clock(None)), data_options, TINY
+    )
+    assert train_model(
+        Run(tmp_path / "run", "m", "command", quiet, Clock(None)), data_options, replace(TINY, evaluate_every=2)
+    )

@@ -15,7 +15,7 @@ from pronk.cli.main import main
 from pronk.errors import OptionError
 from pronk.train.clock import Clock
 from pronk.train.options import DataOptions, OnPolicyOptions
-from pronk.train.run import run_student
+from pronk.train.run import Run, train_student
 from pronk.train.students import DraftStudent
 from pronk.train.teacher import Teacher
 from train.tiny import OWN, TINY_DRAFT, InterruptingConsole, draft_command, link, run_command, same_weights, shown
@@ -30,7 +30,8 @@ def run(
     data: DataOptions, teacher: Teacher, folder: Path, console: Console, own: OnPolicyOptions = OWN, **changes: Any
 ) -> bool:
     options = replace(OPTIONS, **changes)
-    return run_student(DraftStudent, data, own, options, teacher, folder, "small", "pronk train draft", console)
+    place = Run(folder, "small", "pronk train draft", console, Clock(options.minutes))
+    return train_student(place, DraftStudent, data, own, options, teacher)
 
 
 def test_interrupted_run_ends_like_an_uninterrupted_one(

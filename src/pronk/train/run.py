@@ -7,8 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from math import inf
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,103 +23,107 @@ from pronk.train.clock import EVALUATION, TEXT_BY, TOKENS_BY, TRAINED_BY, Clock
 from pronk.train.data import prepare
 from pronk.train.dialogues import Dialogues, has_answers, hold_out, write_answers_text
 from pronk.train.display import PLAIN, TrainingDisplay, WritingDisplay, figure_lines
-from pronk.train.distributed import join_processes
+from pronk.train.distributed import ProcessGroup, join_processes
 from pronk.train.eagle import ANSWERS, EagleTraining
 from pronk.train.export import InitialModel
 from pronk.train.future import FutureTokens
 from pronk.train.head_plan import check_answers
 from pronk.train.lm import LanguageModel, TextModel
-from pronk.train.loop import Trainer
+from pronk.train.loop import Report, Trainer
 from pronk.train.on_policy import continue_prompts, write_prompts
 from pronk.train.options import DataOptions, EagleOptions, LoopOptions, OnPolicyOptions, StudentOptions, TrainOptions
 from pronk.train.student import Student
 from pronk.train.teacher import Teacher
 
 
-def run(  # noqa: PLR0917 - options of the model, then of the run
-    data: DataOptions,
-    options: TrainOptions,
-    folder: Path,
-    name: str,
-    command: str,
-    console: Console,
-    clock: Clock | None = None,
-    initial: InitialModel | None = None,
-) -> bool:
+@dataclass(frozen=True)
+class Run:
+    """A run in ``folder``: an unfinished one is continued, a finished one is exported again.
+
+    The model card contains ``name`` and ``command``. The time limit counts from the creation of ``clock``.
+    """
+
+    folder: Path
+    name: str
+    command: str
+    console: Console
+    clock: Clock
+
+    @contextmanager
+    def begin(
+        self,
+        options: LoopOptions,
+        identity: dict[str, Any],
+        own: OnPolicyOptions | None = None,
+        *,
+        writes_text: bool = True,
+    ) -> Iterator[ProcessGroup]:
+        """Join the processes; check that a resumed run has its checkpoint's options, and add its time to the clock.
+
+        With a time limit, print how it is divided; ``writes_text``: whether the run prepares its own text.
+        """
+        with join_processes(options.device) as processes:
+            self.console.quiet = self.console.quiet or not processes.is_main
+            processes.from_main(lambda: self._resume(options.defining() | identity, own, writes_text=writes_text))
+            yield processes
+
+    def _resume(self, defining: dict[str, Any], own: OnPolicyOptions | None, *, writes_text: bool) -> None:
+        checkpoint = self.folder / CHECKPOINT
+        if checkpoint.exists():
+            state = load_checkpoint(checkpoint, mapped=True)
+            check_run(self.folder, state["options"], defining)
+            self.clock.resume(state["seconds"] + state.get("before", 0.0))
+        else:
+            self.clock.restore(self.folder / "data")
+        if self.clock.has_limit:
+            self.say(_time_plan(self.clock, own, writing=not checkpoint.exists() if writes_text else None))
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self.console.print(line, **PLAIN)
+
+    def is_late(self, share: float) -> bool:
+        """Return whether the fraction ``share`` of the time limit has passed."""
+        return self.clock.seconds_left(share) <= 0
+
+
+def train_model(run: Run, data: DataOptions, options: TrainOptions, initial: InitialModel | None = None) -> bool:
     """Train a language model until the schedule ends or Ctrl-C; return whether the schedule ended.
 
-    An unfinished run in ``folder`` is continued, a finished one is exported again. The model card contains ``name`` and
-    ``command``. The time limit counts from the creation of ``clock``, by default from this call. With ``initial``, the
-    training starts from this checkpoint. Bad options, sources or checkpoints raise a PronkError.
+    With ``initial``, the training starts from this checkpoint. Bad options, sources or checkpoints raise a PronkError.
     """
-    clock = clock or Clock(options.minutes)
-    with join_processes(options.device) as processes:
-        console.quiet = console.quiet or not processes.is_main
-        processes.from_main(partial(begin_run, folder, options, TextModel.identify(initial), clock, console))
 
-        def enough(done: int) -> bool:
-            return done >= options.min_text_tokens and clock.seconds_left(TEXT_BY) <= 0
+    def enough(done: int) -> bool:
+        return done >= options.min_text_tokens and run.is_late(TEXT_BY)
 
-        def write_text() -> None:
-            say, min_tokens = partial(console.print, **PLAIN), options.longest + 1
-            tokens, context = options.steps * options.batch + 1, options.shape.context
-            encoder = None if initial is None else initial.encoder
-            prepare(data, folder / "data", tokens, context, say, encoder, min_source_tokens=min_tokens, enough=enough)
-            clock.save(folder / "data")
+    def write_text() -> None:
+        folder, tokens, context = run.folder / "data", options.steps * options.batch + 1, options.shape.context
+        encoder, min_tokens = None if initial is None else initial.encoder, options.longest + 1
+        prepare(data, folder, tokens, context, run.say, encoder, min_source_tokens=min_tokens, enough=enough)
+        run.clock.save(folder)
 
+    with run.begin(options, TextModel.identify(initial)) as processes:
         processes.from_main(write_text)
         objective: type[TextModel[Any]] = LanguageModel if options.heads is None else FutureTokens
-        trainer = Trainer(folder, options, objective(folder, options, initial), processes, clock)
-        return train_and_export(trainer, partial(model_card, trainer, name), {"name": name}, command, console)
+        trainer = Trainer(run.folder, options, objective(run.folder, options, initial), processes, run.clock)
+        return _train_and_export(run, trainer, model_card, name=run.name)
 
 
-def run_student(  # noqa: PLR0917 - as for run, with a target and its own text
+def train_student(
+    run: Run,
     kind: type[Student[Any]],
     data: DataOptions,
     own: OnPolicyOptions,
     options: StudentOptions,
     teacher: Teacher,
-    folder: Path,
-    name: str,
-    command: str,
-    console: Console,
-    clock: Clock | None = None,
 ) -> bool:
-    """Train a drafter like :func:`run`, partly on text by the target ``teacher``; ``own`` has its amount."""
-    clock = clock or Clock(options.minutes)
-    with join_processes(options.device) as processes:
-        console.quiet = console.quiet or not processes.is_main
-        processes.from_main(partial(begin_run, folder, options, kind.identify(teacher), clock, console, own))
-        if not processes.from_main(partial(_write_text, data, own, options, teacher, folder / "data", console, clock)):
-            console.print("saved what the target has written; the same command continues", **PLAIN)
+    """Train a drafter like :func:`train_model`, partly on text by the target ``teacher``; ``own`` has its amount."""
+    with run.begin(options, kind.identify(teacher), own) as processes:
+        if not processes.from_main(lambda: _write_text(run, data, own, options, teacher)):
+            run.say("saved what the target has written; the same command continues")
             return False
-        trainer = Trainer(folder, options, kind(folder, options, teacher), processes, clock)
-        return train_and_export(trainer, partial(student_card, trainer, name), {}, command, console)
-
-
-def begin_run(
-    folder: Path,
-    options: LoopOptions,
-    identity: dict[str, Any],
-    clock: Clock,
-    console: Console,
-    own: OnPolicyOptions | None = None,
-    *,
-    writes_text: bool = True,
-) -> None:
-    """Check that a resumed run has its checkpoint's options; add its earlier duration to the clock.
-
-    With a time limit, print how it is divided; ``writes_text``: whether the run prepares its own text.
-    """
-    checkpoint = folder / CHECKPOINT
-    if checkpoint.exists():
-        state = load_checkpoint(checkpoint, mapped=True)
-        check_run(folder, state["options"], options.defining() | identity)
-        clock.resume(state["seconds"] + state.get("before", 0.0))
-    else:
-        clock.restore(folder / "data")
-    if clock.seconds_left(TRAINED_BY) < inf:
-        console.print(_time_plan(clock, own, writing=not checkpoint.exists() if writes_text else None), **PLAIN)
+        trainer = Trainer(run.folder, options, kind(run.folder, options, teacher), processes, run.clock)
+        return _train_and_export(run, trainer, student_card)
 
 
 def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | None) -> str:
@@ -139,27 +142,20 @@ def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | Non
     return f"minutes left of {clock.limit / 60:g}: {', '.join(phases)}"
 
 
-def _write_text(  # noqa: PLR0917 - called in the first process only
-    data: DataOptions,
-    own: OnPolicyOptions,
-    options: StudentOptions,
-    teacher: Teacher,
-    folder: Path,
-    console: Console,
-    clock: Clock,
-) -> bool:
+def _write_text(run: Run, data: DataOptions, own: OnPolicyOptions, options: StudentOptions, teacher: Teacher) -> bool:
     """Prepare the sources, then let the target write its text; return false if it was interrupted.
 
     Files of answers are the target's text already.
     """
+    folder = run.folder / "data"
     if has_answers(data.sources):
         write_answers_text(data.sources, teacher, folder, own.held_out)
         return True
     tokens = math.ceil((1 - options.share) * options.steps * options.batch) + 1
-    say, min_tokens = partial(console.print, **PLAIN), options.longest + 1
+    min_tokens = options.longest + 1
 
     def is_late() -> bool:
-        return clock.seconds_left(TOKENS_BY) <= 0
+        return run.is_late(TOKENS_BY)
 
     def enough(done: int) -> bool:
         return done >= options.min_text_tokens and is_late()
@@ -167,58 +163,54 @@ def _write_text(  # noqa: PLR0917 - called in the first process only
     def make_prompts(read: Collection) -> None:
         write_prompts(read, teacher, own, folder, is_late if own.at_most else lambda: False)
 
-    prepare(data, folder, tokens, options.context, say, teacher.encoder, make_prompts, min_tokens, enough)
-    clock.save(folder)
-    bar = WritingDisplay(console, own.tokens, clock if own.at_most else None)
+    prepare(data, folder, tokens, options.context, run.say, teacher.encoder, make_prompts, min_tokens, enough)
+    run.clock.save(folder)
+    bar = WritingDisplay(run.console, own.tokens, run.clock if own.at_most else None)
     with _interrupts() as interrupted, bar:
-        return continue_prompts(teacher, folder, own, bar.show, interrupted, clock=clock, min_tokens=min_tokens)
+        return continue_prompts(teacher, folder, own, bar.show, interrupted, clock=run.clock, min_tokens=min_tokens)
 
 
-def train_and_export(
+def _train_and_export(
+    run: Run,
     trainer: Trainer[Any],
-    card: Callable[[dict[str, Any]], str],
-    extra_facts: dict[str, Any],
-    command: str,
-    console: Console,
+    card: Callable[[Trainer[Any], str, dict[str, Any]], str],
     *,
     keep_unfinished: bool = False,
+    **more_facts: Any,
 ) -> bool:
-    """Train, then export; the exported JSON file contains ``extra_facts`` and the evaluation's figures.
+    """Train, then export; the exported JSON file contains ``more_facts`` and the evaluation's figures.
 
     With ``keep_unfinished``, an interrupted run writes its model to ``latest`` without evaluating it.
     """
     options = trainer.options
 
     def export(target: str, figures: dict[str, float], length: int) -> None:
-        facts = {**extra_facts, "figures": figures, "length": length, "command": command}
-        trainer.objective.export(trainer.folder / target, card(facts), facts)
+        facts = {**more_facts, "figures": figures, "length": length, "command": run.command}
+        trainer.objective.export(run.folder / target, card(trainer, run.name, facts), facts)
 
-    with _interrupts() as interrupted, TrainingDisplay(console) as display:
-        trainer.train(
-            display.show,
-            lambda news: export("latest", news.valid, options.first_length),
-            interrupted,
-            display.show_pass,
-        )
+    def evaluated(news: Report) -> None:
+        export("latest", news.valid, options.first_length)
+
+    with _interrupts() as interrupted, TrainingDisplay(run.console) as display:
+        trainer.train(display.show, evaluated, interrupted, display.show_pass)
     if not trainer.is_finished:
         if keep_unfinished and trainer.step and trainer.processes.is_main:
             export("latest", {}, options.first_length)
-            console.print(f"{trainer.folder / 'latest'} has what is trained so far", **PLAIN)
-        console.print(f"saved at step {trainer.step}; the same command continues", **PLAIN)
+            run.say(f"{run.folder / 'latest'} has what is trained so far")
+        run.say(f"saved at step {trainer.step}; the same command continues")
     elif trainer.processes.is_main:
         if trainer.stopped_early:
             step, best = min(trainer.judgements, key=lambda judgement: judgement[1])
             line = f"stopped early: no validation after that of step {step} ({best:.4f}) is better"
-            console.print(f"{line}, with a patience of {options.patience}", **PLAIN)
+            run.say(f"{line}, with a patience of {options.patience}")
         length = options.last_length
         # A finished run that is exported again has no time left, but may take as long as one evaluation in training.
-        seconds = max(trainer.clock.seconds_left(), EVALUATION * trainer.clock.limit)
+        seconds = max(run.clock.seconds_left(), EVALUATION * run.clock.limit)
         figures = trainer.objective.evaluate(length, seconds)
         for target in ("latest", "export"):
             export(target, figures, length)
-        console.print(f"finished: {trainer.folder / 'export'}, on sequences of {length} tokens", **PLAIN)
-        for line in figure_lines(figures):
-            console.print(line, **PLAIN)
+        for line in (f"finished: {run.folder / 'export'}, on sequences of {length} tokens", *figure_lines(figures)):
+            run.say(line)
     return trainer.is_finished
 
 
@@ -258,53 +250,37 @@ def steps_of(folder: Path, answers: Sequence[Path], epochs: float, batch: int, l
     return max(1, math.ceil(epochs * sequences * length / batch))
 
 
-def run_head(  # noqa: PLR0917 - as for run_student
-    options: EagleOptions,
-    teacher: Teacher,
-    folder: Path,
-    name: str,
-    command: str,
-    console: Console,
-    clock: Clock | None = None,
-) -> bool:
-    """Train a head on the answers of :func:`steps_of`; otherwise like :func:`~pronk.train.run.run`."""
-    clock = clock or Clock(options.minutes)
-    check_answers(folder / ANSWERS, read_answers(folder / ANSWERS)[0].weights, teacher.fingerprint)
-    with join_processes(options.device) as processes:
-        console.quiet = console.quiet or not processes.is_main
-        identity = {"target": teacher.fingerprints}
-        processes.from_main(partial(begin_run, folder, options, identity, clock, console, writes_text=False))
-        objective = EagleTraining(folder, options, teacher)
-        trainer = Trainer(folder, options, objective, processes, clock)
+def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
+    """Train a head on the answers of :func:`steps_of`; otherwise like :func:`train_model`."""
+    check_answers(run.folder / ANSWERS, read_answers(run.folder / ANSWERS)[0].weights, teacher.fingerprint)
+    with run.begin(options, {"target": teacher.fingerprints}, writes_text=False) as processes:
+        objective = EagleTraining(run.folder, options, teacher)
+        trainer = Trainer(run.folder, options, objective, processes, run.clock)
         if not trainer.is_finished:
             for line in _plan(trainer):
-                console.print(line, **PLAIN)
-        card = partial(head_card, trainer, name)
-        return train_and_export(trainer, card, {"name": name}, command, console, keep_unfinished=True)
+                run.say(line)
+        return _train_and_export(run, trainer, head_card, keep_unfinished=True)
 
 
-def _plan(trainer: Trainer[EagleTraining]) -> list[str]:
-    """Return lines of text: the sizes of the head, the text, and the expected duration."""
+def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
+    """Yield lines of text: the sizes of the head, the text, and the expected duration."""
     head, o = trainer.objective, trainer.options
     states = head.states.check_space(head.text.num_tokens) / 1e9
-    steps = o.steps - trainer.step
     start, acceptance = time.monotonic(), head.module.acceptance.clone()
     head.backward(*head.text.batch(0, max(1, o.micro // o.length)), 1.0)
     seconds = (time.monotonic() - start) * (o.batch // o.micro) / trainer.processes.count
     trainer.optimizers.clear()
     head.module.acceptance.copy_(acceptance)
-    size = head.num_parameters / 1e6
-    layers = ", ".join(map(str, head.sources))
+    size, layers = head.num_parameters / 1e6, ", ".join(map(str, head.sources))
+    yield (
+        f"head: {size:.2f} M parameters ({size:.1f} MB in 8 bits), reads layers {layers} of the target, "
+        f"draft vocabulary of {len(head.module.draft_ids)}, {head.coverage:.1%} of the answers"
+    )
+    held_out = f"{len(head.held_out)} dialogues are held out"
+    yield f"text: {head.text.num_tokens} tokens, {head.num_answered} of them answers; {held_out}"
+    if head.options.states:
+        yield f"states: up to {states:.1f} GB in {head.options.states}; later epochs take less time"
+    steps = o.steps - trainer.step
     limit = f", ended after {o.minutes:g} minutes" if o.minutes is not None else ""
-    what = f"head: {size:.2f} M parameters ({size:.1f} MB in 8 bits), reads layers {layers} of the target"
-    vocabulary = f"draft vocabulary of {len(head.module.draft_ids)}, {head.coverage:.1%} of the answers"
-    text = f"text: {head.text.num_tokens} tokens, {head.num_answered} of them answers"
     duration = f"about {seconds:.1f} s each: {steps * seconds / 3600:.1f} hours{limit}"
-    folder = head.options.states
-    kept = [f"states: up to {states:.1f} GB in {folder}; later epochs take less time"] if folder else list[str]()
-    return [
-        f"{what}, {vocabulary}",
-        f"{text}; {len(head.held_out)} dialogues are held out",
-        *kept,
-        f"plan: {steps} steps of {o.batch} tokens, {duration}",
-    ]
+    yield f"plan: {steps} steps of {o.batch} tokens, {duration}"

@@ -109,7 +109,7 @@ def eagle3(
     settings = dict(vars(loop()))
     clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
-    from pronk.train.run import run_head, steps_of
+    from pronk.train.run import Run, steps_of, train_head
     from pronk.train.teacher import Teacher
 
     teacher = Teacher(model, settings["device"], settings["threads"])
@@ -129,7 +129,7 @@ def eagle3(
         states=states,
     )
     title = name or f"{teacher.name.rpartition('/')[2]}-{kind}"
-    if not run_head(options, teacher, out, title, command_line(context), Console(), clock):
+    if not train_head(Run(out, title, command_line(context), Console(), clock), options, teacher):
         raise typer.Exit(INTERRUPTED)
 
 

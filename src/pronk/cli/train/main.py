@@ -101,7 +101,7 @@ def lm(
     from pronk.train.data import BYTE_VOCAB
     from pronk.train.export import InitialModel
     from pronk.train.future import future_shape, without_head_layers
-    from pronk.train.run import run
+    from pronk.train.run import Run, train_model
 
     if bytes:
         refuse({"vocab": vocab}, "with --bytes")
@@ -126,7 +126,7 @@ def lm(
     options = TrainOptions(
         **settings, shape=shape, heads=known_heads or future_shape(shape, tokens, *head_settings, head_mlp)
     )
-    if not run(data, options, out, name, command_line(context), Console(), clock, initial):
+    if not train_model(Run(out, name, command_line(context), Console(), clock), data, options, initial):
         raise typer.Exit(INTERRUPTED)
 
 
@@ -149,7 +149,7 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
         from pronk.train.dialogues import has_answers
-        from pronk.train.run import run_student
+        from pronk.train.run import Run, train_student
         from pronk.train.teacher import Teacher
 
         data = text(seed=settings["seed"])
@@ -163,8 +163,8 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
         config = teacher.llm.config
         student_class, options = drafter.plan(config, partial(run.settings, settings, config.context))
-        command = command_line(context)
-        if not run_student(student_class, data, on_policy, options, teacher, run.out, name, command, Console(), clock):
+        place = Run(run.out, name, command_line(context), Console(), clock)
+        if not train_student(place, student_class, data, on_policy, options, teacher):
             raise typer.Exit(INTERRUPTED)
 
     return train
