@@ -78,12 +78,12 @@ class AnswersWriter:
         if path.exists() and path.stat().st_size:
             found, records = _open(path)
             _check_same(path, found, header)
-            ends = [len(_header_line(found))]
-            for dialogue, end in records:
+            end = len(_header_line(found))
+            for dialogue, record_end in records:
                 self.existing.append(dialogue)
-                ends.append(end)
+                end = record_end
             with convert_write_errors(path, "answers"), path.open("r+b") as file:
-                file.truncate(ends[-1])
+                file.truncate(end)
         else:
             with convert_write_errors(path, "answers"):
                 path.write_bytes(_header_line(header))

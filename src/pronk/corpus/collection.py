@@ -114,9 +114,8 @@ def collect(sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: I
     """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
 
     If no document of a source is held out, the end of its longest document is held out. ``dialogues`` is the fraction
-    of the text, from 0 to below 1, that dialogues make up; with 0 they are like other text. No document shares 13 words
-    in a row with a text in the JSONL files ``exclude``. A source that is unreadable or leaves no text raises an
-    OptionError.
+    of the text, from 0 to below 1, that dialogues make up; with 0 they are like other text. :class:`Exclusion` applies
+    to the JSONL files ``exclude``. A source that is unreadable or leaves no text raises an OptionError.
     """
     total = sum(spec.weight for spec in sources)
     pools = [Pool(spec.name, (1 - dialogues) * spec.weight / total) for spec in sources]

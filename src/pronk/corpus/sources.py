@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
@@ -52,8 +52,16 @@ _MIN_BYTES, _MAX_BYTES = 200, 120_000  # size of a file
 _MAX_LINE = 300  # characters of a file's longest line
 
 
-def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
-    """Yield ``(text, origin, licence)`` of the files of the standard library, then of all packages.
+class SourceText(NamedTuple):
+    """One text, with its origin and licence for the model card."""
+
+    text: str
+    origin: str
+    license: str
+
+
+def read_python(extra: Path | None) -> Iterator[SourceText]:
+    """Yield the files of the standard library, then of all packages.
 
     ``extra`` is a folder of further packages with their ``.dist-info``, as made by ``pip install --target``.
     """
@@ -62,27 +70,23 @@ def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
     yield from read_packages([Path(sysconfig.get_path("purelib"))] + ([] if extra is None else [extra]))
 
 
-def read_packages(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
+def read_packages(folders: Sequence[Path]) -> Iterator[SourceText]:
     """Yield the files of all packages in ``folders``; of a package in two folders, those of the last one."""
     packages = {d.metadata["Name"].lower(): d for folder in folders for d in distributions(path=[str(folder)])}
     for name in sorted(packages):
-        license_name = _license_of(packages[name])
+        package = packages[name]
+        license_name = _license_of(package)
         if license_name is not None:
-            yield from _read_distribution(packages[name], license_name)
+            files = sorted(str(file) for file in package.files or () if file.suffix == ".py")
+            root = Path(str(package.locate_file("")))
+            origin = f"{package.metadata['Name']} {package.version}"
+            yield from _read_files(root, [root / file for file in files], origin, license_name)
 
 
-def _read_distribution(distribution: Distribution, license_name: str) -> Iterator[tuple[str, str, str]]:
-    files = sorted(str(file) for file in distribution.files or () if file.suffix == ".py")
-    root = Path(str(distribution.locate_file("")))
-    origin = f"{distribution.metadata['Name']} {distribution.version}"
-    yield from _read_files(root, [root / file for file in files], origin, license_name)
-
-
-def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -> Iterator[tuple[str, str, str]]:
+def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -> Iterator[SourceText]:
     for file in files:
-        if not _wanted_path(file.relative_to(root)) or not file.is_file():
-            continue
-        if not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
+        wanted = _wanted_path(file.relative_to(root)) and file.is_file()
+        if not wanted or not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
             continue
         try:
             text = file.read_text(encoding="utf-8")
@@ -90,7 +94,7 @@ def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -
             continue
         if wanted_code(text):
             # Remove the copyright notice, or the model would learn to recite notices. The model card names the licence.
-            yield _NOTICE.sub("", text, count=1), origin, license_name
+            yield SourceText(_NOTICE.sub("", text, count=1), origin, license_name)
 
 
 def _wanted_path(path: PurePath) -> bool:
@@ -141,15 +145,6 @@ _ANSWERS = ".answers"
 
 
 @dataclass(frozen=True)
-class SourceText:
-    """One text, with its origin and licence for the model card."""
-
-    text: str
-    origin: str
-    license: str
-
-
-@dataclass(frozen=True)
 class SourceSpec:
     """One ``WHAT=WEIGHT``.
 
@@ -172,10 +167,9 @@ def parse_source(text: str) -> SourceSpec:
     if not separator or not what or not 0 < value < float("inf"):
         msg = f"expected a source as WHAT=WEIGHT with a positive weight, as in python=0.6; found {text!r}"
         raise OptionError(msg)
-    if what == "python":
-        return SourceSpec("python", "python", None, value)
-    if what.startswith("python:"):
-        return SourceSpec("python", "python", _existing(what.removeprefix("python:"), text), value)
+    python, colon, folder = what.partition(":")
+    if python == "python":
+        return SourceSpec("python", "python", _existing(folder, text) if colon else None, value)
     path = _existing(what, text)
     if path.name.endswith(_JSON_LINES):
         return SourceSpec(json_lines_name(path), "jsonl", path, value)
@@ -218,8 +212,7 @@ def read_source(spec: SourceSpec) -> Iterator[SourceText]:
         msg = f"{spec.path}: expected text, found answers of a model, which only drafters learn, without other sources"
         raise OptionError(msg)
     if spec.kind == "python":
-        for text, origin, license_name in read_python(spec.path):
-            yield SourceText(text, origin, license_name)
+        yield from read_python(spec.path)
     elif spec.kind == "jsonl" and spec.path is not None:
         for _, row in read_json_lines(spec.path):
             yield _document(row, spec.path)
