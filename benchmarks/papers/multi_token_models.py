@@ -27,7 +27,7 @@ from pronk.train.future import FutureTokens, future_shape, without_head_layers
 from pronk.train.heads import head_by_head, shifted_rows
 from pronk.train.lm import LanguageModel, TextModel, model_config
 from pronk.train.loop import PassResult, Report, Trainer, find_device
-from pronk.train.losses import text_loss
+from pronk.train.losses import autocast, text_loss
 from pronk.train.options import ModelShape, TrainOptions
 
 __all__ = ["SIZES", "Cell", "Deadline", "Heads", "TaskModel", "Trainable", "model_shape", "train_cell"]
@@ -175,7 +175,7 @@ class _SeveralTokens(TaskModel, FutureTokens):
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
         """Return the mean loss of the heads; add ``scale`` times the gradient of the sum of their losses."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
-        with self._autocast():
+        with autocast(self.device):
             trunk = self._trunk(inputs)
             stages = self.module.stages(inputs)
         z, losses, labels = trunk.detach().requires_grad_(), list[float](), targets.reshape(-1)
@@ -183,7 +183,7 @@ class _SeveralTokens(TaskModel, FutureTokens):
         for number, out in outputs:
             rows, own_rows = shifted_rows(*inputs.shape, number, inputs.device)
             kept = labels[own_rows] != IGNORED
-            with self._autocast():
+            with autocast(self.device):
                 hidden, weight = self.module.norm_and_unembedding(number, out[rows[kept]])
             loss, _ = text_loss(hidden, weight, labels[own_rows[kept]])
             (loss * scale).backward()

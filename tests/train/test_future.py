@@ -70,9 +70,11 @@ def naive_hidden(model: FutureModel, inputs: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: str(changes["heads"]))
-def test_gradients_head_by_head_are_those_of_equation_2(changes: dict[str, Any], start: Start) -> None:
+def test_gradients_head_by_head_are_those_of_equation_2(
+    changes: dict[str, Any], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objective = start("future", **changes).objective
-    objective.dtype = torch.float32
+    monkeypatch.setattr("pronk.train.losses.product_dtype", lambda _: torch.float32)
     model = objective.module
     disturb(model)
     inputs, targets = objective.phases[0].batch(0, 3)
@@ -98,9 +100,9 @@ def test_gradients_head_by_head_are_those_of_equation_2(changes: dict[str, Any],
     assert objective.measure(inputs, targets) == pytest.approx([float(loss.detach()) for loss in losses], rel=1e-5)
 
 
-def test_heads_are_compared_with_the_model_s_own_head(start: Start) -> None:
+def test_heads_are_compared_with_the_model_s_own_head(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = start("future").objective
-    objective.dtype = torch.float32
+    monkeypatch.setattr("pronk.train.losses.product_dtype", lambda _: torch.float32)
     disturb(objective.module)
     inputs, targets = objective.phases[0].batch(0, 3)
     model, length = objective.module, inputs.shape[1]

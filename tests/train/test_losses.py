@@ -15,7 +15,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @pytest.fixture
 def tensors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
-    """Return random inputs of the losses; chunks have 16 rows, and the last chunk has fewer."""
+    """Return random float64 inputs of the losses; chunks have 16 rows, and the last chunk has fewer."""
+    monkeypatch.setattr(losses, "product_dtype", lambda _: torch.float64)
     monkeypatch.setattr(losses, "_MAX_LOGITS", 16 * VOCAB)
     monkeypatch.setattr(losses, "_MIN_ROWS", 1)
     g = torch.Generator().manual_seed(3)
@@ -33,8 +34,8 @@ def both_losses(tensors: dict[str, Tensor], hard: float | None) -> tuple[Loss, L
 
     def ours(h: Tensor, w: Tensor) -> Tensor:
         if hard is None:
-            return text_loss(h, w, labels, torch.float64)[0]
-        return distillation_loss(h, w, teacher.__getitem__, labels, hard, torch.float64)
+            return text_loss(h, w, labels)[0]
+        return distillation_loss(h, w, teacher.__getitem__, labels, hard)
 
     def whole(h: Tensor, w: Tensor) -> Tensor:
         log_q, share = (h @ w.T).log_softmax(-1), 1.0 if hard is None else hard
@@ -86,7 +87,7 @@ def test_comparison_sums_over_chunks(tensors: dict[str, Tensor]) -> None:
     logits = tensors["hidden"] @ tensors["weight"].T
     tensors["teacher"][:7] = logits[:7]
     arguments = tensors["hidden"], tensors["weight"], tensors["teacher"].__getitem__, tensors["labels"]
-    distillation_loss(*arguments, 0.0, torch.float64, sums)
+    distillation_loss(*arguments, into=sums)
     _, whole = both_losses(tensors, 0.0)
     assert sums.rows == ROWS
     assert sums.divergence / sums.rows == pytest.approx(float(whole(tensors["hidden"], tensors["weight"])))
@@ -119,7 +120,7 @@ def test_rows_have_their_weights(tensors: dict[str, Tensor]) -> None:
 
     def ours(h: Tensor, w: Tensor) -> Tensor:
         labels = tensors["labels"]
-        return distillation_loss(h, w, teacher.__getitem__, labels, 0.0, torch.float64, row_weights=weights)
+        return distillation_loss(h, w, teacher.__getitem__, labels, row_weights=weights)
 
     def whole(h: Tensor, w: Tensor) -> Tensor:
         divergences = F.kl_div((h @ w.T).log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True)

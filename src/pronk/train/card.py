@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.files.cards import render_card
+from pronk.models.fingerprint import Fingerprint
 from pronk.train.data import BYTE_VOCAB
 from pronk.train.heads import describe
 from pronk.train.lm import TextModel
@@ -73,19 +75,19 @@ def head_card(trainer: Trainer[Any], name: str, facts: Mapping[str, Any]) -> str
     return render_card("pronk.train", "eagle", name=name, trainer=trainer, options=trainer.options, **own)
 
 
-def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of the multi-token heads of a language model.
+def heads_card(name: str, shape: HeadsShape, fingerprint: Fingerprint, facts: Mapping[str, Any]) -> str:
+    """Return the ``README.md`` of the multi-token heads of a language model with this ``name`` and ``fingerprint``.
 
-    ``what`` has the sizes of the heads in words. ``facts`` are as for :func:`model_card`, or empty for an evaluation.
+    ``facts`` are as for :func:`model_card`, or empty for an evaluation.
     """
     figures = facts.get("figures", {})
     return render_card(
         "pronk.train",
         "heads",
         name=name,
-        what=what,
+        what=describe(shape),
         fingerprint=fingerprint,
-        num_tokens=num_heads,
+        num_tokens=shape.num_heads,
         command=facts.get("command"),
         losses=_losses(figures, facts.get("length", 0)),
         served=_served(figures),

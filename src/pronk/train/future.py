@@ -37,10 +37,10 @@ from pronk.models.fingerprint import Fingerprint
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
 from pronk.train.export import InitialModel, export_drafter
-from pronk.train.heads import Stage, describe, head_by_head, head_stages, head_weight, shifted_rows
+from pronk.train.heads import Stage, head_by_head, head_stages, head_weight, shifted_rows
 from pronk.train.lm import TextModel
 from pronk.train.loop import PassResult
-from pronk.train.losses import product_dtype, text_loss
+from pronk.train.losses import autocast, text_loss
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape
@@ -149,8 +149,6 @@ class FutureModel(nn.Module):
 class FutureTokens(TextModel[FutureModel]):
     """Training of a model with further heads (``options.heads``), one head at a time."""
 
-    dtype: torch.dtype | None = None  # dtype of matrix products, ``None``: the fastest; everything else is float32
-
     def build(self) -> FutureModel:
         model = FutureModel(self.config, self.options.heads)
         model.initialize(self.options.seed, self.initial)
@@ -167,7 +165,7 @@ class FutureTokens(TextModel[FutureModel]):
         ``same``: fraction of rows in which a further head and the model's own head have the same most likely token.
         """
         inputs, targets = inputs.to(self.device), targets.to(self.device)
-        with self._autocast():
+        with autocast(self.device):
             trunk = self._trunk(inputs)
         z = trunk.detach().requires_grad_()
         losses, same, own_tokens = list[float](), list[float](), targets.reshape(-1)
@@ -184,27 +182,23 @@ class FutureTokens(TextModel[FutureModel]):
     def _losses(self, inputs: Tensor, targets: Tensor, z: Tensor) -> Any:
         """Yield each head's number, loss, likeliest tokens, and the rows of head 0 with the same targets."""
         batch, length = inputs.shape
-        with self._autocast():
+        with autocast(self.device):
             stages = self.module.stages(inputs)
         outputs = head_by_head(stages, z, chained=self.module.heads.shape.is_chained)
         while True:
-            with self._autocast():
+            with autocast(self.device):
                 number, out = next(outputs, (0, None))
                 if out is None:
                     return
                 rows, own_rows = shifted_rows(batch, length, number, inputs.device)
                 hidden, weight = self.module.norm_and_unembedding(number, out[rows])
-            loss, likeliest = text_loss(hidden, weight, targets.reshape(-1)[own_rows], self.dtype)
+            loss, likeliest = text_loss(hidden, weight, targets.reshape(-1)[own_rows])
             yield number, loss, likeliest, own_rows
-
-    def _autocast(self) -> torch.autocast:
-        dtype = self.dtype or product_dtype(self.device)
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
     @torch.no_grad()
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
         inputs, targets = inputs.to(self.device), targets.to(self.device)
-        with self._autocast():
+        with autocast(self.device):
             z = self._trunk(inputs)
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
@@ -227,9 +221,8 @@ class FutureTokens(TextModel[FutureModel]):
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
         super().export(folder, card, facts)
         shape, fingerprint = self.options.heads, Fingerprint.of(folder)
-        rest = dict(facts)
-        name = rest.pop("name", folder.name)
-        target = {"name": name, **asdict(fingerprint)}
+        rest = {"name": folder.name, **facts}
+        target = {"name": rest.pop("name"), **asdict(fingerprint)}
         document = {"format": FORMAT, "kind": "multi_token", "shape": asdict(shape), **rest, "target": target}
-        text = heads_card(name, describe(shape), str(fingerprint), shape.num_heads, rest)
+        text = heads_card(target["name"], shape, fingerprint, rest)
         export_drafter(folder / "heads", self.module.heads, document, text)

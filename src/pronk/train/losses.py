@@ -81,13 +81,13 @@ def chunks(rows: int, vocab_size: int) -> list[slice]:
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def distillation_loss(  # noqa: PLR0917 - the last three have defaults
+def distillation_loss(
     hidden: Tensor,
     weight: Tensor,
     teacher: TeacherLogits,
     labels: Tensor,
     hard: float = 0.0,
-    dtype: torch.dtype | None = None,
+    *,
     into: Comparison | None = None,
     row_weights: Tensor | None = None,
 ) -> Tensor:
@@ -99,19 +99,16 @@ def distillation_loss(  # noqa: PLR0917 - the last three have defaults
         teacher: computes the teacher's logits.
         labels: ``[rows]``, the next tokens of the text.
         hard: weight of the text, 0..1.
-        dtype: dtype of the matrix products, by default the fastest; everything else is float32 or wider.
         into: comparison of student and teacher to which the rows are added, if any.
         row_weights: ``[rows]``, factors of the rows' losses, by default 1.
     """
-    return _loss(hidden, weight, labels, hard, dtype or product_dtype(hidden.device), teacher, into, None, row_weights)
+    return _loss(hidden, weight, labels, hard, teacher, into, None, row_weights)
 
 
-def text_loss(
-    hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor]:
+def text_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy in nats per row, and the most likely token of each row."""
-    likeliest, dtype = torch.empty_like(labels), dtype or product_dtype(hidden.device)
-    return _loss(hidden, weight, labels, 1.0, dtype, None, None, likeliest, None), likeliest
+    likeliest = torch.empty_like(labels)
+    return _loss(hidden, weight, labels, 1.0, None, None, likeliest, None), likeliest
 
 
 def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -131,12 +128,13 @@ class _ChunkedLoss(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         hard: float,
-        dtype: torch.dtype,
         teacher: TeacherLogits | None,
         into: Comparison | None,
         likeliest: Tensor | None,
         row_weights: Tensor | None,
     ) -> Tensor:
+        # Matrix products have the fastest dtype; everything else is float32 or wider.
+        dtype = product_dtype(hidden.device)
         rows, head, p = len(hidden), weight.to(dtype), None
         d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
         # If the head is frozen, its gradient is not computed, which saves one of three matrix products.
@@ -176,7 +174,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grad, None if d_weight is None else d_weight * grad, *(None,) * 7
+        return d_hidden * grad, None if d_weight is None else d_weight * grad, *(None,) * 6
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
