@@ -3,18 +3,20 @@ from itertools import pairwise
 import pytest
 
 from pronk.train.optim import Schedule
+from pronk.train.options import LoopOptions
 
 
 def test_progress_is_the_further_of_steps_and_time() -> None:
-    schedule = Schedule(steps=100, minutes=1.0, warmup=0, peak=1.0, floor=0.0)
+    options = LoopOptions(steps=100)
+    schedule = Schedule(options, 1.0)
     assert schedule.progress(50, 6.0) == 0.5
     assert schedule.progress(50, 45.0) == 0.75
     assert schedule.progress(50, 90.0) == 1.0
-    assert Schedule(100, None, 0, 1.0, 0.0).progress(50, 1e9) == 0.5
+    assert Schedule(options, None).progress(50, 1e9) == 0.5
 
 
 def test_rate_warms_up_and_ends_at_the_floor() -> None:
-    schedule = Schedule(steps=1000, minutes=None, warmup=10, peak=2.0, floor=0.1)
+    schedule = Schedule(LoopOptions(steps=1000, warmup=10, rate=2.0, floor=0.1), None)
     rates = [schedule.rate(step, step / 1000) for step in range(1001)]
     assert rates[0] == pytest.approx(2.0 / 11)
     assert max(rates) == pytest.approx(2.0, rel=1e-3)

@@ -34,13 +34,8 @@ class Clock:
     """
 
     def __init__(self, minutes: float | None) -> None:
-        self.limit = inf if minutes is None else 60 * minutes
+        self.limit, self.has_limit = inf if minutes is None else 60 * minutes, minutes is not None
         self._began, self._earlier = time.monotonic(), 0.0
-
-    @property
-    def has_limit(self) -> bool:
-        """Whether the run has a limit."""
-        return self.limit < inf
 
     @property
     def seconds(self) -> float:

@@ -127,6 +127,7 @@ class Trainer(Generic[Trained]):
         clock: Clock | None = None,
     ) -> None:
         self.folder, self.options, self.objective = folder, options, objective
+        self.checkpoint, self._defining = folder / CHECKPOINT, options.defining() | objective.identity
         self.processes, self.clock = processes or ProcessGroup(), clock or Clock(options.minutes)
         _check_shares(options, self.processes.count)
         set_all_threads(options.threads)
@@ -140,8 +141,7 @@ class Trainer(Generic[Trained]):
             self._restore(load_checkpoint(self.checkpoint))
         # Seconds of the run in which it did not train: for writing the text, and for loading after each restart.
         self.seconds_before = self.processes.agree(self.clock.seconds) - self.seconds
-        o = options
-        self.schedule = Schedule(o.steps, self._minutes(), o.warmup, o.rate, o.floor)
+        self.schedule = Schedule(options, self._minutes())
 
     def _minutes(self) -> float | None:
         """Return the time limit of the training in minutes; ``None`` without a limit."""
@@ -155,11 +155,6 @@ class Trainer(Generic[Trained]):
             )
             raise OptionError(msg)
         return max(left, 1e-3) / 60
-
-    @property
-    def checkpoint(self) -> Path:
-        """Path of the checkpoint."""
-        return self.folder / CHECKPOINT
 
     @property
     def is_finished(self) -> bool:
@@ -182,11 +177,8 @@ class Trainer(Generic[Trained]):
         """Number of tokens trained on so far."""
         return self.step * self.options.batch
 
-    def _defining(self) -> dict[str, Any]:
-        return self.options.defining() | self.objective.identity
-
     def _restore(self, state: dict[str, Any]) -> None:
-        check_run(self.folder, state["options"], self._defining())
+        check_run(self.folder, state["options"], self._defining)
         self.objective.module.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
@@ -198,24 +190,21 @@ class Trainer(Generic[Trained]):
 
     def save(self) -> None:
         """Write the checkpoint if this is the first process."""
-        if not self.processes.is_main:
-            return
-        save_checkpoint(
-            self.checkpoint,
-            {
-                "options": self._defining(),
-                "model": self.objective.module.state_dict(),
-                "optimizers": self.optimizers.state_dict(),
-                "rng": torch.get_rng_state(),
-                "step": self.step,
-                "pace": self.step_seconds,
-                "done": self.phase_steps,
-                "seconds": self.seconds,
-                "before": self.seconds_before,
-                "passed": self.step_results,
-                "history": self.history,
-            },
-        )
+        state = {
+            "options": self._defining,
+            "model": self.objective.module.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
+            "rng": torch.get_rng_state(),
+            "step": self.step,
+            "pace": self.step_seconds,
+            "done": self.phase_steps,
+            "seconds": self.seconds,
+            "before": self.seconds_before,
+            "passed": self.step_results,
+            "history": self.history,
+        }
+        if self.processes.is_main:
+            save_checkpoint(self.checkpoint, state)
 
     def train(
         self,

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
+from pronk.train.options import LoopOptions
+
 _BETAS = (0.9, 0.95)
 
 
@@ -44,39 +46,33 @@ class Optimizers:
         self.clear()
 
     def clear(self) -> None:
-        """Clear the gradients."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state of each optimizer, as a checkpoint stores it."""
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Restore the states that :meth:`state_dict` returned."""
         for optimizer, state in zip(self._optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Progress and learning rate of a run that ends after ``steps``, or earlier after ``minutes``.
+    """Progress and learning rate of a run that ends after ``options.steps``, or earlier after ``minutes``.
 
-    After the warm-up, the rate depends on the progress: it is down to ``floor * peak`` when the time is over.
+    After the warm-up, the rate depends on the progress: it is down to ``floor * rate`` when the time is over.
     """
 
-    steps: int
+    options: LoopOptions
     minutes: float | None
-    warmup: int
-    peak: float
-    floor: float
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the progress, 0..1: ``max(step / steps, seconds / (60 * minutes))``, at most 1."""
         by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
-        return min(1.0, max(step / self.steps, by_time))
+        return min(1.0, max(step / self.options.steps, by_time))
 
     def rate(self, step: int, progress: float) -> float:
-        """Return the learning rate of a step (from 0): linear warm-up, then a cosine to ``floor * peak``."""
-        cosine = 0.5 * (1 + math.cos(math.pi * progress))
-        return self.peak * min(1.0, (step + 1) / (self.warmup + 1)) * (self.floor + (1 - self.floor) * cosine)
+        """Return the learning rate of a step (from 0): linear warm-up, then a cosine to ``floor * rate``."""
+        o, cosine = self.options, 0.5 * (1 + math.cos(math.pi * progress))
+        return o.rate * min(1.0, (step + 1) / (o.warmup + 1)) * (o.floor + (1 - o.floor) * cosine)

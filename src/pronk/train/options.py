@@ -194,29 +194,40 @@ class TrainOptions(LoopOptions):
 
 
 @dataclass(frozen=True)
-class StudentOptions(LoopOptions):
+class DrafterOptions(LoopOptions):
     """Settings of a drafter that learns from a frozen target with ``context`` as its maximum length.
 
-    ``shape`` is the drafter's. The target has written the fraction ``share`` of the training sequences. The loss is
-    ``hard * (cross-entropy of the text) + (1 - hard) * (divergence from the target)``. The drafter is measured in the
-    engine with ``num_tokens`` draft tokens per step; 0 skips the measurement.
+    The drafter is measured in the engine with ``num_tokens`` draft tokens per step; 0 skips the measurement.
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
 
-    shape: Any = None
     context: int = 2048
-    share: float = 0.5
-    hard: float = 0.0
     num_tokens: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(check_number, ("share", "hard"), 0, 1)
         self._check(check_integer, ("num_tokens",), 0, 64)
 
     def _max_length(self) -> int | None:
         return self.context
+
+
+@dataclass(frozen=True)
+class StudentOptions(DrafterOptions):
+    """Settings of a drafter of ``shape`` that learns from text.
+
+    The target has written the fraction ``share`` of the training sequences. The loss is
+    ``hard * (cross-entropy of the text) + (1 - hard) * (divergence from the target)``.
+    """
+
+    shape: Any = None
+    share: float = 0.5
+    hard: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check(check_number, ("share", "hard"), 0, 1)
 
 
 @dataclass(frozen=True)
@@ -243,18 +254,17 @@ class HeadsOptions(StudentOptions):
 
 
 @dataclass(frozen=True)
-class EagleOptions(LoopOptions):
-    """Settings of a head of the ``kind`` eagle3 or mtp, for a target with this ``context``.
+class EagleOptions(DrafterOptions):
+    """Settings of a head of the ``kind`` eagle3 or mtp.
 
     ``depth`` is the number of draft tokens that are trained. ``weighting`` is ``decay`` (the loss of draft token s,
     from 0, has the weight ``decay ** s``) or ``dpace`` (by the acceptance reached so far). The loss compares the
     ``draft_vocab`` most frequent tokens of the answers, which are those that an EAGLE-3 head proposes. An EAGLE-3 head
-    reads the layers ``sources``, an MTP head the last layer. ``mlp`` is the width of its MLP. The drafter is measured
-    in the engine with ``num_tokens`` draft tokens per step; 0 skips the measurement. ``states`` is a folder for the
-    target's outputs, so that they are computed once.
+    reads the layers ``sources``, an MTP head the last layer. ``mlp`` is the width of its MLP. ``states`` is a
+    folder for the target's outputs, so that they are computed once.
     """
 
-    FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens", "states"}
+    FREE: ClassVar[frozenset[str]] = DrafterOptions.FREE | {"states"}
     adamw_share: ClassVar[float] = 0.15  # the LM head begins as the target's
 
     final_share: float = 0.0
@@ -265,8 +275,6 @@ class EagleOptions(LoopOptions):
     draft_vocab: int = 8192
     mlp: int | None = None
     sources: tuple[int, ...] | None = None
-    context: int = 2048
-    num_tokens: int = 4
     states: Path | None = None
 
     def __post_init__(self) -> None:
@@ -275,11 +283,7 @@ class EagleOptions(LoopOptions):
         self._check(check_integer, ("depth",), 1, 16)
         self._check(check_integer, ("draft_vocab", *self._given("mlp")), 1)
         self._check(check_number, ("decay",), 0, 1, exclusive_min=True)
-        self._check(check_integer, ("num_tokens",), 0, 64)
         check_choice("weighting", self.weighting, ("decay", "dpace"))
-
-    def _max_length(self) -> int | None:
-        return self.context
 
 
 @dataclass(frozen=True)
