@@ -59,7 +59,7 @@ class ModelReader(Proposer[list[int]]):
 def dense(module: DecoderModule, tokens: Sequence[int], attend: Attend) -> tuple[dict[int, Array], Array]:
     """Return hidden states after each layer and logits of a whole text in one pass."""
     positions = torch.arange(len(tokens))
-    x, rope = module.embed(torch.tensor(tokens), positions, torch.float32), module.rope(positions, torch.float32)
+    x, rope = module.embed(torch.tensor(tokens), positions, torch.float32), module.layer_ropes(positions, torch.float32)
     states = dict(module.run(x, rope, attend))
     logits = module.logits(states[len(module.layers)])
     return {layer: to_array(state) for layer, state in states.items()}, to_array(logits)

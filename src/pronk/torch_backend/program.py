@@ -38,7 +38,7 @@ def _clamped(gate: Tensor) -> Tensor:
     return gate * torch.sigmoid(1.702 * gate)
 
 
-_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
     "silu": F.silu,
     "gelu": F.gelu,
@@ -165,7 +165,7 @@ class TorchProgram(Program):
         factor, limit = output_range(linear, scale, cap)
         normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
-        activate = _ACTIVATIONS[activation]
+        activate = ACTIVATIONS[activation]
 
         def run(state: TorchPass) -> None:
             x = state.buffers[source]
@@ -263,7 +263,7 @@ class TorchProgram(Program):
     def _norm(self, norm: Any) -> Callable[[Tensor], Tensor]:
         """Return a function that applies a norm to rows; ``None``: a function that returns the rows."""
         if norm is None:
-            return _ACTIVATIONS[None]
+            return ACTIVATIONS[None]
         weight = to_tensor(norm.weight).to(self.device)
         bias = None if norm.bias is None else to_tensor(norm.bias).to(self.device)
 

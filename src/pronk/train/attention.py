@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pronk.torch_backend.cache import capped_attention
-from pronk.train.modules.decoder import Attend, DecoderModule
+from pronk.train.modules.decoder import Attend, DecoderModule, apply_rope
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,29 @@ class DenseAttention:
         return past if window is None else past.triu(1 - window)
 
 
+@dataclass(frozen=True)
+class DelayedAttention(DenseAttention):
+    """Causal self-attention, and cross-attention to the target's cache, for training sequences."""
+
+    rotation: tuple[Tensor, Tensor] | None = None  # RoPE rotations of the target, if it has RoPE
+    keys: Sequence[Tensor] = ()  # per draft layer: keys of the target's cache, ``[rows, kv_heads, d]``
+    values: Sequence[Tensor] = ()  # per draft layer: values of the same shape
+    masks: Sequence[Tensor] = ()  # per draft layer: which keys a row sees, bool ``[length, length]``
+
+    def cross(self, layer: int, q: Tensor) -> Tensor:
+        """Return the cross-attention output ``[rows, heads * d]`` for ``q [rows, heads, d]``."""
+        rotated = q if self.rotation is None else apply_rope(q, *self.rotation)
+        k, v, seen = self.keys[layer], self.values[layer], self.masks[layer]
+        q, k, v = (
+            t.to(v.dtype).reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (rotated, k, v)
+        )
+        # A softmax over no key is NaN. Rows that see no key attend to all keys, and their output is set to zero.
+        sees_any = seen.any(1)
+        out = F.scaled_dot_product_attention(q, k, v, seen | ~sees_any[:, None], enable_gqa=True)
+        out = out * sees_any[:, None]
+        return out.transpose(1, 2).reshape(self.batch * self.length, -1).to(rotated.dtype)
+
+
 def dense_logits(decoder: DecoderModule, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the logits ``[batch * length, vocab]`` of ``tokens`` ``[batch, length]``."""
     return decoder.logits(dense_hidden(decoder, tokens, dtype))
@@ -70,9 +93,8 @@ def dense_states(
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
     x = decoder.embed(tokens.reshape(-1), positions, dtype)
-    rope, config = decoder.layer_ropes(positions, dtype), decoder.config
-    attend = attend or DenseAttention(batch, length, config.windows, config.attention_cap)
-    yield from decoder.run(x, rope, attend, 0, stop)
+    attend = attend or DenseAttention(batch, length, decoder.config.windows, decoder.config.attention_cap)
+    yield from decoder.run(x, decoder.layer_ropes(positions, dtype), attend, stop)
 
 
 def dense_rope(

@@ -64,7 +64,6 @@ class Sequences:
             raise OptionError(msg)
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return ``count`` sequences from number ``start`` on: inputs and targets ``[count, length]``, int64."""
         begins = self._starts[np.arange(start, start + count) % len(self._starts)]
         rows = torch.from_numpy(self._tokens[begins[:, None] + np.arange(self.length + 1)].astype(np.int64))
         return rows[:, :-1], rows[:, 1:]
@@ -86,7 +85,6 @@ class Mixture:
 
     @property
     def length(self) -> int:
-        """Tokens per sequence."""
         return self.first.length
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:

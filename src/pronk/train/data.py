@@ -164,7 +164,14 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         say(f"tokenized {len(packed) / 1e6:.1f} M tokens, for want of time")
     write_tokens(folder / "train.bin", packed)
     also(collection)
-    _write_summary(collection, recipe, folder / "sources.json")
+    summary = {
+        "recipe": recipe,
+        "weights": {pool.name: pool.weight for pool in collection.pools},
+        "duplicates": collection.duplicates,
+        "excluded": collection.excluded,
+        "origins": [asdict(record) for record in collection.origins],
+    }
+    write_json(folder / "sources.json", summary, indent=1)  # the last file: its presence marks the folder as complete
 
 
 def _size(count: int) -> str:
@@ -181,18 +188,6 @@ def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: i
             f"found {found}; give more text, or a smaller --length and --final-length"
         )
         raise OptionError(msg)
-
-
-def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -> None:
-    """Write ``sources.json``. It is the last file, so its presence marks the folder as complete."""
-    summary = {
-        "recipe": recipe,
-        "weights": {pool.name: pool.weight for pool in collection.pools},
-        "duplicates": collection.duplicates,
-        "excluded": collection.excluded,
-        "origins": [asdict(record) for record in collection.origins],
-    }
-    write_json(file, summary, indent=1)
 
 
 def _train_encoder(collection: Collection, options: DataOptions, folder: Path, context: int, size: int) -> Encoder:

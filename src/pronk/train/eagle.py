@@ -29,7 +29,7 @@ from pronk.train.attention import ChainAttention
 from pronk.train.checkpoint import CHECKPOINT
 from pronk.train.clock import limit_time
 from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
-from pronk.train.export import export_head
+from pronk.train.export import export_tensors
 from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
 from pronk.train.loop import Objective, PassResult, find_device
 from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
@@ -53,7 +53,6 @@ class _Rows(Comparison):
         self.likeliest: list[Tensor] = []
 
     def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
-        """Add rows; see the base class."""
         super().add(log_p, log_q, divergence)
         self.overlaps.append(torch.minimum(log_p, log_q).exp().sum(-1))
         self.likeliest.append(log_q.argmax(-1))
@@ -115,17 +114,8 @@ class EagleTraining(Objective[EagleModule]):
         if not (folder / CHECKPOINT).exists():  # a resumed run has its weights
             begin_linear(self.module, target, self.states, training, options.length, generator)
         self.module.to(self.device)
+        self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
         self.identity = {"target": teacher.fingerprints}
-
-    @property
-    def kind(self) -> str:
-        """Name of the drafter."""
-        return self.options.kind
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of trained parameters."""
-        return sum(parameter.numel() for parameter in self.module.parameters())
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
         """Add ``scale`` times the gradient; ``targets`` are the marks of :class:`~pronk.train.dialogues.Mark`."""
@@ -237,7 +227,7 @@ class EagleTraining(Objective[EagleModule]):
         latest = self.folder / "latest"
         self.export(latest, "", {})
         questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers]
-        spec = f"{self.kind}(model={str(latest)!r}, num_tokens={self.options.num_tokens})"
+        spec = f"{self.options.kind}(model={str(latest)!r}, num_tokens={self.options.num_tokens})"
         return measure(self.teacher.llm, spec, questions[:_QUESTIONS], SERVED_TOKENS, seconds)
 
     def _compare(self, length: int, seconds: float) -> dict[str, float]:
@@ -279,7 +269,8 @@ class EagleTraining(Objective[EagleModule]):
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the card has them
         """Write the current head to ``folder`` in the layout speculators."""
-        export_head(folder, self.module.exported(), self.config.document(self.options.num_tokens), card)
+        documents = {"config.json": self.config.document(self.options.num_tokens)}
+        export_tensors(folder, self.module.exported(), documents, card)
 
 
 def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:

@@ -26,21 +26,16 @@ from pronk.files.atomic import convert_write_errors, replace_folder, write_json
 from pronk.files.shards import TOKENIZER_FILES, copy_companions
 from pronk.hub.resolve import resolve_model
 from pronk.models.checkpoint import Checkpoint
+from pronk.models.families import FAMILY_NAMES
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.loader import read_config
+from pronk.models.tensor_plan import plan_tensors
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.tokenization.tokenizer import Tokenizer
 from pronk.torch_backend.convert import to_tensor
 from pronk.train.modules.decoder import DecoderModule, load_module
 from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape
-
-_LAYER_NAMES = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "out.weight": "self_attn.o_proj.weight",
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "down.weight": "mlp.down_proj.weight",
-}
 
 
 def export_model(
@@ -58,26 +53,22 @@ def export_model(
     config = hugging_face_config(decoder.config)
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     files = {"config.json": config, "generation_config.json": {**special, "do_sample": False}, **(documents or {})}
-    _export(folder, hugging_face_tensors(decoder), files, card, tokenizer_of)
+    export_tensors(folder, hugging_face_tensors(decoder), files, card, tokenizer_of)
 
 
 def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
     """Write ``module`` to ``folder``, replacing its contents; ``document`` becomes ``drafter.json``."""
-    _export(folder, module.state_dict(), {"drafter.json": document}, card)
+    export_tensors(folder, module.state_dict(), {"drafter.json": document}, card)
 
 
-def export_head(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], card: str) -> None:
-    """Write an EAGLE-3 head in the layout speculators; ``config`` becomes ``config.json``."""
-    _export(folder, tensors, {"config.json": config}, card)
-
-
-def _export(
+def export_tensors(
     folder: Path,
     tensors: Mapping[str, Tensor],
     files: Mapping[str, Mapping[str, Any]],
     card: str,
     tokenizer_of: Path | None = None,
 ) -> None:
+    """Write tensors, JSON ``files`` by name, the ``card`` and, if one is given, the tokenizer of another model."""
     stored = {
         name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
         for name, tensor in tensors.items()
@@ -95,21 +86,13 @@ def _export(
 
 def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
     """Return the weights under their Hugging Face names, with the fused projections split."""
-    tensors: dict[str, Tensor] = {
-        "model.embed_tokens.weight": decoder.embedding,
-        "model.norm.weight": decoder.get_parameter("norm.weight"),
-    }
-    if not decoder.config.tied:
-        tensors["lm_head.weight"] = decoder.head.get_parameter("weight")
-    q_size, k_size, _ = decoder.config.qkv_sizes
-    for index, layer in enumerate(decoder.layers):
-        prefix = f"model.layers.{index}."
-        for ours, theirs in _LAYER_NAMES.items():
-            tensors[prefix + theirs] = layer.get_parameter(ours)
-        q, k, v = layer.get_parameter("qkv.weight").tensor_split((q_size, q_size + k_size))
-        gate, up = layer.get_parameter("up.weight").chunk(2)
-        parts = {"self_attn.q": q, "self_attn.k": k, "self_attn.v": v, "mlp.gate": gate, "mlp.up": up}
-        tensors |= {f"{prefix}{name}_proj.weight": part for name, part in parts.items()}
+    names, tensors = FAMILY_NAMES["llama"], dict[str, Tensor]()
+    for part in plan_tensors(decoder.config, names):
+        if part.weight:  # empty for a tied head
+            weight = decoder.get_parameter(part.target if part.kind == "table" else f"{part.target}.weight")
+            rows = weight.split([stored.shape[0] for stored in part.weight])
+            prefix = "" if part.target == "head" else names.prefix
+            tensors |= {f"{prefix}{stored.name}": each for stored, each in zip(part.weight, rows, strict=True)}
     return tensors
 
 

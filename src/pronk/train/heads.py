@@ -1,17 +1,14 @@
 """Training of multi-token heads (Gloeckle et al. 2024) and of Medusa heads on a frozen target.
 
 The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each step runs every
-head forward and backward before the next one. If the trunk is trained (:mod:`pronk.train.future`), the gradient of its
-output accumulates over the heads (section 2 and figure 2). If heads read the outputs of other heads, all heads run
-forward first. Then the losses are computed one by one, and at last the gradients run back through the chain of heads
-(figure S11).
+head forward and backward before the next one, by :func:`head_by_head` (section 2, figures 2 and S11).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -28,11 +25,10 @@ from pronk.train.batches import Sequences
 from pronk.train.lm import held_out_sets
 from pronk.train.loop import PassResult
 from pronk.train.losses import TeacherLogits, chunks, product_dtype
-from pronk.train.modules.drafters import HeadsModule, MedusaModule
+from pronk.train.modules.drafters import HeadsModule, MedusaHeadModule, MedusaModule
 from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
 from pronk.train.student import Branch, Student
-from pronk.train.teacher import Teacher
 
 # Number of a head, and the function that maps ``[rows, hidden]`` to its output before its norm, of the same shape.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
@@ -85,11 +81,7 @@ def head_weight(heads: HeadsModule | MedusaModule, index: int, shared: Tensor) -
 
 def head_stages(heads: HeadsModule, rope: tuple[Tensor, Tensor] | None, attend: DenseAttention) -> list[Stage]:
     """Return index and function of each head, in order of execution; ``rope``: rotations of the rows."""
-
-    def stage(index: int) -> Stage:
-        return index, lambda x: heads.run_part(index, x, rope, attend)
-
-    return [stage(index) for index in heads.shape.execution_order]
+    return [(index, partial(heads.run_part, index, rope=rope, attend=attend)) for index in heads.shape.execution_order]
 
 
 def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterator[tuple[int, Tensor]]:
@@ -155,16 +147,13 @@ class MedusaStudent(Student[MedusaModule]):
     title = "Medusa heads"
 
     options: MedusaOptions
-
-    def __init__(self, folder: Path, options: MedusaOptions, teacher: Teacher) -> None:
-        super().__init__(folder, options, teacher)
-        self._run = self.maybe_compile(_run)
-        self._accuracies: tuple[tuple[float, ...], ...] | None = None  # of the current weights; ``None``: not measured
+    _accuracies: tuple[tuple[float, ...], ...] | None = None  # of the current weights; ``None``: not measured
 
     def build(self, generator: torch.Generator) -> MedusaModule:  # noqa: ARG002 - nothing is random
         """Build heads that predict the target's next token before training."""
         heads = MedusaModule(self.options.shape, self.teacher.llm.config)
         heads.initialize(self.teacher.unembedding)
+        self._run = self.maybe_compile(MedusaHeadModule.forward)
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
@@ -233,11 +222,6 @@ class MedusaStudent(Student[MedusaModule]):
             f"target's last hidden state after its final norm. The tree has {self.options.tree_size} guesses, chosen "
             f"by {text}{'' if halves is None else '; the figures of decoding are those of the other half'}."
         )
-
-
-def _run(head: torch.nn.Module, hidden: Tensor) -> Tensor:
-    states: Tensor = head(hidden)
-    return states
 
 
 def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:

@@ -18,7 +18,8 @@ scales for large inputs, their weights become larger within their groups, so the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def compute_hessians(
     layer.load_state_dict(dict(weights), assign=True)
     products: dict[str, Tensor] = {}
     for name in LINEARS:
-        layer.get_submodule(name).register_forward_pre_hook(_adder(name, products))
+        layer.get_submodule(name).register_forward_pre_hook(partial(_add_product, products, name))
     rotations = Rotations(config.rope)
     for part in rows.split(max(1, _MAX_ROWS // length) * length):
         count = len(part) // length
@@ -56,16 +57,12 @@ def compute_hessians(
     return products
 
 
-def _adder(name: str, products: dict[str, Tensor]) -> Callable[[nn.Module, tuple[Tensor]], None]:
-    """Return a hook that adds the product of a module's inputs to ``products[name]``."""
-
-    def add_product(_: nn.Module, inputs: tuple[Tensor]) -> None:
-        (rows,) = inputs  # ``[tokens, inputs]``: a part of the transpose of X
-        if name not in products:
-            products[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
-        products[name].addmm_(rows.t(), rows)
-
-    return add_product
+def _add_product(products: dict[str, Tensor], name: str, _: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Add the product of a module's inputs to ``products[name]``."""
+    (rows,) = inputs  # ``[tokens, inputs]``: a part of the transpose of X
+    if name not in products:
+        products[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
+    products[name].addmm_(rows.t(), rows)
 
 
 _DAMPING = 0.01  # fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper)
@@ -89,12 +86,10 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
     codes, scales = torch.empty_like(remaining), torch.empty(inputs // group, len(weight))
     for start in range(0, inputs, block):
         end = min(start + block, inputs)
-        if start % group == 0 and group >= block:
-            scales[start // group] = _scale(remaining[start : start + group], rule)
         errors = torch.empty(end - start, len(weight))
         for j in range(start, end):
-            if j % group == 0 and group < block:
-                scales[j // group] = _scale(remaining[j : j + group], rule)
+            if j % group == 0:
+                scales[j // group] = to_tensor(rule.scales(to_array(remaining[j : j + group].t())))[:, 0]
             scale = scales[j // group]
             codes[j] = to_tensor(rule.codes(to_array(remaining[j]), to_array(scale)))
             errors[j - start] = (remaining[j] - codes[j] * scale) / factor[j, j]
@@ -108,10 +103,6 @@ def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
     """Return the sum of the squared errors of the outputs, ``tr((W - Q) H (W - Q)ᵀ)``."""
     error = weight - quantized
     return float((error @ hessian).mul_(error).sum(dtype=torch.float64))
-
-
-def _scale(columns: Tensor, rule: RoundingRule) -> Tensor:
-    return to_tensor(rule.scales(to_array(columns.t())))[:, 0]
 
 
 def _block_size(group: int) -> int:

@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -121,12 +122,9 @@ class Student(Objective[Module]):
         tokens, target = inputs.to(self.device), self.teacher.decoder
         features = compute_features(target, tokens, self.teacher.dtype, self.hidden, self.cache)
 
-        def logits(rows: Tensor) -> TeacherLogits:
-            def logits_of(selection: slice) -> Tensor:
-                with torch.no_grad():
-                    return target.logits(features.last[rows[selection]])
-
-            return logits_of
+        @torch.no_grad()
+        def logits(rows: Tensor, selection: slice) -> Tensor:
+            return target.logits(features.last[rows[selection]])
 
         all_rows = torch.arange(tokens.numel(), device=self.device)
         branches = self.branches(tokens, features)
@@ -135,7 +133,7 @@ class Student(Objective[Module]):
                 branch = next(branches, None)
             if branch is None:
                 return
-            yield branch, logits(all_rows if branch.rows is None else branch.rows)
+            yield branch, partial(logits, all_rows if branch.rows is None else branch.rows)
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.train.attention import DenseAttention, Features, dense_hidden, dense_rope
+from pronk.train.attention import DelayedAttention, DenseAttention, Features, dense_hidden, dense_rope
 from pronk.train.export import export_model
 from pronk.train.lm import model_config
-from pronk.train.modules.decoder import DecoderModule, apply_rope
+from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import GlideDecoderModule, KangarooModule
 from pronk.train.student import Branch, Student, describe_decoder
 
@@ -48,36 +46,10 @@ class DraftStudent(Student[DecoderModule]):
 
 
 def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
-    """Return the mask ``[length, length]``: whether row ``j`` sees token ``k`` of the target's cache.
-
-    Token ``k`` must be in an earlier block of ``block`` tokens than ``j``, and be one of the last ``window`` tokens.
-    """
+    """Return the mask ``[length, length]`` of :class:`GlideStudent`; ``window``: the target's sliding window."""
     positions = torch.arange(length)
     seen = positions[:, None] // block > positions // block
     return seen if window is None else seen & (positions > positions[:, None] - window)
-
-
-@dataclass(frozen=True)
-class DelayedAttention(DenseAttention):
-    """Causal self-attention, and cross-attention to the target's cache, for training sequences."""
-
-    rotation: tuple[Tensor, Tensor] | None = None  # RoPE rotations of the target, if it has RoPE
-    keys: Sequence[Tensor] = ()  # per draft layer: keys of the target's cache, ``[rows, kv_heads, d]``
-    values: Sequence[Tensor] = ()  # per draft layer: values of the same shape
-    masks: Sequence[Tensor] = ()  # per draft layer: result of :func:`block_mask`, ``[length, length]``
-
-    def cross(self, layer: int, q: Tensor) -> Tensor:
-        """Return the cross-attention output ``[rows, heads * d]`` for ``q [rows, heads, d]``."""
-        rotated = q if self.rotation is None else apply_rope(q, *self.rotation)
-        k, v, seen = self.keys[layer], self.values[layer], self.masks[layer]
-        q, k, v = (
-            t.to(v.dtype).reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (rotated, k, v)
-        )
-        # A softmax over no key is NaN. Rows that see no key attend to all keys, and their output is set to zero.
-        sees_any = seen.any(1)
-        out = F.scaled_dot_product_attention(q, k, v, seen | ~sees_any[:, None], enable_gqa=True)
-        out = out * sees_any[:, None]
-        return out.transpose(1, 2).reshape(self.batch * self.length, -1).to(rotated.dtype)
 
 
 class GlideStudent(Student[GlideDecoderModule]):

@@ -59,23 +59,16 @@ class Teacher:
         set_all_threads(threads)
         deployed = "cpu" if is_gguf(path) else str(self.device)
         self.llm = LLM(path, drafter="autoregressive", device=deployed, max_batch=_BATCH, budget="all")
-        self.name = str(model) if hub else self.llm.path.resolve().name
+        self.folder = self.llm.path  # or GGUF file of the checkpoint
+        self.name = str(model) if hub else self.folder.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
-
-    @property
-    def folder(self) -> Path:
-        """Folder or GGUF file of the checkpoint."""
-        return self.llm.path
+        # The checkpoint's dtype; the target distributions of the loss are computed in it.
+        self.dtype = torch_dtype(parse_dtype("auto", self.llm.config))
 
     @cached_property
     def decoder(self) -> DecoderModule:
         """The target as a module of torch."""
         return load_module(self.folder, self.llm.config, self.dtype, self.device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The checkpoint's dtype; the target distributions of the loss are computed in it."""
-        return torch_dtype(parse_dtype("auto", self.llm.config))
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

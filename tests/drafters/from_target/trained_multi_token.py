@@ -60,7 +60,12 @@ def dense_heads(target: DecoderModule, shape: HeadsShape, text: Sequence[int], *
     positions = torch.arange(length)
     x = target.embed(torch.tensor(text), positions, torch.float32)
     rope = target.rope(positions, torch.float32)
-    outputs = [y for _, y in target.run(x, rope, DenseAttention(1, length, config.windows))]
+    outputs = [
+        y
+        for _, y in target.run(
+            x, target.layer_ropes(positions, torch.float32), DenseAttention(1, length, config.windows)
+        )
+    ]
     attend = DenseAttention(1, length, (config.window,) * shape.num_heads)
     x, made = outputs[shape.layer - 1], dict[int, Array]()
     for index in shape.execution_order:

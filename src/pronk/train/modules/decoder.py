@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pronk.architecture.config import Activation, MixtureConfig, ModelConfig
+from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig, RopeTable
 from pronk.arrays import UINT8, Array, mapped_zeros
 from pronk.errors import OptionError
@@ -23,14 +23,7 @@ from pronk.models.checkpoint import open_checkpoint
 from pronk.models.inventory import Inventory, tensor_names
 from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
 from pronk.torch_backend.convert import to_tensor
-from pronk.torch_backend.program import choose_experts
-
-_ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
-
+from pronk.torch_backend.program import ACTIVATIONS, choose_experts
 
 # Rotations of rows: arguments of :func:`apply_rope`; ``None``: no RoPE.
 Rope = tuple[Tensor, Tensor] | None
@@ -89,7 +82,7 @@ class ModuleLayer(nn.Module):
             else nn.ModuleList(empty_linear(*size, bias=False) for _ in range(mixture.experts))
             for size in sizes.values()
         )
-        self.activate = _ACTIVATE[config.activation]
+        self.activate = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
         """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the number of the layer, from 0."""
@@ -195,14 +188,11 @@ class DecoderModule(nn.Module):
         return [made[self.config.rope_of(layer)] for layer in range(len(self.layers))]
 
     def run(
-        self, x: Tensor, rope: Rope | list[Rope], attend: Attend, start: int = 0, stop: int | None = None
+        self, x: Tensor, ropes: Sequence[Rope], attend: Attend, stop: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Run layers ``start .. stop - 1``; after each layer yield its number (from 1) and its output.
-
-        ``rope`` has the rotations of all layers, or a list those of each layer.
-        """
-        for index in range(start, len(self.layers) if stop is None else stop):
-            x = self.layers[index](x, rope[index] if isinstance(rope, list) else rope, index, attend)
+        """Run layers ``0 .. stop - 1``, with the rotations of each; yield its number (from 1) and its output."""
+        for index in range(len(self.layers) if stop is None else stop):
+            x = self.layers[index](x, ropes[index], index, attend)
             yield index + 1, x
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.drafters.from_target.modules.heads import HeadsShape, heads_config
 from pronk.drafters.from_target.modules.kangaroo import KangarooShape
 from pronk.drafters.from_target.modules.medusa import MedusaShape
+from pronk.train.attention import DelayedAttention
 from pronk.train.modules.decoder import (
     Attend,
     DecoderModule,
@@ -81,19 +81,8 @@ class HeadsModule(nn.Module):
                     unembedding.get_parameter("weight").copy_(head)
 
 
-class CrossAttend(Attend, Protocol):
-    """The self-attention of :class:`Attend`, and cross-attention to a target's keys and values."""
-
-    def cross(self, layer: int, q: Tensor) -> Tensor:
-        """Attend from the queries of draft layer ``layer`` (from 0) to the target's cache.
-
-        ``q`` is ``[rows, heads, d]`` with the target's number and size of heads, before RoPE. Returns
-        ``[rows, heads * d]``; a row without a token to attend to is zero.
-        """
-
-
 class _GlideLayer(ModuleLayer):
-    """A layer with cross-attention before the MLP; ``attend`` is a :class:`CrossAttend`."""
+    """A layer with cross-attention before the MLP; ``attend`` is a :class:`DelayedAttention`."""
 
     def __init__(self, config: ModelConfig, target: ModelConfig) -> None:
         super().__init__(config)
@@ -106,7 +95,8 @@ class _GlideLayer(ModuleLayer):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
         x = self.apply_attention(x, rope, index, attend)
         q = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.heads, self.head_dim))
-        return self.apply_mlp(x + self.cross_out(cast("CrossAttend", attend).cross(index, q)))
+        assert isinstance(attend, DelayedAttention)
+        return self.apply_mlp(x + self.cross_out(attend.cross(index, q)))
 
 
 class GlideDecoderModule(DecoderModule):

@@ -7,13 +7,14 @@ Its tensors have the names of the layout speculators, those of MTP after renamin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig
+from pronk.train.attention import ChainAttention
 from pronk.train.modules.decoder import DecoderModule, Rotations, apply_rope, empty_linear, initialize_parameters
 
 _FEATURE = 0.3  # root mean square of the initial features, whose inputs are normed
@@ -27,14 +28,6 @@ _MTP_NAMES = {  # modules of an MTP head in the layout speculators
     "layers": "",
 }
 _LOGITS = 0.1  # initial weights of the final norm, relative to the target's
-
-
-class ChainAttend(Protocol):
-    """Attention of the head over the rows of a training batch, implemented by the caller."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return ``[rows, heads * d]`` for ``q [rows, heads, d]``, ``k`` and ``v [keys, kv_heads, d]``."""
-        ...
 
 
 class LinearStart(NamedTuple):
@@ -132,7 +125,12 @@ class EagleModule(nn.Module):
         return features
 
     def forward(
-        self, embedding: Tensor, feature: Tensor, positions: Tensor, attend: ChainAttend, active: Tensor | None = None
+        self,
+        embedding: Tensor,
+        feature: Tensor,
+        positions: Tensor,
+        attend: ChainAttention,
+        active: Tensor | None = None,
     ) -> Tensor:
         """Return the layer's output ``[active rows, hidden]``.
 
