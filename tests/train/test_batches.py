@@ -12,8 +12,8 @@ from pronk.train.batches import Mixture, Sequences
 def test_sequences_cover_their_part_once(tmp_path: Path) -> None:
     tokens = np.arange(1001, dtype=np.uint16)
     tokens.tofile(tmp_path / "t.bin")
-    first = Sequences(tmp_path / "t.bin", 10, seed=3, stop=0.6)
-    last = Sequences(tmp_path / "t.bin", 20, seed=3, start=0.6)
+    first = Sequences(tmp_path / "t.bin", 320, 10, seed=3, stop=0.6)
+    last = Sequences(tmp_path / "t.bin", 320, 20, seed=3, start=0.6)
     inputs, targets = first.batch(0, len(first))
     assert sorted(inputs.flatten().tolist()) == list(range(600))
     assert torch.equal(targets, inputs + 1)
@@ -25,7 +25,7 @@ def test_sequences_cover_their_part_once(tmp_path: Path) -> None:
 def test_mixture_takes_its_share_evenly_whatever_the_batch(tmp_path: Path) -> None:
     np.arange(401, dtype=np.uint16).tofile(tmp_path / "a.bin")
     np.arange(1000, 1201, dtype=np.uint16).tofile(tmp_path / "b.bin")
-    first, second = (Sequences(tmp_path / name, 10, seed=1) for name in ("a.bin", "b.bin"))
+    first, second = (Sequences(tmp_path / name, 320, 10, seed=1) for name in ("a.bin", "b.bin"))
     mixture = Mixture(first, second, 0.3)
     whole = mixture.batch(0, 100)[0][:, 0]
     assert int((whole >= 1000).sum()) == 30
@@ -43,11 +43,11 @@ def test_large_vocabularies_have_wider_ids(tmp_path: Path) -> None:
     assert np.iinfo(token_dtype(65536)).max == 65535
     ids = np.array([70_000, 5, 150_000], dtype=token_dtype(150_001))
     ids.tofile(tmp_path / "t.bin")
-    inputs, targets = Sequences(tmp_path / "t.bin", 2, seed=0, dtype=token_dtype(150_001)).batch(0, 1)
+    inputs, targets = Sequences(tmp_path / "t.bin", 150_001, 2, seed=0).batch(0, 1)
     assert (inputs.tolist(), targets.tolist()) == ([[70_000, 5]], [[5, 150_000]])
 
 
 def test_too_little_text_is_named(tmp_path: Path) -> None:
     np.arange(30, dtype=np.uint16).tofile(tmp_path / "t.bin")
     with pytest.raises(OptionError, match="expected at least 31 tokens for sequences of 30, found 29"):
-        Sequences(tmp_path / "t.bin", 30, seed=0).check()
+        Sequences(tmp_path / "t.bin", 320, 30, seed=0).check()

@@ -162,7 +162,6 @@ def _header_line(header: AnswersHeader) -> bytes:
 
 
 def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None:
-    """Raise if the file was begun with other settings."""
     for field in fields(header):
         old, new = getattr(found, field.name), getattr(header, field.name)
         if old != new:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pronk.corpus.encoder import token_dtype
 from pronk.errors import OptionError
 from pronk.train.clock import limit_time
 
@@ -37,12 +38,13 @@ class Sequences:
     def __init__(
         self,
         file: Path,
+        vocab_size: int,
         length: int,
         seed: int,
         start: float = 0.0,
         stop: float = 1.0,
-        dtype: type[np.unsignedinteger[Any]] = np.uint16,
     ) -> None:
+        dtype = token_dtype(vocab_size)
         # An empty file cannot be mapped.
         self._tokens = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
         self.length = length

@@ -77,7 +77,6 @@ class TrainingDisplay(_Bar):
     _left = ""  # remaining time at the last report
 
     def show(self, news: Report) -> None:
-        """Print one line for the report, and one for each validation text."""
         left = f"{_duration(news.seconds * (1 - news.progress) / max(news.progress, 1e-9))} left"
         parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
         parts += ["same " + " ".join(f"{each:.2f}" for each in news.same)] if news.same else []
@@ -87,7 +86,6 @@ class TrainingDisplay(_Bar):
         self._left = left
 
     def show_pass(self, step: int, done: int, passes: int) -> None:
-        """Show the progress within a step."""
         within = f"step {step}: {done} of {passes} passes"
         self.update(self._task, left=f"{within}, {self._left}" if self._left else within)
 

@@ -152,7 +152,6 @@ class EagleTraining(Objective[EagleModule]):
         return loss * (len(step.selected) / len(batch.active))
 
     def _steps(self, batch: _Batch) -> Iterator[_Step]:
-        """Run the head step by step."""
         module = self.module
         with autocast(self.device):
             feature = module.fuse(batch.hidden)
@@ -231,7 +230,6 @@ class EagleTraining(Objective[EagleModule]):
         return measure(self.teacher.llm, spec, questions[:_QUESTIONS], SERVED_TOKENS, seconds)
 
     def _compare(self, length: int, seconds: float) -> dict[str, float]:
-        """Return the figures of held-out dialogues, given their text."""
         held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
         rows = [_Rows() for _ in range(self.options.depth)]
         chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}
@@ -247,7 +245,6 @@ class EagleTraining(Objective[EagleModule]):
         return figures | {f"held-out {name}": 1 + total / count for name, (total, count) in chains.items() if count}
 
     def _add_figures(self, batch: _Batch, rows: Sequence[_Rows], chains: dict[str, list[Any]]) -> None:
-        """Add one batch to the figures of :meth:`evaluate`."""
         reached = torch.ones(len(batch.active), device=self.device)
         total = torch.zeros_like(reached)
         first_tokens = batch.tokens[batch.active] + 1
@@ -268,7 +265,6 @@ class EagleTraining(Objective[EagleModule]):
             chains[name][1] += int(chosen.sum())
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the card has them
-        """Write the current head to ``folder`` in the layout speculators."""
         documents = {"config.json": self.config.document(self.options.num_tokens)}
         export_tensors(folder, self.module.exported(), documents, card)
 

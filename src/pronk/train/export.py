@@ -155,7 +155,6 @@ class InitialModel:
 
     @property
     def shape(self) -> ModelShape:
-        """Sizes of the model."""
         c = self.config
         sizes = (c.hidden_size, c.num_layers, c.num_heads, c.num_kv_heads, c.intermediate_size, c.vocab_size, c.context)
         return ModelShape(*sizes)

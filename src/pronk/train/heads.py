@@ -157,7 +157,6 @@ class MedusaStudent(Student[MedusaModule]):
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield one branch per head, nearest token first."""
         count, length = tokens.shape
         with torch.no_grad():
             last = self.teacher.decoder.norm(features.last).float()
@@ -207,9 +206,9 @@ class MedusaStudent(Student[MedusaModule]):
         length, halves = self.options.first_length, held_out_halves(self.data, self.vocab_size)
         if halves is None:
             return [sequences for _, sequences in held_out_sets(self.data, length, self.vocab_size) if len(sequences)]
-        file, dtype = self.data / "valid-on-policy.bin", token_dtype(self.vocab_size)
-        whole = file.stat().st_size // dtype().itemsize
-        return [Sequences(file, min(length, halves[0] - 1), seed=0, stop=halves[0] / whole, dtype=dtype)]
+        file = self.data / "valid-on-policy.bin"
+        whole = file.stat().st_size // token_dtype(self.vocab_size)().itemsize
+        return [Sequences(file, self.vocab_size, min(length, halves[0] - 1), seed=0, stop=halves[0] / whole)]
 
     @property
     def description(self) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -127,10 +126,9 @@ class LanguageModel(TextModel[DecoderModule]):
 
 def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
     """Return the sequences of a run's two phases: of the token file's beginning, and of its end."""
-    o, dtype = options, token_dtype(vocab_size)
-    border = 1 - o.final_share
-    first = Sequences(file, o.length, o.seed, 0.0, border, dtype)
-    last = Sequences(file, o.final_length, o.seed, border, 1.0, dtype)
+    o, border = options, 1 - options.final_share
+    first = Sequences(file, vocab_size, o.length, o.seed, 0.0, border)
+    last = Sequences(file, vocab_size, o.final_length, o.seed, border, 1.0)
     for phase, share in ((first, border), (last, o.final_share)):
         if share:
             phase.check()
@@ -139,10 +137,9 @@ def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Seque
 
 def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[str, Sequences]]:
     """Yield name and sequences of each held-out set; a set shorter than ``length`` is one sequence."""
-    dtype = token_dtype(vocab_size)
     for file in sorted(data.glob("valid-*.bin")):
-        size = file.stat().st_size // np.dtype(dtype).itemsize
-        yield file.stem.removeprefix("valid-"), Sequences(file, min(length, size - 1), seed=0, dtype=dtype)
+        size = file.stat().st_size // token_dtype(vocab_size)().itemsize
+        yield file.stem.removeprefix("valid-"), Sequences(file, vocab_size, min(length, size - 1), seed=0)
 
 
 def model_config(shape: ModelShape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:

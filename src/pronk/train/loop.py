@@ -189,7 +189,6 @@ class Trainer(Generic[Trained]):
         self.step_results, self.history = list(state.get("passed", [])), list(state["history"])
 
     def save(self) -> None:
-        """Write the checkpoint if this is the first process."""
         state = {
             "options": self._defining,
             "model": self.objective.module.state_dict(),

@@ -27,12 +27,11 @@ from pronk.corpus.collection import Collection, Pool
 from pronk.corpus.encoder import Encoder, Turns, parse_dialogue, token_dtype
 from pronk.errors import OptionError
 from pronk.files.atomic import convert_write_errors, write_json, write_tokens
-from pronk.sampling.noise import derive_seed
-from pronk.sampling.params import SamplingParams
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
 from pronk.train.data import mix
 from pronk.train.options import OnPolicyOptions
+from pronk.train.own_text import continuation_params
 from pronk.train.teacher import Teacher
 
 _MIN_PROMPT = 8  # minimum length of a prompt in tokens
@@ -188,10 +187,8 @@ class _Writer:
         """Continue ``prompts``; prompt ``i`` has number ``first + i``, which selects its temperature and seed."""
         start, o = time.monotonic(), self._options
         params = [
-            SamplingParams(
-                max_tokens=min(o.length, teacher.llm.config.context - len(prompt)),
-                temperature=o.temperatures[number % len(o.temperatures)],
-                seed=derive_seed(o.seed, number),
+            continuation_params(
+                teacher.llm, prompt, o.length, o.temperatures[number % len(o.temperatures)], o.seed, number
             )
             for number, prompt in enumerate(prompts, first)
         ]

@@ -149,12 +149,10 @@ class LoopOptions:
 
     @property
     def first_length(self) -> int:
-        """Sequence length at the start of the run."""
         return next(iter(self.lengths.values()))
 
     @property
     def last_length(self) -> int:
-        """Sequence length at the end of the run."""
         return [*self.lengths.values()][-1]
 
     @property

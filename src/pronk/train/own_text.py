@@ -45,6 +45,14 @@ def temperature_of(number: int) -> float:
     return _TEMPERATURES[number % len(_TEMPERATURES)]
 
 
+def continuation_params(
+    llm: LLM, prompt: list[int], max_tokens: int, temperature: float, seed: int, number: int
+) -> SamplingParams:
+    """Return how ``llm`` continues ``prompt`` within its context; ``number`` selects the random numbers of ``seed``."""
+    room = llm.config.context - len(prompt)
+    return SamplingParams(max_tokens=min(max_tokens, room), temperature=temperature, seed=derive_seed(seed, number))
+
+
 def write_answers(
     llm: LLM,
     ask: Callable[[int], list[str]],
@@ -129,12 +137,8 @@ def _turn(llm: LLM, messages: dict[int, list[dict[str, str]]], header: AnswersHe
         if len(ids) + header.max_tokens <= llm.config.context:
             prompts[number] = ids
     params = [
-        SamplingParams(
-            max_tokens=header.max_tokens,
-            temperature=temperature_of(number),
-            seed=derive_seed(header.seed, 2 * number + turn),
-        )
-        for number in prompts
+        continuation_params(llm, ids, header.max_tokens, temperature_of(number), header.seed, 2 * number + turn)
+        for number, ids in prompts.items()
     ]
     completions = llm.generate(list(prompts.values()), params) if prompts else []
     dialogues = {}

@@ -58,7 +58,6 @@ def compute_hessians(
 
 
 def _add_product(products: dict[str, Tensor], name: str, _: nn.Module, inputs: tuple[Tensor]) -> None:
-    """Add the product of a module's inputs to ``products[name]``."""
     (rows,) = inputs  # ``[tokens, inputs]``: a part of the transpose of X
     if name not in products:
         products[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
@@ -189,7 +188,6 @@ def _best_scale(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
 
 
 def _nearest(weight: Tensor, rule: RoundingRule) -> Tensor:
-    """Return the weight rounded to the nearest codes."""
     return to_tensor(rule.nearest(to_array(weight)).dequantize())
 
 

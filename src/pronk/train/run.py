@@ -79,11 +79,9 @@ class Run:
             self.say(_time_plan(self.clock, own, writing=not checkpoint.exists() if writes_text else None))
 
     def say(self, line: str) -> None:
-        """Print a line."""
         self.console.print(line, **PLAIN)
 
     def is_late(self, share: float) -> bool:
-        """Return whether the fraction ``share`` of the time limit has passed."""
         return self.clock.seconds_left(share) <= 0
 
 

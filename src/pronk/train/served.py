@@ -13,9 +13,8 @@ from pronk.corpus.encoder import token_dtype
 from pronk.drafters import make_drafter
 from pronk.engine.stats import Stats
 from pronk.llm import LLM
-from pronk.sampling.noise import derive_seed
-from pronk.sampling.params import SamplingParams
 from pronk.train.clock import limit_time
+from pronk.train.own_text import continuation_params
 
 SERVED_TOKENS = 96  # maximum number of tokens that are generated after each held-out prompt
 
@@ -43,11 +42,7 @@ def measure(
     figures: dict[str, float] = {}
     for name, temperature in zip(_DECODINGS, (0.0, _TEMPERATURE), strict=True):
         params = [
-            SamplingParams(
-                max_tokens=min(max_tokens, llm.config.context - len(prompt)),
-                temperature=temperature,
-                seed=derive_seed(0, number),
-            )
+            continuation_params(llm, prompt, max_tokens, temperature, 0, number)
             for number, prompt in enumerate(prompts)
         ]
         size = len(prompts) if seconds == inf else _TIMED_BATCH

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
-from pronk.corpus.encoder import token_dtype
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.train.attention import Features, compute_features
 from pronk.train.batches import Batches, Mixture, Sequences
@@ -179,8 +178,7 @@ class Student(Objective[Module]):
         return Mixture(first, first_own, o.share), Mixture(last, last_own, o.share)
 
     def _own_text(self, length: int, *, used: bool) -> Sequences:
-        dtype = token_dtype(self.vocab_size)
-        sequences = Sequences(self.data / "on-policy.bin", length, self.options.seed, dtype=dtype)
+        sequences = Sequences(self.data / "on-policy.bin", self.vocab_size, length, self.options.seed)
         if used and self.options.share:
             sequences.check()
         return sequences

@@ -67,7 +67,6 @@ class Teacher:
 
     @cached_property
     def decoder(self) -> DecoderModule:
-        """The target as a module of torch."""
         return load_module(self.folder, self.llm.config, self.dtype, self.device)
 
     @cached_property

@@ -182,7 +182,6 @@ class DecoderModule(nn.Module):
         return None if rope is None else self.rotations[rope](positions, dtype)
 
     def layer_ropes(self, positions: Tensor, dtype: torch.dtype) -> list[Rope]:
-        """Return the rotations of the rows in each layer."""
         made: dict[RopeConfig | None, Rope] = {None: None}
         made |= {rope: rotations(positions, dtype) for rope, rotations in self.rotations.items()}
         return [made[self.config.rope_of(layer)] for layer in range(len(self.layers))]
@@ -203,7 +202,6 @@ class DecoderModule(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Set initial weights, see :func:`initialize_parameters`."""
         initialize_parameters(self.named_parameters(), generator, self.config.num_layers)
 
 
