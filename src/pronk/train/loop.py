@@ -265,11 +265,7 @@ class Trainer(Generic[Trained]):
         return figures
 
     def _step(
-        self,
-        progress: float,
-        rate: float,
-        stop: Callable[[], bool],
-        on_pass: Callable[[int, int, int], None],
+        self, progress: float, rate: float, stop: Callable[[], bool], on_pass: Callable[[int, int, int], None]
     ) -> float | None:
         """Make one optimizer step; return the norm of the gradient before clipping, or ``None`` if stopped."""
         o = self.options

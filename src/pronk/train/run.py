@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -152,8 +153,7 @@ def _write_text(run: Run, data: DataOptions, own: OnPolicyOptions, options: Stud
     tokens = math.ceil((1 - options.share) * options.steps * options.batch) + 1
     min_tokens = options.longest + 1
 
-    def is_late() -> bool:
-        return run.is_late(TOKENS_BY)
+    is_late = partial(run.is_late, TOKENS_BY)
 
     def enough(done: int) -> bool:
         return done >= options.min_text_tokens and is_late()
