@@ -76,9 +76,9 @@ def head_card(trainer: Trainer[Any], name: str, facts: Mapping[str, Any]) -> str
 
 
 def heads_card(name: str, shape: HeadsShape, fingerprint: Fingerprint, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of the multi-token heads of a language model with this ``name`` and ``fingerprint``.
+    """Return the ``README.md`` of the multi-token heads of the language model ``name``.
 
-    ``facts`` are as for :func:`model_card`, or empty for an evaluation.
+    ``fingerprint`` is that of the model. ``facts`` are as for :func:`model_card`, or empty for an evaluation.
     """
     figures = facts.get("figures", {})
     return render_card(

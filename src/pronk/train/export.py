@@ -68,7 +68,7 @@ def export_tensors(
     card: str,
     tokenizer_of: Path | None = None,
 ) -> None:
-    """Write tensors, JSON ``files`` by name, the ``card`` and, if one is given, the tokenizer of another model."""
+    """Write tensors, JSON ``files`` by name, the ``card``, and the tokenizer of a model, if one is given."""
     stored = {
         name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
         for name, tensor in tensors.items()

@@ -48,7 +48,7 @@ def temperature_of(number: int) -> float:
 def continuation_params(
     llm: LLM, prompt: list[int], max_tokens: int, temperature: float, seed: int, number: int
 ) -> SamplingParams:
-    """Return how ``llm`` continues ``prompt`` within its context; ``number`` selects the random numbers of ``seed``."""
+    """Return how ``llm`` continues ``prompt`` within its context; the text depends on seed and number."""
     room = llm.config.context - len(prompt)
     return SamplingParams(max_tokens=min(max_tokens, room), temperature=temperature, seed=derive_seed(seed, number))
 

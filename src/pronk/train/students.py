@@ -46,7 +46,7 @@ class DraftStudent(Student[DecoderModule]):
 
 
 def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
-    """Return the mask ``[length, length]`` of :class:`GlideStudent`; ``window``: the target's sliding window."""
+    """Return the mask ``[length, length]`` of :class:`GlideStudent`; ``window`` is the target's."""
     positions = torch.arange(length)
     seen = positions[:, None] // block > positions // block
     return seen if window is None else seen & (positions > positions[:, None] - window)
