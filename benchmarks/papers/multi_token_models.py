@@ -250,7 +250,7 @@ def train_cell(
         return None
     started = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
-    trainer, hardware = Trainer(folder, options, cell.objective(folder, options)), describe_hardware(options.device)
+    trainer, hardware = Trainer(cell.objective(folder, options)), describe_hardware(options.device)
     say(f"{cell.name}: from step {trainer.step} of {options.steps}")
 
     def write_result() -> dict[str, Any]:

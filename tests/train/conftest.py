@@ -108,7 +108,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
 @pytest.fixture
 def short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluate drafters with 12 generated tokens per prompt."""
-    for module in ("student", "future"):
+    for module in ("loop", "future"):
         monkeypatch.setattr(f"pronk.train.{module}.SERVED_TOKENS", 12)
 
 

@@ -50,11 +50,9 @@ def begin(
     if kind in STUDENTS:
         made, plain = STUDENTS[kind]
         options: Any = replace(plain, **changes)
-        return Trainer(folder, options, made(folder, options, teacher), processes, clock)
+        return Trainer(made(folder, options, teacher), processes, clock)
     options = replace(TINY if kind == "lm" else FUTURE, **changes)
-    return Trainer(
-        folder, options, (LanguageModel if kind == "lm" else FutureTokens)(folder, options), processes, clock
-    )
+    return Trainer((LanguageModel if kind == "lm" else FutureTokens)(folder, options), processes, clock)
 
 
 def train(trainer: AnyTrainer, stop_at: int | None = None) -> AnyTrainer:

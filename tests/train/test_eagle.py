@@ -75,7 +75,7 @@ def begin(teacher: Teacher, answers: Path, tmp_path: Path) -> Callable[..., Trai
     def begun(name: str = "run", **changes: Any) -> Trainer[EagleTraining]:
         folder, options = tmp_path / name, replace(OPTIONS, **changes)
         steps_of(folder, [answers], 1, options.batch, options.length, 0)
-        return Trainer(folder, options, EagleTraining(folder, options, teacher))
+        return Trainer(EagleTraining(folder, options, teacher))
 
     return begun
 

@@ -120,7 +120,7 @@ def test_accuracy_of_every_position_is_reported_since_the_last_time(
             seen.append(passed.same)
             return passed
 
-    whole = train(Trainer(folder, OPTIONS, Watched(folder, OPTIONS, teacher)))
+    whole = train(Trainer(Watched(folder, OPTIONS, teacher)))
     reported = {h["step"]: h["same"] for h in whole.history}
     assert list(reported) == [2, 3, 4, 6]
     for step, first in ((2, 0), (3, 2), (4, 3), (6, 4)):  # two passes in a step
@@ -131,7 +131,7 @@ def test_accuracy_of_every_position_is_reported_since_the_last_time(
     # A run that is interrupted between two reports has the same reports.
     folder = link(draft_data, tmp_path / "parts")
     for stop in (1, 5, 6):
-        parts = train(Trainer(folder, OPTIONS, Ahead(folder, OPTIONS, teacher)), stop)
+        parts = train(Trainer(Ahead(folder, OPTIONS, teacher)), stop)
     assert {h["step"]: h["same"] for h in parts.history} == reported
     for name, weight in whole.objective.module.state_dict().items():
         assert torch.equal(weight, parts.objective.module.state_dict()[name])

@@ -36,7 +36,6 @@ from pronk.train.losses import Comparison, autocast, distillation_loss, product_
 from pronk.train.modules.decoder import load_module
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
-from pronk.train.served import SERVED_TOKENS, measure
 from pronk.train.teacher import StateSource, Teacher
 
 ANSWERS = "data/dialogues.answers"  # the run's copy of the file of answers
@@ -89,6 +88,8 @@ class EagleTraining(Objective[EagleModule]):
 
     Dialogues of another model, or without answers, raise an OptionError.
     """
+
+    options: EagleOptions
 
     def __init__(self, folder: Path, options: EagleOptions, teacher: Teacher) -> None:
         self.folder, self.options, self.teacher = folder, options, teacher
@@ -217,17 +218,12 @@ class EagleTraining(Objective[EagleModule]):
         """
         if not self.held_out:
             return {}
-        return self._compare(length, seconds / 2) | self._serve(seconds / 2)
-
-    def _serve(self, seconds: float) -> dict[str, float]:
-        """Export the current head to ``latest`` and let it draft the answers to held-out questions."""
+        figures = self._compare(length, seconds / 2)
         if not self.options.num_tokens:
-            return {}
-        latest = self.folder / "latest"
-        self.export(latest, "", {})
+            return figures
         questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers]
-        spec = f"{self.options.kind}(model={str(latest)!r}, num_tokens={self.options.num_tokens})"
-        return measure(self.teacher.llm, spec, questions[:_QUESTIONS], SERVED_TOKENS, seconds)
+        spec = f"{self.options.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
+        return figures | self.serve(self.teacher.llm, spec, questions[:_QUESTIONS], seconds / 2)
 
     def _compare(self, length: int, seconds: float) -> dict[str, float]:
         held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)

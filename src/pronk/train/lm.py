@@ -37,6 +37,8 @@ class TextModel(Objective[Module]):
         TokenizerError: the tokenizer is damaged.
     """
 
+    options: TrainOptions
+
     def __init__(self, folder: Path, options: TrainOptions, initial: InitialModel | None = None) -> None:
         self.folder, self.data, self.options, self.initial = folder, folder / "data", options, initial
         self.identity = self.identify(initial)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,14 @@ from torch import Tensor, nn
 
 from pronk.errors import OptionError, PronkError
 from pronk.kernels.threads import set_threads
+from pronk.llm import LLM
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
 from pronk.train.distributed import ProcessGroup, local_device
 from pronk.train.optim import Optimizers, Schedule
 from pronk.train.options import LoopOptions
+from pronk.train.served import SERVED_TOKENS, measure
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -52,11 +54,14 @@ class Objective(ABC, Generic[Module]):
     """A module with its loss, its text and its evaluation.
 
     Attributes:
+        folder: folder of the run.
         module: the trained module; the option ``muon`` applies to the matrices in ``module.layers``.
         phases: the training sequences of the two phases: short ones, then long ones.
         identity: values, besides the options of the loop, that must be unchanged when a run is resumed.
     """
 
+    folder: Path
+    options: LoopOptions
     module: Module
     phases: tuple[Batches, Batches]
     identity: dict[str, Any]
@@ -82,7 +87,18 @@ class Objective(ABC, Generic[Module]):
 
     @abstractmethod
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the current model or drafter to ``folder``, replacing its contents, with ``facts`` in a JSON file."""
+        """Write the current module to ``folder``, replacing its contents; ``facts`` go into a JSON file."""
+
+    def serve(self, llm: LLM, spec: str, prompts: Sequence[list[int]], seconds: float) -> dict[str, float]:
+        """Export the current drafter to ``latest`` and measure it in the engine, unless there are no prompts.
+
+        ``spec.format(model=folder)`` is the drafter's specification.
+        """
+        if not prompts:
+            return {}
+        latest = self.folder / "latest"
+        self.export(latest, "", {})
+        return measure(llm, spec.format(model=str(latest)), prompts, SERVED_TOKENS, seconds)
 
 
 Trained = TypeVar("Trained", bound=Objective[Any])
@@ -118,16 +134,10 @@ class Trainer(Generic[Trained]):
         CheckpointError: the checkpoint is damaged.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        options: LoopOptions,
-        objective: Trained,
-        processes: ProcessGroup | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self.folder, self.options, self.objective = folder, options, objective
-        self.checkpoint, self._defining = folder / CHECKPOINT, options.defining() | objective.identity
+    def __init__(self, objective: Trained, processes: ProcessGroup | None = None, clock: Clock | None = None) -> None:
+        self.folder, self.options, self.objective = objective.folder, objective.options, objective
+        options = self.options
+        self.checkpoint, self._defining = self.folder / CHECKPOINT, options.defining() | objective.identity
         self.processes, self.clock = processes or ProcessGroup(), clock or Clock(options.minutes)
         _check_shares(options, self.processes.count)
         set_all_threads(options.threads)

@@ -52,16 +52,12 @@ class Run:
 
     @contextmanager
     def begin(
-        self,
-        options: LoopOptions,
-        identity: dict[str, Any],
-        own: OnPolicyOptions | None = None,
-        *,
-        writes_text: bool = True,
+        self, options: LoopOptions, identity: dict[str, Any], own: OnPolicyOptions | None, *, writes_text: bool = True
     ) -> Iterator[ProcessGroup]:
-        """Join the processes; check that a resumed run has its checkpoint's options, and add its time to the clock.
+        """Join the processes; check that a resumed run has its checkpoint's options.
 
-        With a time limit, print how it is divided; ``writes_text``: whether the run prepares its own text.
+        Its earlier duration is added to the clock. With a time limit, print how it is divided; ``writes_text``: whether
+        the run prepares its own text.
         """
         with join_processes(options.device) as processes:
             self.console.quiet = self.console.quiet or not processes.is_main
@@ -101,10 +97,10 @@ def train_model(run: Run, data: DataOptions, options: TrainOptions, initial: Ini
         prepare(data, folder, tokens, context, run.say, encoder, min_source_tokens=min_tokens, enough=enough)
         run.clock.save(folder)
 
-    with run.begin(options, TextModel.identify(initial)) as processes:
+    with run.begin(options, TextModel.identify(initial), None) as processes:
         processes.from_main(write_text)
         objective: type[TextModel[Any]] = LanguageModel if options.heads is None else FutureTokens
-        trainer = Trainer(run.folder, options, objective(run.folder, options, initial), processes, run.clock)
+        trainer = Trainer(objective(run.folder, options, initial), processes, run.clock)
         return _train_and_export(run, trainer, model_card, name=run.name)
 
 
@@ -116,12 +112,12 @@ def train_student(
     options: StudentOptions,
     teacher: Teacher,
 ) -> bool:
-    """Train a drafter like :func:`train_model`, partly on text by the target ``teacher``; ``own`` has its amount."""
+    """Train a drafter like :func:`train_model`, partly on text by ``teacher``; ``own`` has its amount."""
     with run.begin(options, kind.identify(teacher), own) as processes:
         if not processes.from_main(lambda: _write_text(run, data, own, options, teacher)):
             run.say("saved what the target has written; the same command continues")
             return False
-        trainer = Trainer(run.folder, options, kind(run.folder, options, teacher), processes, run.clock)
+        trainer = Trainer(kind(run.folder, options, teacher), processes, run.clock)
         return _train_and_export(run, trainer, student_card)
 
 
@@ -251,9 +247,8 @@ def steps_of(folder: Path, answers: Sequence[Path], epochs: float, batch: int, l
 def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
     """Train a head on the answers of :func:`steps_of`; otherwise like :func:`train_model`."""
     check_answers(run.folder / ANSWERS, read_answers(run.folder / ANSWERS)[0].weights, teacher.fingerprint)
-    with run.begin(options, {"target": teacher.fingerprints}, writes_text=False) as processes:
-        objective = EagleTraining(run.folder, options, teacher)
-        trainer = Trainer(run.folder, options, objective, processes, run.clock)
+    with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
+        trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
         if not trainer.is_finished:
             for line in _plan(trainer):
                 run.say(line)

@@ -28,7 +28,6 @@ from pronk.train.loop import Module, Objective, PassResult, find_device
 from pronk.train.losses import Comparison, TeacherLogits, autocast, distillation_loss
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
-from pronk.train.served import SERVED_TOKENS, measure
 from pronk.train.teacher import Teacher
 
 
@@ -54,6 +53,7 @@ class Student(Objective[Module]):
     title: ClassVar[str]
     library: ClassVar[str] = "pronk"
     other_targets: ClassVar[str] = "No other target can use it."
+    options: StudentOptions
     hidden: tuple[int, ...] = ()  # numbers (first: 1) of the target's layers whose outputs the drafter reads
     cache: tuple[int, ...] = ()  # numbers (first: 1) of the target's layers whose keys and values the drafter reads
 
@@ -152,17 +152,8 @@ class Student(Objective[Module]):
                 number = f" {i}" if len(comparisons) > 1 else ""
                 figures[f"{name} KL{number}"] = branch.divergence / branch.rows
                 figures[f"{name} same{number}"] = branch.same / branch.rows
-        return figures | self._serve(seconds / 2)
-
-    def _serve(self, seconds: float) -> dict[str, float]:
-        """Export the current drafter to ``latest`` in the run's folder and measure it in the engine."""
-        prompts = self.prompts()
-        if not self.options.num_tokens or not prompts:
-            return {}
-        latest = self.folder / "latest"
-        self.export(latest, "", {})
-        spec = self.spec.format(model=str(latest))
-        return measure(self.teacher.llm, spec, prompts, SERVED_TOKENS, seconds)
+        prompts = self.prompts() if self.options.num_tokens else []
+        return figures | self.serve(self.teacher.llm, self.spec, prompts, seconds / 2)
 
     def prompts(self) -> list[list[int]]:
         """Return the prompts with which the engine measures the drafter."""
