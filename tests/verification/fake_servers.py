@@ -25,25 +25,33 @@ class FakeEngine:
         self.seen = set[str]()
         self.running = list[threading.Event]()
         self.most = 0  # largest number of requests at the same time
-        self.lock = threading.Lock()
+        self.num_arrived = 0
+        self.num_expected = 0  # value of ``num_arrived`` at which a batch is complete; 0: unknown
+        self.arrival = threading.Condition()
 
     def answer(self, prompt: str, body: dict[str, Any]) -> list[list[tuple[str, float, list[float]]]]:
         """Return the tokens of each choice, with their log-probabilities and those of the likeliest tokens."""
         overlapped = threading.Event()  # set once another request runs at the same time
-        with self.lock:
+        with self.arrival:
             self.running.append(overlapped)
             self.most = max(self.most, len(self.running))
             if len(self.running) > 1:
                 for each in self.running:
                     each.set()
-        time.sleep(0.004)  # requests of a batch overlap
-        with self.lock:
+            self.arrive()
+            # Requests of a batch overlap, also on a busy machine if their number is known.
+            self.arrival.wait_for(lambda: 0 < self.num_expected <= self.num_arrived, 5 if self.num_expected else 0.004)
             self.running.remove(overlapped)
         is_batch, is_cached = overlapped.is_set(), prompt in self.seen
         self.seen.add(prompt)
         if is_batch and self.fault == "error in a batch":
             raise RuntimeError
         return [self._choice(prompt, body, index, batch=is_batch, cached=is_cached) for index in range(body["n"])]
+
+    def arrive(self) -> None:
+        """Count a request; the caller holds ``arrival``."""
+        self.num_arrived += 1
+        self.arrival.notify_all()
 
     def _choice(
         self, prompt: str, body: dict[str, Any], index: int, *, batch: bool, cached: bool
@@ -97,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         found = [name for name in (*body, "chat" if chat else "completions") if name in self.engine.refused]
         if found:
+            with self.engine.arrival:
+                self.engine.arrive()
             self._reply({"error": {"message": f"no {found[0]} here"}}, 400)
             return
         prompt = body["messages"][0]["content"] if chat else body["prompt"]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,15 @@ SETTINGS = RemoteSettings(max_tokens=16, rounds=2)
 
 
 def report_of(engine: FakeEngine, settings: RemoteSettings = SETTINGS, **options: Any) -> RemoteReport:
-    with fake_server(engine) as url, RemoteServer(url, **options) as server:
+    class Server(RemoteServer):
+        def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+            engine.num_expected = engine.num_arrived + len(calls)
+            try:
+                return super().together(calls)
+            finally:
+                engine.num_expected = 0
+
+    with fake_server(engine) as url, Server(url, **options) as server:
         *_, report = verify_server_steps(server, TEXTS, settings)
     return report
 
