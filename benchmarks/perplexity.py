@@ -23,8 +23,8 @@ import numpy as np
 
 from pronk import LLM
 from pronk.arrays import Array
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 

@@ -20,10 +20,9 @@ from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 from pronk import LLM
-from pronk.execution.forward_job import LayerRange
+from pronk.execution.forward_job import LayerRange, Segment
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.execution.segment import Segment
 from pronk.kernels.threads import num_threads
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.weights import forward_weights

@@ -21,8 +21,8 @@ from pronk.drafters import Proposer
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.execution.segment import Segment
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable

@@ -18,8 +18,8 @@ from pronk.drafters.from_target._early_exit import EarlyExit
 from pronk.drafters.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.execution.forward_job import EarlyTokens, Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.execution.segment import EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder

@@ -16,8 +16,8 @@ from engine.cases import SPECS
 from pronk.arrays import Array
 from pronk.drafters import REGISTRY, DraftContext, Drafter, Outcome, Proposer, make_drafter
 from pronk.errors import OptionError
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler

@@ -20,8 +20,8 @@ import pytest
 
 from oracle import dense_logits
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is_finite
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
-from pronk.execution.segment import Segment
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache

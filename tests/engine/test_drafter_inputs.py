@@ -12,9 +12,8 @@ from torch import Tensor
 from oracle import DenseAttend
 from pronk.arrays import FLOAT32, Array
 from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer
-from pronk.execution.forward_job import ForwardJob, LayerRange
+from pronk.execution.forward_job import ForwardJob, LayerRange, Segment
 from pronk.execution.layer_executor import LayerExecutor
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.sampling.params import SamplingParams

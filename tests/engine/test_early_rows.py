@@ -10,8 +10,8 @@ import pytest
 from drafters.kernel_calls import Calls
 from engine.cases import text
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType, is_finite
+from pronk.execution.forward_job import EarlyRows, EarlyTokens, Segment
 from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
-from pronk.execution.segment import EarlyRows, EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
 from pronk.speculation.tree import TokenTree

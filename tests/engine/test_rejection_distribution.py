@@ -22,8 +22,8 @@ from pronk.arrays import FLOAT32, Array
 from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
 from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob, ForwardResult
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
 from pronk.sampling.noise import rejection_noise, rejection_uniform

@@ -18,8 +18,8 @@ import torch
 from oracle import dense_logits
 from pronk.arrays import BFLOAT16, FLOAT32, INT8, UINT8, Array, DType
 from pronk.errors import CacheFullError, OptionError
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.execution.segment import Segment
 from pronk.kv_cache import budget
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import BLOCK_SIZE, parse_memory

@@ -17,8 +17,8 @@ from oracle import DenseAttend
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
-from pronk.execution.segment import Segment
 from pronk.kernels.library import Kernels, candidates
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend

@@ -12,8 +12,7 @@ from pronk import SamplingParams
 from pronk.arrays import FLOAT32
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.forward_job import ForwardJob
-from pronk.execution.segment import Segment
+from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel import runner, worker_handle
 from pronk.parallel.runner import TreeRunner

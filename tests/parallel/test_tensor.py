@@ -24,9 +24,8 @@ from pronk import LLM, OptionError, PronkError, SamplingParams
 from pronk.architecture.config import ConvolutionConfig, ModelConfig
 from pronk.arrays import FLOAT32, Array, split_rows
 from pronk.errors import CheckpointError, ConnectionLostError
-from pronk.execution.forward_job import ForwardJob, LayerRange
+from pronk.execution.forward_job import ForwardJob, LayerRange, Segment
 from pronk.execution.model_runner import ModelRunner
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder

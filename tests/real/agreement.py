@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.llm import LLM
 from pronk.speculation.tree import TokenTree

@@ -21,9 +21,8 @@ from pronk.engine.request import Request, Token
 from pronk.engine.request_step import RequestStep, VerifiedStep, plan_step, verify
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import CacheFullError, PronkError
-from pronk.execution.forward_job import ForwardJob
+from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ForwardResult, JobResult, ModelRunner
-from pronk.execution.segment import Segment
 from pronk.interrupts import interruptible, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import KVBudget

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from pronk.arrays import Array, is_finite
 from pronk.engine.request import Request
 from pronk.engine.scheduler import ScheduledRequest
-from pronk.execution.forward_job import ForwardJob
+from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import JobResult, ModelRunner
-from pronk.execution.segment import Segment
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits

@@ -1,14 +1,61 @@
-"""Input of a forward pass: one job per request, and the range of layers to run."""
+"""Input of a forward pass: one job per request, with the request's rows, and the range of layers to run.
+
+*Early rows* are rows whose first layers a drafter has computed before the target's forward pass: Kangaroo drafts with
+the target's own first layers (Liu et al. 2024, section 3.2). The keys and values of these layers, and the output of the
+last of them, are then already in the target's cache, and the forward pass computes only the later layers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from pronk.arrays import Array
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.stateless import StatelessSampler
+from pronk.speculation.tree import TokenTree
+
+
+class EarlyTokens(NamedTuple):
+    """Tokens of a request whose first layers a drafter has computed in this step."""
+
+    num_layers: int  # number of first layers computed
+    tokens: tuple[int, ...]  # ids of the tokens; their KV slots follow those of the committed tokens
+
+
+class EarlyRows(NamedTuple):
+    """Early rows of a token tree: its first ``num_nodes`` nodes skip the first ``num_layers`` layers."""
+
+    num_layers: int
+    num_nodes: int
+
+    @classmethod
+    def of(cls, early: EarlyTokens | None, tree: TokenTree) -> EarlyRows | None:
+        """Return the leading main-chain nodes of ``tree`` with the tokens of ``early``; ``None`` if none."""
+        if early is None:
+            return None
+        same = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
+        num_nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(early.tokens), tree.main_chain))
+        return cls(early.num_layers, num_nodes) if num_nodes else None
+
+
+class Segment(NamedTuple):
+    """One request's rows in a forward pass: the nodes of ``tree``, which follow the committed tokens.
+
+    A row sees the cached tokens of its request, its ancestors in the tree, and itself.
+    """
+
+    block_table: BlockTable  # KV slots of the committed tokens, then of the nodes in order
+    tree: TokenTree
+    # Number of leading nodes that earlier forward passes have computed, as when a drafter adds one depth per pass. They
+    # get no rows, and the other nodes attend to them.
+    num_computed: int = 0
+    # Leading nodes that skip the first layers, because a drafter has already computed these; ``None``: no such nodes.
+    early: EarlyRows | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of nodes that the forward pass computes."""
+        return len(self.tree) - self.num_computed
 
 
 class ForwardJob(NamedTuple):
@@ -43,31 +90,3 @@ class LayerRange(NamedTuple):
             rows.extend(start + node - segment.num_computed for node in job.logits_nodes)
             start += segment.num_rows
         return rows
-
-
-class Executor(Protocol):
-    """Runner of ranges of layers: a backend in this process, or tensor-parallel processes."""
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether forward passes are possible; False once a process with a part of the model is lost."""
-        ...
-
-    @property
-    def communication_seconds(self) -> float:
-        """Seconds spent so far on communication with worker processes."""
-        ...
-
-    @property
-    def num_experts_read(self) -> int:
-        """Number of experts read so far by mixtures of experts, over all layers and forward passes."""
-        ...
-
-    def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
-        """Run a range of layers on the input ``rows``, ``[rows, hidden]``; ``None``: the token embeddings.
-
-        ``rows`` may be overwritten.
-        Returns the output of the last layer, the outputs of the layers in ``collect``, and the logits of
-        ``logits_rows``, if any.
-        """
-        ...

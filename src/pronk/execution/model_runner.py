@@ -1,9 +1,8 @@
 """Forward passes over the draft trees of a batch of requests.
 
-A drafter may already have computed the first layers of a tree's leading nodes
-(:class:`~pronk.execution.segment.EarlyRows`). The forward pass then computes only the later layers of these nodes, and
-reads their input from the cache. Each range of layers is one program of the backend
-(:mod:`pronk.execution.layer_executor`).
+A drafter may already have computed the first layers of a tree's leading nodes (:class:`.EarlyRows`). The forward pass
+then computes only the later layers of these nodes, and reads their input from the cache. Each range of layers is one
+program of the backend (:mod:`pronk.execution.layer_executor`).
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import Array, split_rows
-from pronk.execution.forward_job import Executor, ForwardJob, LayerRange
+from pronk.execution.forward_job import EarlyRows, EarlyTokens, ForwardJob, LayerRange, Segment
 from pronk.execution.layer_executor import LayerExecutor
-from pronk.execution.segment import EarlyRows, EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
@@ -72,7 +70,7 @@ class ModelRunner:
         cache: PagedCache,
         cross_source: CrossAttentionSource | None = None,
         *,
-        executor: Executor | None = None,
+        executor: LayerExecutor | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds."""
@@ -86,9 +84,9 @@ class ModelRunner:
         self.dtype = cache.dtype
         self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
-        self._executor: Executor = executor or LayerExecutor(decoder, cache, cross_source)
+        self._executor = executor or LayerExecutor(decoder, cache, cross_source)
+        self._is_split = executor is not None  # whether each forward pass is split among several processes
         self._final_norm: Program | None = None  # built by :meth:`final_norm`
-        self._layers = self._executor if executor is None and isinstance(self._executor, LayerExecutor) else None
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Run one forward pass over all jobs; keys and values are stored after each job's committed tokens.
@@ -163,32 +161,31 @@ class ModelRunner:
 
     @property
     def is_usable(self) -> bool:
-        """Whether forward passes are possible; see :class:`Executor`."""
+        """Whether forward passes are possible; see :class:`.LayerExecutor`."""
         return self._executor.is_usable
 
     @property
     def communication_seconds(self) -> float:
-        """Seconds spent so far on communication with worker processes; see :class:`Executor`."""
+        """Seconds spent so far on communication with worker processes; see :class:`.LayerExecutor`."""
         return self._executor.communication_seconds
 
     @property
     def supports_draft_chain(self) -> bool:
         """Whether :meth:`draft_chain` is available."""
-        return self.exact and self._layers is not None and not self._layers.has_dynamic_rope
+        return self.exact and not self._is_split and not self._executor.has_dynamic_rope
 
     def draft_chain(
         self, job: ForwardJob, sampler: Sampler, max_tokens: int, on_token: Callable[[DraftToken], bool]
     ) -> int:
         """Draft a chain for one request: one kernel call runs a forward pass per draft token.
 
-        The arguments are those of :func:`pronk.execution.draft_chain.draft_chain`. ``job`` is the input of the first
+        The arguments are those of :func:`pronk.execution.layer_executor.draft_chain`. ``job`` is the input of the first
         forward pass; ``logits_nodes`` is the last node. :meth:`PagedCache.prepare` has allocated slots for all rows.
         Returns the number of forward passes. The last one gives no draft token if it allows none or has non-finite
         logits.
         """
-        assert self._layers is not None
         start_time = self.clock()
-        num_passes = self._layers.draft_chain(job, sampler, max_tokens, on_token)
+        num_passes = self._executor.draft_chain(job, sampler, max_tokens, on_token)
         rows, seconds = len(job.segment.tree), self.clock() - start_time
         one_row = self.cost_model.costs(job.segment.block_table.length)
         if rows <= _MAX_CHAIN_ROWS:

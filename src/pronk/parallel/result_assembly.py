@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pronk.arrays import Array
-from pronk.execution.forward_job import ForwardJob
+from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ForwardResult, ModelRunner
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import Array
-from pronk.execution.forward_job import ForwardJob
-from pronk.execution.segment import Segment
+from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.stateless import StatelessSampler
 from pronk.speculation.tree import TokenTree

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from pronk.corpus.encoder import Encoder
 from pronk.errors import OptionError
-from pronk.execution.forward_job import ForwardJob
-from pronk.execution.segment import Segment
+from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.files.atomic import convert_write_errors, replace_file
 from pronk.hub.resolve import resolve_model
 from pronk.kv_cache.blocks import BlockTable

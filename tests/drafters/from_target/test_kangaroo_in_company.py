@@ -22,7 +22,7 @@ from engine.cases import total, watch
 from pronk.arrays import BFLOAT16, FLOAT32
 from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer, make_drafter
 from pronk.engine.engine import Engine
-from pronk.execution.segment import EarlyRows
+from pronk.execution.forward_job import EarlyRows
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree

@@ -26,7 +26,7 @@ from pronk.drafters.from_target.modules.eagle import EagleHead, HeadFeature
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, SideLane, SideLanes
-from pronk.execution.draft_chain import draft_chain
+from pronk.execution.layer_executor import draft_chain
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program

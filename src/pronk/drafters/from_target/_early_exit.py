@@ -22,9 +22,8 @@ from pronk.drafters.from_target.modules.files import TrainedDrafter
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.execution.forward_job import ForwardJob
+from pronk.execution.forward_job import EarlyTokens, ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
-from pronk.execution.segment import EarlyTokens, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows

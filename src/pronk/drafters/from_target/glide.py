@@ -17,9 +17,8 @@ from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.drafters.shared.side_cache import open_pool
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import OptionError
-from pronk.execution.forward_job import ForwardJob
+from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
-from pronk.execution.segment import Segment
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import CrossAttentionSource

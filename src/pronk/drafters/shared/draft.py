@@ -25,9 +25,8 @@ from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_p
 from pronk.drafters.shared.vocabulary.reencoder import Reencoder
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import CacheFullError, OptionError
-from pronk.execution.forward_job import ForwardJob
+from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
-from pronk.execution.segment import Segment
 from pronk.hub.resolve import resolve_model
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable

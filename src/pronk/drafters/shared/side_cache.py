@@ -21,7 +21,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import Array, DType, split_rows
 from pronk.errors import CacheFullError
-from pronk.execution.segment import Segment
+from pronk.execution.forward_job import Segment
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache

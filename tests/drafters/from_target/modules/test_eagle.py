@@ -21,8 +21,8 @@ from pronk.drafters.from_target._eagle_runner import EagleRunner
 from pronk.drafters.from_target.modules.eagle import load_head
 from pronk.drafters.shared.side_cache import SideLane
 from pronk.engine.engine import Engine
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.quantization.formats.matrix import Bits
 from pronk.quantization.quantize.heads import quantize_head

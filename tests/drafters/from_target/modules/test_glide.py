@@ -14,8 +14,8 @@ from drafters.from_target.modules.programs import PACKED, backend, export_weight
 from pronk.arrays import FLOAT32
 from pronk.drafters.from_target.modules.glide import GlideDecoder, GlideShape
 from pronk.errors import OptionError
+from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import CrossAttentionSource, ForwardJob, ModelRunner
-from pronk.execution.segment import Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.speculation.tree import TokenTree
 from pronk.train.attention import DenseAttention, Features, compute_features, dense_hidden
