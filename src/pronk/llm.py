@@ -134,7 +134,7 @@ class LLM:
         self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
         if check is not None:
             check(self.request_factory)
-        loaded = load_engine(
+        self.engine, self._proposers, self._team, self._prompt_cache = load_engine(
             EngineSource(self.path, opened, self.config, self.dtype, backend, self.adapters, self.drafter),
             weights=weights,
             weight_cache=weight_cache,
@@ -153,7 +153,6 @@ class LLM:
             tokenizer=self.tokenizer,
             acceptance_stats=self.calibration.stats,
         )
-        self.engine, self._proposers, self._team, self._prompt_cache = loaded
 
     def close(self) -> None:
         """Stop the workers, finish the prompt cache; decoding here can go on, unless ``parallel="tensor"``."""

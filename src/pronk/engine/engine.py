@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import RLock
 from time import perf_counter
 from traceback import clear_frames
-from typing import Any
+from typing import Any, TypeVar
 
 from pronk.arrays import FLOAT32, Array, DType
 from pronk.engine.output_processor import OutputProcessor
@@ -22,7 +22,7 @@ from pronk.engine.request_step import RequestStep, VerifiedStep, plan_step, veri
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import CacheFullError, PronkError
 from pronk.execution.forward_job import ForwardJob, Segment
-from pronk.execution.model_runner import ForwardResult, JobResult, ModelRunner
+from pronk.execution.model_runner import ForwardResult, ModelRunner
 from pronk.interrupts import interruptible, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import KVBudget
@@ -37,6 +37,8 @@ from pronk.speculation.speculator import Speculator
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
 
 
 class Engine:
@@ -81,16 +83,7 @@ class Engine:
         self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
         self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()
-        self.target = Target(
-            decoder,
-            cache,
-            tokenizer,
-            kv_budget,
-            folder,
-            self.lock,
-            runner=self.runner,
-            clock=clock,
-        )
+        self.target = Target(decoder, cache, tokenizer, kv_budget, folder, self.lock, runner=self.runner, clock=clock)
         self._stepping = False
 
     @property
@@ -237,7 +230,9 @@ class Engine:
         drafts = self.speculator.propose(batch)
         steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
         result = self._forward(steps)
-        verified = [self._verify(step, result.job_result(number)) for number, step in enumerate(steps)]
+        verified = [
+            self._attempt(step.request, verify, step, result.job_result(number)) for number, step in enumerate(steps)
+        ]
         outcomes = self._commit(verified)
         self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
 
@@ -249,33 +244,25 @@ class Engine:
             step.request.stats.target_seconds += result.seconds
         return result
 
-    def _verify(self, step: RequestStep, result: JobResult) -> VerifiedStep | None:
-        try:
-            return verify(step, result)
-        except Exception as error:  # noqa: BLE001 - logits processors and guides are user code
-            self._fail(step.request, error)
-            return None
-
     def _commit(self, verified: Sequence[VerifiedStep | None]) -> dict[Request, Outcome[Any]]:
         """Commit the verified tokens; return the outcome of each decoding request, for its drafter."""
         outcomes = {}
-        for verified_step in verified:
-            if verified_step is None:
-                continue  # the request has failed during verification
-            request = verified_step.step.request
-            try:
-                outcome = self.output_processor.commit(verified_step)
-            except Exception as error:  # noqa: BLE001 - guides and stop strings are those of one request
-                self._fail(request, error)
-                continue
-            if outcome is not None:
-                outcomes[request] = outcome
+        for step in verified:
+            if step is not None:  # otherwise the request has failed during verification
+                request = step.step.request
+                outcome = self._attempt(request, self.output_processor.commit, step)
+                if outcome is not None:
+                    outcomes[request] = outcome
         return outcomes
 
-    def _fail(self, request: Request, error: Exception) -> None:
-        """End one request with an error; the other requests of the step continue."""
-        not_finite = isinstance(error, NotFiniteError)
-        request.fail(PronkError(_not_finite_message(self.cache.dtype)) if not_finite else error)
+    def _attempt(self, request: Request, function: Callable[..., Result | None], *arguments: Any) -> Result | None:
+        """Call a function for one request; if it raises, end this request, so that the others of the step continue."""
+        try:
+            return function(*arguments)
+        except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of one request
+            not_finite = isinstance(error, NotFiniteError)
+            request.fail(PronkError(_not_finite_message(self.cache.dtype)) if not_finite else error)
+            return None
 
     def _remove_finished(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:

@@ -41,15 +41,6 @@ class EngineSource(NamedTuple):
     drafter: Drafter  # default drafter
 
 
-class LoadedEngine(NamedTuple):
-    """An engine, and the objects to close after it."""
-
-    engine: Engine
-    proposers: ProposerCache
-    workers: SingleProcess | WorkerGroup
-    prompt_cache: PromptCache | None
-
-
 def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
     """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
 
@@ -80,10 +71,11 @@ def load_engine(  # noqa: PLR0913 - independent options
     parallel: str,
     progress: Callable[[int, int], None] | None,
     **engine: Any,
-) -> LoadedEngine:
-    """Load a model and build its engine; arguments are those of :class:`pronk.LLM` and :class:`Engine`.
+) -> tuple[Engine, ProposerCache, SingleProcess | WorkerGroup, PromptCache | None]:
+    """Load a model and build its engine; return the engine and the objects that belong to it.
 
-    Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option does not fit it.
+    Arguments are those of :class:`pronk.LLM` and :class:`Engine`. Raises ``CheckpointError`` if the model cannot be
+    loaded, ``OptionError`` if an option does not fit it.
     """
     path, opened, config, dtype, backend, adapters, drafter = source
     is_split = parallel == "tensor" and workers > 1
@@ -113,4 +105,4 @@ def load_engine(  # noqa: PLR0913 - independent options
         loaded = Engine(decoder, cache, kv_budget=kv_budget, folder=path, runner=runner, **engine)
         proposers = ProposerCache(loaded.target, drafter)
         on_error.pop_all()  # no error: keep the workers running
-    return LoadedEngine(loaded, proposers, team, prompts)
+    return loaded, proposers, team, prompts

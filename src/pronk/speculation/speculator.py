@@ -82,7 +82,8 @@ class Speculator:
         began = self.seconds
         drafts: dict[Request, TokenTree] = {}
         draft_slots = {scheduled.request: scheduled.num_draft_slots for scheduled in batch if scheduled.num_draft_slots}
-        self.costs, self._num_decoding = self._cost_curve(batch), max(1, _count_plain_rows(batch)[0])
+        context = sum(scheduled.request.block_table.length for scheduled in batch)
+        self.costs, self._num_decoding = self.runner.cost_model.costs(context), max(1, _count_plain_rows(batch)[0])
         for proposer, group in _group_by_proposer(draft_slots):
             governed = self.budget and not proposer.capabilities.bypass_budget
             if governed and self.costs is None:
@@ -280,10 +281,6 @@ class Speculator:
         selected = zip(drafts, kept, strict=True)
         trees = {request: drafts[request] if request in whole else tree for request, tree in selected}
         return {request: tree for request, tree in trees.items() if tree.num_draft_tokens}
-
-    def _cost_curve(self, batch: Sequence[ScheduledRequest]) -> CostCurve | None:
-        """Return the cost curve of a forward pass over the batch; ``None`` before the first measurement."""
-        return self.runner.cost_model.costs(sum(scheduled.request.block_table.length for scheduled in batch))
 
     def _give_up(self, request: Request, error: Exception) -> None:
         """Continue a request without draft tokens after its proposer failed."""
