@@ -14,8 +14,8 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError, OptionError
 from pronk.kv_cache.budget import KVBudget
-from pronk.kv_cache.kept import Kept
 from pronk.kv_cache.layout import kv_bytes_per_token
+from pronk.kv_cache.paged import Kept
 from pronk.sampling.params import SamplingParams
 from pronk.torch_backend.convert import to_array
 from pronk.train.attention import compute_features

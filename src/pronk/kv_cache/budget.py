@@ -11,9 +11,8 @@ from weakref import WeakSet
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import DType
 from pronk.errors import OptionError
-from pronk.kv_cache.kept import Kept
 from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
-from pronk.kv_cache.paged import PagedCache
+from pronk.kv_cache.paged import Kept, PagedCache
 
 # Tokens per block: small, so that short requests waste little memory, but large enough for short block tables.
 BLOCK_SIZE = 32

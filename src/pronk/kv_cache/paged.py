@@ -16,7 +16,7 @@ slot, so that whatever copies, moves, caches or drops keys does the same with it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -26,13 +26,31 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, DType, mapped_zeros
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.kept import Kept, Projection
 from pronk.kv_cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token, state_bytes
 from pronk.kv_cache.prefix import PrefixCache
 from pronk.kv_cache.prompt_cache import PromptCache
 
 # Numbers that the kernel ``pronk_move`` uses for kinds of arrays: kept layer outputs, values, keys.
 _ROW, _VALUE, _KEY = range(3)
+
+
+class Projection(Protocol):
+    """A function of the outputs of several layers at one token, of which the cache keeps the value."""
+
+    layers: tuple[int, ...]  # the layers, from 1; 0 is the embedding
+    width: int  # size of a value
+
+    @property
+    def identity(self) -> str:
+        """Digest of everything that the values depend on besides the model."""
+        ...
+
+    def project(self, outputs: Sequence[Array]) -> Array:
+        """Return values ``[rows, width]``, given the output ``[rows, hidden]`` of each of ``layers``."""
+
+
+# What the cache keeps for each token besides keys and values: the output of a layer (from 1), or a projection.
+Kept = int | Projection
 
 
 class PagedCache:

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.budget import KVBudget
-from pronk.kv_cache.kept import Kept
-from pronk.kv_cache.paged import PagedCache
+from pronk.kv_cache.paged import Kept, PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.quantization.gguf.checkpoint import is_gguf
@@ -110,8 +109,7 @@ class Target:
     def keep_hidden(self, kept: Kept, owner: object) -> None:
         """Keep the outputs of a layer (from 1), or a projection, beside the KV cache while ``owner`` exists.
 
-        Raises:
-            OptionError: the memory budget is too small, or running requests occupy memory that must be freed.
+        Raises ``OptionError`` if the memory budget is too small, or running requests occupy memory that must be freed.
         """
         with self.lock:
             if self.budget is None:

@@ -19,8 +19,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.kept import Kept, Projection
-from pronk.kv_cache.paged import PagedCache
+from pronk.kv_cache.paged import Kept, PagedCache, Projection
 from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
 from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
