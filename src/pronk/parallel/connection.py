@@ -35,9 +35,7 @@ _MESSAGE_TIMEOUT = timedelta(seconds=10)
 def open_store(host: str, port: int, processes: int, *, master: bool, timeout: float) -> Any:
     """Open the rendezvous store of ``processes`` processes; with port 0 the master listens on a free port.
 
-    Raises:
-        OSError: the port is in use.
-        RuntimeError: the master does not answer within ``timeout`` seconds.
+    Raises ``OSError`` if the port is in use, ``RuntimeError`` if the master does not answer within ``timeout`` seconds.
     """
     limit = timedelta(seconds=timeout)
     if not master:
@@ -51,8 +49,7 @@ def open_store(host: str, port: int, processes: int, *, master: bool, timeout: f
 def join_launched(timeout: float) -> tuple[Any, int, int]:
     """Return the rendezvous store of ``torchrun``, this process's rank, and the number of processes.
 
-    Raises:
-        RuntimeError, ValueError: ``torchrun`` did not launch this process, or the others are missing.
+    Raises ``RuntimeError`` or ``ValueError`` if ``torchrun`` did not launch this process, or the others are missing.
     """
     store, rank, world_size = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     return store, rank, world_size
@@ -61,8 +58,7 @@ def join_launched(timeout: float) -> tuple[Any, int, int]:
 def open_group(store: Any, name: str, rank: int, size: int, *, timeout: float) -> Any:
     """Open a gloo group of ``size`` processes, on the loopback interface unless launched by ``torchrun``.
 
-    Raises:
-        RuntimeError: a process does not join within ``timeout`` seconds.
+    Raises ``RuntimeError`` if a process does not join within ``timeout`` seconds.
     """
     gloo = _c10d.ProcessGroupGloo
     options = gloo._Options()  # noqa: SLF001 - the only way to set the interface
@@ -99,27 +95,17 @@ class PeerMessage(NamedTuple):
 
 
 class PeerConnection:
-    """A connection to one other process.
-
-    Attributes:
-        rank: rank of the other process; 0 is the driver, which has the requests.
-        bytes_sent: number of bytes sent.
-        bytes_received: number of bytes received.
-    """
+    """A connection to one other process; ``rank`` is its rank. 0 is the driver, which has the requests."""
 
     def __init__(self, store: Any, rank: int, *, driver: bool, timeout: float) -> None:
-        """Connect the driver with a worker; both processes have to make this call.
+        """Connect the driver with the worker ``rank``; both processes have to make this call.
 
-        Args:
-            store: rendezvous store of ``torch.distributed``.
-            rank: rank of the worker, in both processes.
-            driver: whether this process is the driver.
-            timeout: seconds to wait for the other process; then :class:`ConnectionLostError` is raised.
+        ``store`` is the rendezvous store of ``torch.distributed``. Raises ``ConnectionLostError`` if the other process
+        does not join within ``timeout`` seconds.
         """
         # In the process group of these two processes, the driver has rank 0 and the worker has rank 1.
         self.rank = rank if driver else 0
         self._other_rank = 1 if driver else 0
-        self.bytes_sent = self.bytes_received = 0
         try:
             self._group = open_group(store, str(rank), 1 - self._other_rank, 2, timeout=timeout)
         except RuntimeError as error:
@@ -128,8 +114,7 @@ class PeerConnection:
     def send(self, kind: MessageKind, values: Sequence[Any] = (), data: Array | bytes = b"") -> None:
         """Send a message; ``values`` are JSON values, and an array ``data`` is uint8 ``[bytes]``.
 
-        Raises:
-            ConnectionLostError: the other process has ended, or does not receive in time.
+        Raises ``ConnectionLostError`` if the other process has ended, or does not receive in time.
         """
         text = json.dumps(values, default=operator.index).encode()  # ``default`` converts integers of NumPy
         # A bytearray, because torch wants writable memory.
@@ -142,13 +127,12 @@ class PeerConnection:
                     self._group.send([torch.from_numpy(array)], self._other_rank, 0).wait(timeout)
         except RuntimeError as error:
             raise self._lost_error(error) from error
-        self.bytes_sent += sum(array.nbytes for array in arrays)
 
     def receive(self, timeout: float | None = None) -> PeerMessage:
         """Receive the next message; wait for it at most ``timeout`` seconds, or without limit if ``None``.
 
-        Raises:
-            ConnectionLostError: the other process has ended or sends nothing in time, or the message is malformed.
+        Raises ``ConnectionLostError`` if the other process has ended or sends nothing in time, or the message is
+        malformed.
         """
         header = np.zeros(3, np.int64)
         try:
@@ -159,11 +143,9 @@ class PeerConnection:
             for array in (text, data):
                 if len(array):
                     self._group.recv([torch.from_numpy(array)], self._other_rank, 0).wait(_MESSAGE_TIMEOUT)
-            message = PeerMessage(MessageKind(kind), json.loads(text.tobytes()), data)
+            return PeerMessage(MessageKind(kind), json.loads(text.tobytes()), data)
         except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed message
             raise self._lost_error(error) from error
-        self.bytes_received += header.nbytes + text.nbytes + data.nbytes
-        return message
 
     def _lost_error(self, error: Exception) -> ConnectionLostError:
         other = f"worker {self.rank}" if self.rank else "the driver process"

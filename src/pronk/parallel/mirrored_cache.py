@@ -54,21 +54,15 @@ class PartitionedTree:
 
 
 class MirroredCache(PagedCache):
-    """The driver's KV pool, with a record of each worker's KV pool.
-
-    Attributes:
-        remote_pools: records of the workers' KV pools, one per worker.
-        partitioned_trees: each request's tree in the last forward pass, removed by :meth:`commit`; the key is the
-            ``id`` of the request's block table.
-        tokens: for each slot, the id of its committed token, int64 ``[slots]``.
-    """
+    """The driver's KV pool, with a record of each worker's KV pool."""
 
     can_project = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.remote_pools: list[RemotePool] = []
+        self.remote_pools: list[RemotePool] = []  # one per worker
+        # Trees of the last forward pass, by the ``id`` of the request's block table; removed by :meth:`commit`.
         self.partitioned_trees: dict[int, PartitionedTree] = {}
-        self.tokens = np.zeros(0, np.int64)
+        self.tokens = np.zeros(0, np.int64)  # for each slot, the id of its committed token, ``[slots]``
         super().__init__(*args, **options)
 
     def _on_pool_change(self) -> None:

@@ -17,11 +17,11 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.parallel.connection import MessageKind, PeerConnection, join_launched, open_store
 from pronk.parallel.mirrored_cache import MirroredCache
-from pronk.parallel.parent_watch import end_with_parent
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.split_cache import SplitCache
 from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor
 from pronk.parallel.worker import WorkerSettings, loaded_key, model_properties, serve
+from pronk.parallel.worker_group import end_with_parent
 
 _LOAD_TIMEOUT = 600.0  # seconds for all workers to start and load the model
 _CONNECT_TIMEOUT = 30.0  # seconds for all workers to connect after they have loaded the model
@@ -31,11 +31,8 @@ _POLL_SECONDS = 0.05  # seconds between two checks whether a worker has loaded t
 class WorkerProcesses:
     """Worker processes, spawned by the driver and ended with it, or launched by ``torchrun``.
 
-    ``torchrun`` monitors the processes that it has launched; each ends when its connection is lost.
-
-    Attributes:
-        store: rendezvous store of all processes.
-        processes: the spawned processes in order of their ranks; empty under ``torchrun``.
+    ``torchrun`` monitors the processes that it has launched; each ends when its connection is lost. ``processes`` are
+    the spawned ones in order of their ranks.
     """
 
     def __init__(self, store: Any, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
@@ -63,24 +60,16 @@ def spawn_workers(settings: WorkerSettings) -> WorkerProcesses:
 
 
 class WorkerGroup:
-    """The processes of a model, as seen by the driver (rank 0).
-
-    Attributes:
-        settings: options with which every worker loads the model.
-        split: description of the driver's shard of the model under tensor parallelism, else ``None``.
-        shard_config: configuration of the driver's shard; under tree parallelism, of the whole model.
-        pool: class of the driver's KV cache.
-        processes: worker processes, spawned or launched by ``torchrun``.
-        peers: connections to the workers; empty before :meth:`make_runner`, which connects.
-    """
+    """The processes of a model, as seen by the driver (rank 0)."""
 
     def __init__(self, config: ModelConfig, settings: WorkerSettings, processes: WorkerProcesses) -> None:
-        self.settings, self.processes, self.peers = settings, processes, list[PeerConnection]()
+        self.settings, self.processes = settings, processes
+        self.peers = list[PeerConnection]()  # connections to the workers, which :meth:`make_runner` makes
         # Weak reference to the runner of :meth:`make_runner` under tree parallelism; returns None if there is none.
         self._tree_runner: Callable[[], TreeRunner | None] = lambda: None
-        self.split = settings.split(0, config)
+        self.split = settings.split(0, config)  # the driver's shard under tensor parallelism, else ``None``
         self.shard_config = config if self.split is None else self.split.shard_config
-        self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
+        self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache  # the driver's
 
     def end(self) -> None:
         """End the workers that the driver has spawned; idempotent."""
@@ -92,8 +81,7 @@ class WorkerGroup:
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
         """Connect to all workers, and return a model runner that uses them.
 
-        Raises:
-            OptionError: a worker does not connect, cannot load the model, or has another model.
+        Raises ``OptionError`` if a worker does not connect, cannot load the model, or has another model.
         """
         properties, workers = model_properties(decoder, cache, self.settings), self.settings["workers"]
         self.peers += [self._connect(rank, properties) for rank in range(1, workers)]
@@ -147,8 +135,7 @@ class WorkerGroup:
 def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
     """Join the processes of ``torchrun``: return in rank 0, the driver; in other ranks, serve and exit.
 
-    Raises:
-        OptionError: the number of processes is not ``workers``, or the rendezvous fails.
+    Raises ``OptionError`` if the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
         store, rank, world_size = join_launched(_LOAD_TIMEOUT)

@@ -1,7 +1,7 @@
 """Rows that each process computes under tree parallelism, and the assembly of the processes' results.
 
-A *job* is one request's tree. A *tree shard* is the part of a job that one process computes; a *process shard* is all
-tree shards of a process. *Logits rows* are the rows of a job's logits, one for each node whose logits are needed.
+*Logits rows* are the rows of a job's logits, one for each node whose logits are needed. For shards of trees see
+:mod:`~pronk.parallel.tree_partition`.
 """
 
 from __future__ import annotations
@@ -65,16 +65,12 @@ class _RemoteRow(NamedTuple):
 
 
 class ScatteredLogits:
-    """Logits of one job, ``[logits rows, vocab]``; rows in a worker are fetched at the first access.
-
-    Attributes:
-        rows: logits, undefined in rows that have not been fetched.
-        remote_rows: location of each row that has not been fetched; the key is the index in ``rows``.
-    """
+    """Logits of one job, ``[logits rows, vocab]``; rows in a worker are fetched at the first access."""
 
     def __init__(self, rows: Array, recompute: Callable[[], Array]) -> None:
         """``recompute`` computes all rows in this process; it is called if a worker with rows is lost."""
-        self.rows, self.remote_rows = rows, dict[int, _RemoteRow]()
+        self.rows = rows  # undefined in rows that have not been fetched
+        self.remote_rows = dict[int, _RemoteRow]()  # location of these, by the index in ``rows``
         self._recompute = recompute
 
     def __len__(self) -> int:
@@ -104,13 +100,7 @@ class ScatteredLogits:
 
 
 class AssembledResult:
-    """The result of a forward pass, assembled from all processes.
-
-    Attributes:
-        logits: logits of each job.
-        sampled: for each job, {index of the logits row: token}, for the rows whose token a worker sampled.
-        hidden: for each collected layer number, the layer's outputs of each job, ``[nodes, hidden]``.
-    """
+    """The result of a forward pass, assembled from all processes."""
 
     def __init__(
         self,
@@ -127,7 +117,9 @@ class AssembledResult:
             ScatteredLogits(np.empty((len(job.logits_nodes), vocab), np.float32), partial(recompute, job))
             for job in jobs
         ]
+        # For each job, {index of the logits row: token}, for the rows whose token a worker sampled.
         self.sampled = [dict[int, int]() for _ in jobs]
+        # For each collected layer number, the layer's outputs of each job, ``[nodes, hidden]``.
         sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
         self.hidden = {layer: [np.empty(size, cache.dtype) for size in sizes] for layer in self.collect}
         self._offsets = [dict[int, int]() for _ in jobs]

@@ -1,15 +1,10 @@
-"""Tree parallelism in the driver: forward passes whose token trees are split among processes.
-
-A *tree shard* is the nodes of one request's tree that one process computes; a *process shard* is all tree shards of a
-process (:mod:`~pronk.parallel.tree_partition`).
-"""
+"""Tree parallelism in the driver: forward passes whose token trees are split among processes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter
 from weakref import ref
 
 import numpy as np
@@ -45,10 +40,6 @@ class TreeRunner(ModelRunner):
 
     Results are bit-identical to those of one process, since the bits of a row depend only on the row's token and the
     tokens before it. If a worker is lost, the driver repeats the forward pass alone and goes on without that worker.
-
-    Attributes:
-        workers: connected workers.
-        num_shared_passes: number of forward passes that were split among several processes.
     """
 
     def __init__(
@@ -58,23 +49,17 @@ class TreeRunner(ModelRunner):
         peers: Sequence[PeerConnection],
         is_alive: Callable[[int], bool],
         on_lost: Callable[[int], None],
-        *,
-        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Connect a model to its workers.
 
-        Args:
-            decoder: the model.
-            cache: KV cache of the driver.
-            peers: connections to the workers.
-            is_alive: function that returns whether the worker of a rank is running, without a message to the worker.
-            on_lost: callback for a worker that has ended, failed or not answered in time; its argument is the rank.
-            clock: returns the time in seconds.
+        ``is_alive`` returns whether the worker of a rank is running, without a message to the worker. ``on_lost`` is
+        called with the rank of a worker that has ended, failed or not answered in time.
         """
-        super().__init__(decoder, cache, clock=clock)
+        super().__init__(decoder, cache)
         self.mirrored, self.driver_costs = cache, CostModel()
         self.workers: list[WorkerHandle] = []
-        self._communication_seconds, self.num_shared_passes, self._message_number = 0.0, 0, 0
+        self.num_shared_passes = 0  # number of forward passes that were split among several processes
+        self._communication_seconds, self._message_number = 0.0, 0
         self._unanswered: list[WorkerHandle] = []
         self._is_alive, self._on_lost = is_alive, on_lost
         for peer in peers:

@@ -17,17 +17,13 @@ Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class SplitCache(PagedCache):
-    """The KV pool of one process's heads. A token has the same slot in the pools of all processes.
-
-    Attributes:
-        num_resizes: number of resizes so far; a worker that receives a new number resizes its own pool.
-        moves: in the driver, copies that the workers have to repeat before they compute the next layers.
-    """
+    """The KV pool of one process's heads. A token has the same slot in the pools of all processes."""
 
     can_project = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.num_resizes, self.moves = 0, list[Moves]()
+        self.num_resizes = 0  # a worker that receives a new number resizes its own pool
+        self.moves = list[Moves]()  # in the driver: copies for the workers to repeat before they compute more layers
         super().__init__(*args, **options)
 
     def resize(self, num_blocks: int) -> None:
@@ -66,8 +62,7 @@ class LayerCommand(NamedTuple):
     def parse(cls, values: Sequence[Any]) -> LayerCommand:
         """Parse the values of :meth:`serialize`.
 
-        Raises:
-            ValueError: the values are malformed.
+        Raises ``ValueError`` if the values are malformed.
         """
         with parsing("an order for a range of layers"):
             (num_resizes, num_blocks), has_hidden, moves, (start, stop, logits_rows), jobs = values

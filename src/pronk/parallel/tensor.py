@@ -41,17 +41,13 @@ _ERROR_TIMEOUT = 0.5  # seconds to wait for a worker's error message after a fai
 class AllReduceGroup:
     """An all-reduce with a fixed order of summation over all processes of a model.
 
-    Attributes:
-        rank: rank of this process.
-        workers: number of processes, this one included.
-        communication_seconds: total seconds of communication, waiting for other processes included.
+    ``communication_seconds`` is the total time of communication, waiting for other processes included.
     """
 
     def __init__(self, store: Any, rank: int, workers: int, *, timeout: float) -> None:
         """Connect to all processes.
 
-        Raises:
-            ConnectionLostError: a process does not connect within ``timeout`` seconds.
+        Raises ``ConnectionLostError`` if a process does not connect within ``timeout`` seconds.
         """
         self.rank, self.workers, self.communication_seconds = rank, workers, 0.0
         try:
@@ -62,8 +58,7 @@ class AllReduceGroup:
     def sum(self, partial: Array) -> Array:
         """Return the sum of the arrays ``partial`` of all processes, float32, added in the order of ranks.
 
-        Raises:
-            ConnectionLostError: a process has ended or does not answer.
+        Raises ``ConnectionLostError`` if a process has ended or does not answer.
         """
         partials = [np.empty_like(partial) for _ in range(self.workers)]
         tensors = [torch.from_numpy(array) for array in partials]
@@ -102,11 +97,8 @@ def _lost_error(error: Exception) -> ConnectionLostError:
 class TensorParallelExecutor(LayerExecutor):
     """An executor that computes this process's heads and columns of each layer.
 
-    Args:
-        split: heads, MLP columns and token ids that this process computes.
-        all_reduce: all-reduce group of all processes.
-        peers: connections to the workers, for the driver's commands; empty in a worker.
-        on_lost: callback after the first failure of a process; the executor is unusable from then on.
+    ``peers`` are the connections to the workers, for the driver's commands; a worker has none. ``on_lost`` is called
+    after the first failure of a process; the executor is unusable from then on.
     """
 
     def __init__(
@@ -132,8 +124,7 @@ class TensorParallelExecutor(LayerExecutor):
     def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         """Run rows ``[rows, hidden]`` through a range of layers; for ``rows=None``, embed the tokens first.
 
-        Raises:
-            ConnectionLostError: a process is lost; all later calls raise as well.
+        Raises ``ConnectionLostError`` if a process is lost; all later calls raise as well.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -244,8 +235,7 @@ class TensorParallelExecutor(LayerExecutor):
 def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor) -> None:
     """Execute the driver's commands until it stops this worker; on an error, send the error and return.
 
-    Raises:
-        ConnectionLostError: the driver or another process has ended.
+    Raises ``ConnectionLostError`` if the driver or another process has ended.
     """
     cache, num_resizes = executor.split_cache, 0
     try:

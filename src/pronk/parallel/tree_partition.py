@@ -66,12 +66,9 @@ def partition_trees(
 ) -> list[ProcessShard]:
     """Split trees among processes so that the slowest process finishes as early as possible.
 
-    A process that would not reduce the time gets an empty shard.
-
-    Args:
-        trees: token trees of one forward pass, at least one.
-        costs: for each process, the driver first, a function from a number of rows to the seconds of a forward pass.
-        communication: for each process, seconds of communication if its shard is not empty; by default 0.
+    A process that would not reduce the time gets an empty shard. ``costs`` has a function from a number of rows to the
+    seconds of a forward pass for each process, the driver first. ``communication`` has the seconds of communication of
+    each process if its shard is not empty; by default 0.
     """
     nodes = _NodeSequence(trees)
     best: tuple[float, list[int]] | None = None  # (seconds of the slowest process, end of each shard)

@@ -61,22 +61,21 @@ class WorkRequest:
 
     number: int  # number of this message; the worker's answer repeats the number
     rows: Sequence[WorkRows]  # one entry per job of the worker
-    moves: Sequence[tuple[int, int]] = ()  # pairs of slots (source, target) to copy before the forward pass
-    slots: NDArray[np.int64] | None = None  # slots to write ``kv_rows`` to, after the copies of ``moves``
-    kv_rows: Array | None = None  # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``
-    collect: frozenset[int] = frozenset()  # layers (numbers from 1) whose outputs are needed
+    moves: Sequence[tuple[int, int]]  # pairs of slots (source, target) to copy before the forward pass
+    slots: NDArray[np.int64]  # slots to write ``kv_rows`` to, after the copies of ``moves``
+    kv_rows: Array | None  # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``; ``None`` without slots
+    collect: frozenset[int]  # layers (numbers from 1) whose outputs are needed
 
     def serialize(self) -> list[Any]:
         """Return the request without ``kv_rows`` as JSON values."""
-        slots = [] if self.slots is None else self.slots.tolist()
-        return [self.number, sorted(self.collect), self.moves, slots, [_serialize_rows(rows) for rows in self.rows]]
+        rows = [_serialize_rows(each) for each in self.rows]
+        return [self.number, sorted(self.collect), self.moves, self.slots.tolist(), rows]
 
     @classmethod
     def parse(cls, values: Sequence[Any], data: Array) -> WorkRequest:
         """Parse the values of :meth:`serialize` and the bytes of ``kv_rows``.
 
-        Raises:
-            ValueError: the values are malformed.
+        Raises ``ValueError`` if the values are malformed.
         """
         with parsing("a share of a forward pass"):
             number, collect, moves, slots, rows = values

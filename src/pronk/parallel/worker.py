@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -51,16 +51,14 @@ class WorkerSettings(dict[str, Any]):
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
         """Return the description of the shard of ``rank``; ``None`` if each process has the whole model.
 
-        Raises:
-            OptionError: the model cannot be split; see :class:`~pronk.models.split.TensorSplit`.
+        Raises ``OptionError`` if the model cannot be split; see :class:`~pronk.models.split.TensorSplit`.
         """
         return TensorSplit(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
 
-    def load(self, rank: int) -> WorkerModel:
-        """Load the model, with a KV pool of one block until the driver sends the size of the pool.
+    def load(self, rank: int) -> tuple[Decoder, PagedCache, TensorSplit | None]:
+        """Return the model or its shard, a KV pool of one block, and the description of the shard.
 
-        Raises:
-            PronkError: the model cannot be loaded.
+        The driver sends the size of the pool later. Raises ``PronkError`` if the model cannot be loaded.
         """
         folder, config = Path(self["model"]), self.read_config()
         split = self.split(rank, config)
@@ -74,15 +72,7 @@ class WorkerSettings(dict[str, Any]):
             kv_dtype=INT8 if self["kv_dtype"] == "int8" else None,
             kernels=backend.kernels,
         )
-        return WorkerModel(decoder, cache, split)
-
-
-class WorkerModel(NamedTuple):
-    """A model that a worker has loaded."""
-
-    decoder: Decoder  # the whole model, or under tensor parallelism the worker's shard
-    cache: PagedCache
-    split: TensorSplit | None  # description of the shard; ``None`` for the whole model
+        return decoder, cache, split
 
 
 class _HiddenOwner:
@@ -101,8 +91,7 @@ class WorkerLoop:
     def run(self) -> None:
         """Answer messages until the driver sends ``STOP`` or the connection is lost.
 
-        Raises:
-            ConnectionLostError: the connection is lost.
+        Raises ``ConnectionLostError`` if the connection is lost.
         """
         while True:
             message = self.peer.receive()
@@ -147,7 +136,7 @@ class WorkerLoop:
         if request.moves:
             source, target = np.array(request.moves, np.int64).T
             self.cache.move(source, target)
-        if request.slots is not None and request.kv_rows is not None:
+        if request.kv_rows is not None:
             self.cache.import_slots(request.slots, request.kv_rows)
         self._logits.clear()  # free the memory before the forward pass allocates new logits
         result = self.runner.forward([rows.job for rows in request.rows], request.collect)
@@ -181,14 +170,13 @@ class WorkerLoop:
 def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> None:
     """Load the model, send its properties, and serve the driver until it stops this worker or ends.
 
-    Raises:
-        ConnectionLostError: the driver does not connect within ``timeout`` seconds.
+    Raises ``ConnectionLostError`` if the driver does not connect within ``timeout`` seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles the terminal's Ctrl-C
     set_threads(settings["threads"], 1)
     failure = b""
     try:
-        loaded = settings.load(rank)
+        decoder, cache, split = settings.load(rank)
     except Exception as error:  # noqa: BLE001 - the driver receives any error
         lines = str(error).strip().splitlines()
         failure = (lines[0] if lines else type(error).__name__).encode()
@@ -197,26 +185,19 @@ def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> No
     if failure:
         peer.send(MessageKind.FAILED, data=failure)
         return
-    properties = model_properties(loaded.decoder, loaded.cache, settings)
     with suppress(ConnectionLostError):
-        peer.send(MessageKind.HELLO, data=json.dumps(properties).encode())
-        _compute(peer, loaded, store, timeout)
+        peer.send(MessageKind.HELLO, data=json.dumps(model_properties(decoder, cache, settings)).encode())
+        if split is None:
+            WorkerLoop(peer, ModelRunner(decoder, cache)).run()
+            return
+        assert isinstance(cache, SplitCache), "expected a SplitCache, found another cache"
+        all_reduce = AllReduceGroup(store, split.rank, split.workers, timeout=timeout)
+        serve_layer_commands(peer, TensorParallelExecutor(decoder, cache, split, all_reduce))
 
 
 def loaded_key(rank: int) -> str:
     """Return the key that a worker sets in the rendezvous store once the model is loaded or cannot be."""
     return f"pronk/loaded/{rank}"
-
-
-def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, timeout: float) -> None:
-    """Serve the driver until it stops this worker; raise a ConnectionLostError if the driver ends."""
-    decoder, cache, split = loaded
-    if split is None:
-        WorkerLoop(peer, ModelRunner(decoder, cache)).run()
-        return
-    assert isinstance(cache, SplitCache), "expected a SplitCache, found another cache"
-    all_reduce = AllReduceGroup(store, split.rank, split.workers, timeout=timeout)
-    serve_layer_commands(peer, TensorParallelExecutor(decoder, cache, split, all_reduce))
 
 
 def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettings) -> dict[str, str]:

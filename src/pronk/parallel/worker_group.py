@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from pronk.architecture.config import ModelConfig
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 # Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
 PARALLEL = ("tree", "tensor")
 
+_WATCH_PERIOD = 0.5  # seconds between two checks whether ``torchrun`` is running
+
 
 def is_launched(workers: int) -> bool:
     """Return whether ``torchrun`` launched the processes of the model; if not, they have to be spawned."""
@@ -33,13 +37,27 @@ def _runs_under_torchrun() -> bool:
 def check_launched(workers: int) -> None:
     """Refuse ``workers=1`` if ``torchrun`` launched several processes: each would run the whole program.
 
-    Raises:
-        OptionError: ``torchrun`` launched several processes.
+    Raises ``OptionError`` if ``torchrun`` launched several processes.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if _runs_under_torchrun() else 1
     if workers == 1 < world_size:
         msg = f"workers: expected {world_size}, as torchrun has started, found 1; set workers to {world_size}"
         raise OptionError(msg)
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent, ``torchrun``, also if the parent was killed.
+
+    Other ranks are not watched: if one ends, its closed connections make the collective operations fail.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent != 1:  # 1: the parent has ended before this call
+            sleep(_WATCH_PERIOD)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="pronk-parent", daemon=True).start()
 
 
 class SingleProcess:
@@ -63,17 +81,10 @@ def start_workers(
 ) -> SingleProcess | WorkerGroup:
     """Spawn workers; if ``torchrun`` launched the processes, return in rank 0 and serve in other ranks.
 
-    Args:
-        workers: number of processes, this one included.
-        parallel: kind of parallelism, one of :data:`PARALLEL`.
-        config: configuration of the model.
-        kernels: compiled kernels, or ``None`` for torch.
-        options: the other entries of :class:`~pronk.parallel.worker.WorkerSettings`.
-
-    Raises:
-        OptionError: ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the batch) or
-            without torch (whose processes exchange messages), too large for tensor parallelism, or not the number of
-            processes that ``torchrun`` launched.
+    ``options`` are the other entries of :class:`~pronk.parallel.worker.WorkerSettings`.
+    Raises ``OptionError`` if ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the
+    batch) or without torch (whose processes exchange messages), too large for tensor parallelism, or not the number of
+    processes that ``torchrun`` launched.
     """
     check_choice("parallel", parallel, PARALLEL)
     if workers == 1:
