@@ -26,9 +26,7 @@ class GrammarProcessor:
     Draft tokens may include a stop token or a forbidden token and tokens after it. Logits after such a token are not
     masked, because no token sampled from them becomes output.
 
-    Args:
-        matcher: llguidance matcher at the beginning of the text; it is copied.
-        stop_token_ids: tokens that end the text; allowed if the text so far is complete.
+    ``matcher`` is at the beginning of the text, and is copied. ``stop_token_ids`` are allowed if the text is complete.
     """
 
     def __init__(self, matcher: LLMatcher, stop_token_ids: Sequence[int]) -> None:
@@ -42,17 +40,12 @@ class GrammarProcessor:
     def mask(self, logits: Array) -> Array:
         """Return the logits with ``-inf`` for forbidden tokens.
 
-        Raises:
-            GuideError: the grammar exceeds its work limit at this point of the text, or requires a character for which
-                the tokenizer has no token.
+        Raises ``GuideError`` if the grammar exceeds its work limit at this point of the text, or requires a character
+        for which the tokenizer has no token.
         """
         if self._num_unconsumed and not self._matcher.is_error():
             return logits
-        return np.where(self._allowed()[: len(logits)], logits, -np.inf)
-
-    def check(self) -> None:
-        """Raise the errors that :meth:`mask` would raise in the current context."""
-        self._allowed()
+        return np.where(self.allowed_tokens()[: len(logits)], logits, -np.inf)
 
     def advance(self, token: int) -> None:
         """Append ``token`` to the context."""
@@ -112,7 +105,8 @@ class GrammarProcessor:
         self._matcher = self._start.deep_copy()
         self._matcher.try_consume_tokens(self._consumed)
 
-    def _allowed(self) -> NDArray[np.bool_]:
+    def allowed_tokens(self) -> NDArray[np.bool_]:
+        """Return whether each token is allowed next; the errors are those of :meth:`mask`."""
         self._computed = True
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():

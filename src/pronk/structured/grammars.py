@@ -93,9 +93,8 @@ class Grammars:
     def compile(self, guide: Guide) -> CompiledGrammar:
         """Return the compiled guide, from the cache if possible.
 
-        Raises:
-            GuideError: llguidance is missing or does not support the tokenizer; the model has no stop token; or the
-                guide is invalid, uses an unsupported feature, or allows no text.
+        Raises ``GuideError`` if llguidance is missing or does not support the tokenizer; the model has no stop token;
+        or the guide is invalid, uses an unsupported feature, or allows no text.
         """
         compiled = self._find(guide)
         if compiled is not None:
@@ -140,12 +139,12 @@ class Grammars:
         with _kind_in_errors(guide.kind):
             if guide.kind != "choice" and len(guide.source) > _MAX_UNTRIED_CHARS:
                 serialized = self._model_tokenizer.backend.to_str()
-                _trial_compile(grammar, serialized, self._vocab_size, self._stop_token_ids, _LIMITS)
+                _trial_compile(grammar, serialized, self._vocab_size, self._stop_token_ids)
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
             if matcher.is_error():
                 msg = f"guide: expected one that can be followed, found: {error_message(matcher)}"
                 raise GuideError(msg)
-            GrammarProcessor(matcher, self._stop_token_ids).check()
+            GrammarProcessor(matcher, self._stop_token_ids).allowed_tokens()  # raises for a grammar that allows no text
         return matcher
 
     @cached_property
@@ -229,19 +228,17 @@ def _values(document: Any, name: str) -> Iterator[Any]:
             yield from _values(value, name)
 
 
-def _trial_compile(
-    grammar: str, tokenizer: str, vocab_size: int, stop_token_ids: Sequence[int], limits: Mapping[str, int | bool]
-) -> None:
+def _trial_compile(grammar: str, tokenizer: str, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
     """Compile a long grammar in a child process; raise a ``GuideError`` if it takes too long or crashes.
 
     llguidance limits most of its work, with two exceptions. Its compiler recurses without a limit along chains of rules
     and references, and a stack overflow ends the process. For some grammars, the compilation time grows with the cube
     of the number of rules. Both need more than a few thousand characters.
     """
-    # ``tokenizer`` is the text of a tokenizer.json; ``limits`` are the keyword arguments of LLParserLimits.
+    # ``tokenizer`` is the text of a tokenizer.json.
     request = {
         "grammar": grammar, "tokenizer": tokenizer, "vocab_size": vocab_size, "stop_token_ids": [*stop_token_ids],
-        "limits": {**limits},
+        "limits": {**_LIMITS},
     }  # fmt: skip
     try:
         process = subprocess.run(  # noqa: S603 - the package's own file and interpreter
