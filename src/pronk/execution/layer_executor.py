@@ -9,7 +9,7 @@ import numpy as np
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import FLOAT32, Array
 from pronk.execution.forward_job import ForwardJob, LayerRange
-from pronk.kernels.structures import OnToken
+from pronk.kernels.structures import CDraftChain, OnToken
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
@@ -17,6 +17,7 @@ from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import FIRST_CROSS_ROPE, CrossAttentionSource, Program
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftIds, DraftToken
+from pronk.sampling.noise import seed_key
 from pronk.sampling.sampler import Sampler
 
 
@@ -154,9 +155,18 @@ def draft_chain(
             errors.append(error)
             return 0
 
-    params = sampler.draft_chain_params(max_tokens, scores, ids)
-    params.on_token = OnToken(callback)
+    stateless = sampler.stateless_sampler
+    assert stateless is not None, "expected a sampler that drafts statelessly"
     assert isinstance(program, KernelProgram), "expected a program of the kernels, found another"
+    params = CDraftChain(
+        key=seed_key(stateless.seed),
+        position=len(sampler.context),
+        steps=max_tokens,
+        temperature=stateless.temperature,
+        ids=None if ids is None else ids.ctypes.data,
+        scores=scores.ctypes.data,
+        on_token=OnToken(callback),
+    )
     num_passes = program.draft_chain(rows, stream, logits, params)
     if errors:
         raise errors[0]

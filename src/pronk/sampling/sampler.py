@@ -19,7 +19,6 @@ from pronk.arrays import Array, is_finite
 from pronk.errors import GuideError, OptionError
 from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
-from pronk.kernels.structures import CDraftChain
 from pronk.sampling.draft_token import DraftIds, DraftToken, argmax_token
 from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, TokenContext, make_processors
 from pronk.sampling.noise import (
@@ -28,7 +27,6 @@ from pronk.sampling.noise import (
     gumbel_noise,
     rejection_noise,
     rejection_uniform,
-    seed_key,
     trial_seed,
 )
 from pronk.sampling.params import SamplingParams
@@ -185,17 +183,6 @@ class Sampler:
         """Return :meth:`draft_token` for another index of the text, if draft tokens are drawn statelessly."""
         assert self.kernels is not None, "expected a sampler that drafts statelessly"
         return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position, ids)
-
-    def draft_chain_params(self, steps: int, scores: NDArray[np.float32], ids: DraftIds | None = None) -> CDraftChain:
-        """Return the kernels' arguments to draft ``steps`` tokens; fill ``scores`` ``[steps, draft vocab]``."""
-        return CDraftChain(
-            key=seed_key(self.seed),
-            position=len(self.context),
-            steps=steps,
-            temperature=self._stateless.temperature,
-            ids=None if ids is None else ids.ctypes.data,
-            scores=scores.ctypes.data,
-        )
 
     def rejection_sample(self, p: Array, draft_tokens: Sequence[DraftSample]) -> int:
         """Return the next token by the rejection rule; see :func:`pronk.sampling.verify.rejection_sample`."""
