@@ -51,12 +51,7 @@ class TorchProgram(Program):
     """A program whose operations run one after the other on torch's device."""
 
     def __init__(
-        self,
-        device: str,
-        hidden: int,
-        dtype: DType,
-        cache: PagedCache | None,
-        source: CrossAttentionSource | None,
+        self, device: str, hidden: int, dtype: DType, cache: PagedCache | None, source: CrossAttentionSource | None
     ) -> None:
         super().__init__(hidden, dtype, cache, source)
         self.device = device
@@ -115,7 +110,6 @@ class TorchProgram(Program):
     def attend(
         self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
     ) -> None:
-        """Implement :meth:`Program.attend`."""
         assert isinstance(cache, TorchCache)
 
         scale = default_query_scale(config.head_dim) if cross else config.query_scale
@@ -130,7 +124,6 @@ class TorchProgram(Program):
         self._ops.append(run)
 
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
-        """Implement :meth:`Program.convolve`."""
         assert isinstance(cache, TorchCache)
         taps = to_tensor(weights.reshape(len(weights), -1).T.astype(np.float32)).to(self.device)
         start = torch.zeros(1) if bias is None else to_tensor(bias.astype(np.float32))
@@ -161,7 +154,6 @@ class TorchProgram(Program):
         scale: float | None = None,
         cap: float | None = None,
     ) -> None:
-        """Implement :meth:`Program.linear`."""
         factor, limit = output_range(linear, scale, cap)
         normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
@@ -190,7 +182,6 @@ class TorchProgram(Program):
         collected: int | None = None,
         part: tuple[int, int] | None = None,
     ) -> None:
-        """Implement :meth:`Program.norm`."""
         normalize = self._norm(norm)
 
         def run(state: TorchPass) -> None:
@@ -200,8 +191,6 @@ class TorchProgram(Program):
         self._ops.append(run)
 
     def route(self, mixture: MixtureConfig) -> None:
-        """Implement :meth:`Program.route`."""
-
         def run(state: TorchPass) -> None:
             chosen, state.buffers["shares"] = choose_experts(state.buffers["scores"], mixture)
             # Pairs of a row and an expert, in the order of the experts.
@@ -213,14 +202,11 @@ class TorchProgram(Program):
         self._ops.append(run)
 
     def store_hidden(self, layer: int) -> None:
-        """Implement :meth:`Program.store_hidden`."""
         cache = self.cache
         assert isinstance(cache, TorchCache)
         self._ops.append(lambda state: cache.write_hidden(layer, state.slots(cache), state.buffers["stream"]))
 
     def collect_hidden(self, index: int) -> None:
-        """Implement :meth:`Program.collect_hidden`."""
-
         def run(state: TorchPass) -> None:
             assert state.collected is not None
             state.collected[index] = to_array(state.buffers["stream"])
