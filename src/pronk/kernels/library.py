@@ -111,11 +111,6 @@ class Kernels:
         """Multiply 8-bit codes in registers on all threads, without AMX tiles; return the number of products."""
         return float(self.library.pronk_multiply(rounds, self.isa, num_threads()))
 
-    @property
-    def workspace(self) -> int:
-        """Bytes of temporary memory that the library keeps allocated between forward passes."""
-        return int(self.library.pronk_workspace())
-
 
 def _check_status(code: int, call: CForward) -> int:
     if code < 0:
@@ -155,14 +150,9 @@ def load_library(
 ) -> Any:
     """Load the library at ``path`` and declare the signatures of its functions.
 
-    Args:
-        path: path of the library.
-        prefix: common prefix of the functions' names, without the underscore after it.
-        version: expected result of the function ``{prefix}_version``.
-        structures: structures whose expected sizes are compared with those from ``{prefix}_sizes``.
-        signatures: result type and argument types of each function, by its name without the prefix.
-
-    Raises ``KernelsError`` if the library is missing or damaged, or has another version or other sizes of structures.
+    ``signatures`` has the result type and the argument types of each function, by its name without ``prefix`` and an
+    underscore. Raises ``KernelsError`` if the library is missing or damaged, or the results of ``{prefix}_version`` and
+    ``{prefix}_sizes`` are not ``version`` and the sizes of ``structures``.
     """
     remedy = "install pronk again"
     if not path.is_file():

@@ -175,12 +175,9 @@ class NativeTreeBuilder:
     def build(self, sources: Sequence[CompiledSuffixes], tail: Sequence[int], limits: TreeLimits) -> NativeTree:
         """Build a draft tree from the tokens after earlier occurrences of the text's longest suffixes.
 
-        Draft tokens are added one by one, the one with the largest gain first. Raises ``MemoryError``.
-
-        Args:
-            sources: automaton of the request's own text, then automata of other texts.
-            tail: last tokens of the text, at least one; the very last is the root of the tree.
-            limits: limits of the tree.
+        Draft tokens are added one by one, the one with the largest gain first. Raises ``MemoryError``. ``sources`` are
+        the automaton of the request's own text, then those of other texts. ``tail`` are the last tokens of the text, at
+        least one; the very last is the root of the tree.
         """
         call = self._call
         self._reserve(limits.max_nodes + 1)
