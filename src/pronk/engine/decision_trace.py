@@ -65,12 +65,7 @@ class DecisionTrace:
         self._draft_seconds += seconds
 
     def record_step(
-        self,
-        outcome: Outcome[Any],
-        costs: CostCurve | None,
-        num_requests: int,
-        seconds: float,
-        allowance: float,
+        self, outcome: Outcome[Any], costs: CostCurve | None, num_requests: int, seconds: float, allowance: float
     ) -> None:
         """Complete the record of the current step, in which ``num_requests`` requests decoded."""
         kept = outcome.tree

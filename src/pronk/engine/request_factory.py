@@ -164,16 +164,10 @@ class RequestFactory:
     ) -> Request:
         """Create one request; raise OptionError if an option does not fit the model or the prompt.
 
-        Args:
-            prompt: token ids, at least one (see :meth:`encode_prompt`).
-            params: sampling options; ``max_tokens`` also counts the tokens of ``output``.
-            proposer: proposer of draft tokens.
-            seed: seed of the sampler.
-            output: token ids generated before; the request continues after them.
-            parent: first sample of the same prompt, if this is a later one; its KV blocks may be shared.
-            sampler: sampler class.
-            processors: logits processors of this request, applied after those of the options; each receives the
-                tokens after ``prompt`` and ``output``.
+        The request continues after the token ids of ``prompt``, at least one, and of ``output``, which were generated
+        before and count for ``max_tokens``. ``parent`` is the first sample of the same prompt, if this is a later one;
+        its KV blocks may be shared. ``processors`` apply after those of the options; each receives the tokens after
+        ``prompt`` and ``output``.
         """
         self._check(prompt, params)
         stop_token_ids, tokens = stop_ids_with_eos(params, self.config.eos_ids), [*prompt, *output]

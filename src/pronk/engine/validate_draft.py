@@ -49,8 +49,8 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
 def _to_plain_types(tree: TokenTree) -> TokenTree:
     """Convert numbers of other libraries to Python's own, which are JSON values, and ``probs`` to arrays.
 
-    Raises:
-        TypeError, ValueError: a token or parent is no integer, a gain is not finite, or an origin has not two entries.
+    Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, a gain is not finite, or an origin has
+    not two entries.
     """
     gain, origin, verify, probs = tree.gain, tree.origin, tree.verify, tree.probs
     if gain is not None and not math.isfinite(sum(gain)):

@@ -59,11 +59,7 @@ class _Job:
 
 
 class BlockStore:
-    """Contents of KV blocks by key, in a folder.
-
-    Attributes:
-        counts: numbers of blocks read, written and evicted by this process.
-    """
+    """Contents of KV blocks by key, in a folder; ``counts`` are those of this process."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Open or create the database in ``folder``, readable by this user only.

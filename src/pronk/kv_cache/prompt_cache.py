@@ -23,12 +23,7 @@ _READ_BYTES = 16 << 20  # bytes of blocks per read; bounds the memory for their 
 
 
 class PromptCache:
-    """Blocks of one :class:`PagedCache` on disk; the cache must have a prefix cache.
-
-    Attributes:
-        store: the blocks on disk.
-        num_hits: number of texts of which blocks were read.
-    """
+    """Blocks of one :class:`PagedCache` on disk; ``num_hits`` is the number of texts of which blocks were read."""
 
     def __init__(self, store: BlockStore, identity: str) -> None:
         self.store, self.num_hits = store, 0
@@ -36,7 +31,7 @@ class PromptCache:
         self._seconds_per_block: float | None = None  # moving average of reads; ``None`` before the first
 
     def attach(self, cache: PagedCache) -> None:
-        """Connect a new, empty cache; its prefix cache then has the same keys in every process."""
+        """Connect a new, empty cache that has a prefix cache, which then has the same keys in every process."""
         if cache.prefix_cache is not None:
             layout = f"{self._identity} blocks of {cache.block_size} tokens of {cache.kv_dtype} for {cache.dtype}"
             cache.prefix_cache.key = blake2b(layout.encode()).digest()

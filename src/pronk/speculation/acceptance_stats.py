@@ -44,13 +44,10 @@ _Key = tuple[str, int, int, int]
 
 
 class AcceptanceStats:
-    """Counts of all requests: no tokens, and nothing of a text.
-
-    Attributes:
-        counts: by key: number of draft tokens whose parent equals the text, and of those that equal it as well.
-    """
+    """Counts of all requests: no tokens, and nothing of a text."""
 
     def __init__(self) -> None:
+        # By key: number of draft tokens whose parent equals the text, and of those that equal it as well.
         self.counts: dict[_Key, list[float]] = {}
 
     def rate(self, source: str, kind: int, depth: int, temperature: float, prior: float) -> float:
@@ -69,21 +66,17 @@ class AcceptanceStats:
 
 @dataclass
 class SourceRates:
-    """Acceptance rates of one drafter's draft tokens for one request.
-
-    Attributes:
-        priors: by kind, the rate before any count. ``None``: kinds are confidences in thousandths, 1..999, and the rate
-            before any count is the confidence; they are counted by tenths.
-        offered: by kind, the number of draft tokens whose parent equals the text; earlier steps have lower weights.
-        taken: by kind, the number of those that equal the text as well.
-    """
+    """Acceptance rates of one drafter's draft tokens for one request."""
 
     PRIOR_WEIGHT: ClassVar = _PRIOR_WEIGHT[1]
 
     source: str
+    # By kind, the rate before any count. ``None``: kinds are confidences in thousandths, 1..999, which are the rates
+    # before any count; they are counted by tenths.
     priors: Mapping[int, float] | None
     shared: AcceptanceStats | None = None
     temperature: float = 0.0
+    # By kind: draft tokens whose parent equals the text, and those that equal it as well; earlier steps weigh less.
     offered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
     _left: int = _SHARE
@@ -218,28 +211,18 @@ class RequestAcceptance:
 
 @dataclass(frozen=True)
 class AcceptanceFile:
-    """Acceptance counts of one model, and the file that stores them: JSON with the model's fingerprint.
+    """Acceptance counts of one model, and the file that stores them: JSON with the model's fingerprint."""
 
-    Attributes:
-        stats: counts of all requests; ``None`` if each request has only its own.
-        path: the file; ``None`` if the counts are not stored.
-        model: fingerprint of the model; empty without a file.
-    """
-
-    stats: AcceptanceStats | None
-    path: Path | None = None
-    model: str = ""
+    stats: AcceptanceStats | None  # counts of all requests; ``None`` if each request has only its own
+    path: Path | None = None  # the file; ``None`` if the counts are not stored
+    model: str = ""  # fingerprint of the model; empty without a file
 
     @classmethod
     def open(cls, calibration: bool | str | Path, model: Path) -> AcceptanceFile:
         """Return the counts of a file, or no counts if there is no file yet.
 
-        Args:
-            calibration: whether requests share their counts, or the file that stores them.
-            model: folder of the model.
-
-        Raises:
-            OptionError: the file cannot be read, is damaged or of another model, or its folder does not exist.
+        ``calibration`` is the file, or whether requests share their counts. ``model`` is the folder of the model.
+        Raises ``OptionError`` if the file cannot be read, is damaged or of another model, or its folder does not exist.
         """
         if isinstance(calibration, bool):
             return cls(AcceptanceStats() if calibration else None)
@@ -254,8 +237,7 @@ class AcceptanceFile:
     def save(self) -> None:
         """Write the counts to the file, if there is one.
 
-        Raises:
-            OptionError: the file cannot be written.
+        Raises ``OptionError`` if the file cannot be written.
         """
         if self.path is None or self.stats is None:
             return

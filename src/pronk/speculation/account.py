@@ -61,22 +61,14 @@ class Source:
 
 @dataclass
 class Policy:
-    """Seconds that an engine's steps have spent on drafting and saved by it, and its sources.
+    """Seconds that an engine's steps have spent on drafting and saved by it, and its sources."""
 
-    Attributes:
-        elapsed: duration of all steps with a request that has a drafter.
-        longest: duration of the longest forward pass that reads no prompt.
-        spent: drafting and draft rows, without the first proposal of each source.
-        saved: plain steps that accepted draft tokens made unnecessary.
-        sources: measurements of each source, by name.
-        saving: values of ``elapsed`` between which nothing is spent on learning; see :meth:`next_loss`.
-    """
-
-    elapsed: float = 0.0
-    longest: float = 0.0
-    spent: float = 0.0
-    saved: float = 0.0
-    sources: dict[str, Source] = field(default_factory=dict)
+    elapsed: float = 0.0  # all steps with a request that has a drafter
+    longest: float = 0.0  # longest forward pass that reads no prompt
+    spent: float = 0.0  # drafting and draft rows, without the first proposal of each source
+    saved: float = 0.0  # plain steps that accepted draft tokens made unnecessary
+    sources: dict[str, Source] = field(default_factory=dict)  # measurements by name
+    # Values of ``elapsed`` between which nothing is spent on learning; see :meth:`next_loss`.
     saving: tuple[float, float] = (0.0, 0.0)
 
     @property

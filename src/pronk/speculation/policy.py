@@ -67,23 +67,16 @@ class _Asked(NamedTuple):
 
 
 class RequestPolicy:
-    """Choices for one request: its acceptance rates, its sources, and the offers of the current step.
-
-    Attributes:
-        curve: costs of this step's forward pass; ``None`` if all draft tokens are wanted whatever they cost.
-        num_requests: number of requests that decode in this step.
-        offer: best choice among the draft tokens offered so far in this step; ``None`` without ``curve``.
-        reports: one per proposal in this step.
-        regret: what other choices would have saved.
-    """
+    """Choices for one request: its acceptance rates, its sources, and the offers of the current step."""
 
     def __init__(self, policy: Policy | None = None, acceptance: RequestAcceptance | None = None) -> None:
         self.policy = policy or Policy()
         self.acceptance = acceptance or RequestAcceptance()
+        # Costs of this step's forward pass; ``None`` if all draft tokens are wanted whatever they cost.
         self.curve: CostCurve | None = None
-        self.offer: Offer | None = None
-        self.reports: list[SourceReport] = []
-        self.regret = Regret()
+        self.offer: Offer | None = None  # best choice among this step's offers so far; ``None`` without ``curve``
+        self.reports: list[SourceReport] = []  # one per proposal in this step
+        self.regret = Regret()  # what other choices would have saved
         self._contributions: dict[str, Mean] = {}
         self.num_requests, self._step, self._left, self._exploring = 1, 0, 0.0, False
         self._tree: TokenTree | None = None  # the only offer so far
@@ -213,13 +206,7 @@ class RequestPolicy:
         self._charged = 0.0
 
     def close(self, tokens: Sequence[int], accepted: int, draft_rows: int) -> None:
-        """Record a verified step.
-
-        Args:
-            tokens: committed tokens.
-            accepted: number of them that were draft tokens.
-            draft_rows: number of verified draft tokens.
-        """
+        """Record a step: of ``draft_rows`` verified draft tokens, ``accepted`` are among the committed ``tokens``."""
         if self.curve is None or not self.reports:
             return
         curve, count = self.curve, self.num_requests
@@ -256,14 +243,9 @@ class RequestPolicy:
     def take(
         self, proposer: Proposer[Any], reason: Reason, seconds: float, tree: TokenTree, lead: Sequence[int]
     ) -> None:
-        """Record a source's proposal, before its duration is charged.
+        """Record a source's proposal, before its duration is charged; ``seconds`` is this request's part of it.
 
-        Args:
-            proposer: the source.
-            reason: why it was asked.
-            seconds: duration of the proposal, this request's part.
-            tree: proposed tree.
-            lead: draft tokens of another source between the text and the tree's root, the root included.
+        ``lead`` are draft tokens of another source between the text and the tree's root, the root included.
         """
         before, source = self.offer, self.policy.source(proposer.source)
         tree = tree if tree.gain is not None else self._with_gains(proposer, tree)

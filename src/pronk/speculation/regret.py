@@ -19,19 +19,12 @@ from typing import Any
 
 @dataclass
 class Regret:
-    """Seconds that decoding steps took, and that choices saved in them.
+    """Seconds that decoding steps took, and that choices saved in them."""
 
-    Attributes:
-        seconds: duration of the steps whose costs are known, one request's part.
-        saved: seconds saved by the choices that were made, compared with plain decoding; may be negative.
-        best_steps: seconds that the best choice of every step would have saved, at least 0.
-        sources: by drafter, the seconds that it would have saved alone; may be negative.
-    """
-
-    seconds: float = 0.0
-    saved: float = 0.0
-    best_steps: float = 0.0
-    sources: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0  # duration of the steps whose costs are known, one request's part
+    saved: float = 0.0  # saved by the choices that were made, compared with plain decoding; may be negative
+    best_steps: float = 0.0  # what the best choice of every step would have saved, at least 0
+    sources: dict[str, float] = field(default_factory=dict)  # what each drafter would have saved alone; may be negative
 
     def add_step(self, saved: float, alone: Mapping[str, float], best: float) -> None:
         """Add the seconds that one step's choices saved: those made, each drafter alone, and the best choice."""

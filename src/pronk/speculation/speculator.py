@@ -32,22 +32,19 @@ class Speculator:
 
     If a proposer raises an exception or returns an invalid tree, the request continues without draft tokens.
     :attr:`~pronk.engine.stats.Stats.draft_error` and a line in the log give the reason.
-
-    Attributes:
-        budget: whether the policy (:mod:`pronk.speculation.policy`) decides what is drafted and verified; if False,
-            everything is.
-        stats: acceptance statistics of all requests without an adapter; ``None`` if each request has only its own.
-        policy: time spent on drafting, and saved by it.
-        costs: costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to be measured.
-        seconds: duration of all proposer calls of this step.
     """
 
-    def __init__(self, runner: ModelRunner, *, budget: bool, stats: AcceptanceStats | None = None) -> None:
+    def __init__(self, runner: ModelRunner, *, budget: bool, stats: AcceptanceStats | None) -> None:
+        """Create a speculator; with ``budget``, the policy decides what is drafted and verified, otherwise all is.
+
+        ``stats`` are the acceptance statistics of all requests without an adapter; ``None``: each request has its own.
+        """
         self.runner, self.budget, self.stats = runner, budget, stats
         self.vocab_size = runner.decoder.config.vocab_size
         self.policy = Policy()
+        # Costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to be measured.
         self.costs: CostCurve | None = None
-        self.seconds = 0.0
+        self.seconds = 0.0  # duration of all proposer calls of this step
         self._num_decoding = 1
         self._stats_by_adapter: dict[Adapter, AcceptanceStats] = {}
 
@@ -109,12 +106,8 @@ class Speculator:
     ) -> None:
         """End a step: pass outcomes to proposers; record durations, and what drafting cost and saved.
 
-        Args:
-            steps: one entry per request of the step.
-            outcomes: verification results of the decoding requests.
-            context: number of cached tokens before the forward pass, summed over its requests.
-            began: start of the step by the runner's clock, in seconds.
-            touched: experts that the forward pass read; see :class:`~pronk.execution.model_runner.ForwardResult`.
+        ``outcomes`` are those of the decoding requests. The step began at ``began`` by the runner's clock. ``context``
+        and ``touched`` are those of :class:`~pronk.execution.model_runner.ForwardResult`.
         """
         self._observe(outcomes)
         drafting = self.seconds
@@ -271,12 +264,7 @@ class Speculator:
         }
         candidates = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
         kept = select_nodes(
-            candidates,
-            decoding,
-            self.costs,
-            prompts=prompt_rows,
-            drafting=drafting,
-            allowance=self.policy.allowance,
+            candidates, decoding, self.costs, prompts=prompt_rows, drafting=drafting, allowance=self.policy.allowance
         )
         selected = zip(drafts, kept, strict=True)
         trees = {request: drafts[request] if request in whole else tree for request, tree in selected}

@@ -122,14 +122,9 @@ def _best_count(
 ) -> tuple[int, float]:
     """Return how many draft tokens maximize expected tokens per second, and the expected tokens with them.
 
-    Args:
-        gains: of the draft tokens, falling.
-        tokens: expected without draft tokens.
-        curve: costs of the forward pass.
-        rows: number of rows without draft tokens.
-        step: rows that a further draft token adds: one per request that chooses alike.
-        saved: seconds of the forward pass that do not count.
-        most: longest duration of the forward pass.
+    Without draft tokens, ``tokens`` are expected of ``rows`` rows. Each draft token adds ``step`` rows: one per request
+    that chooses alike; ``gains`` are falling. Of the forward pass, ``saved`` seconds do not count, and ``most`` seconds
+    are allowed.
     """
     best, count, expected = tokens / (curve.at(rows) - saved), 0, tokens
     for number, gain in enumerate(gains, 1):
