@@ -256,7 +256,7 @@ class Engine:
         return outcomes
 
     def _attempt(self, request: Request, function: Callable[..., Result | None], *arguments: Any) -> Result | None:
-        """Call a function for one request; if it raises, end this request, so that the others of the step continue."""
+        """Call a function for one request; if it raises, end this request, and no other of the step."""
         try:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of one request

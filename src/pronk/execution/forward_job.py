@@ -1,4 +1,4 @@
-"""Input of a forward pass: one job per request, with the request's rows, and the range of layers to run.
+"""Input of a forward pass: one job per request, with its rows, and the range of layers to run.
 
 *Early rows* are rows whose first layers a drafter has computed before the target's forward pass: Kangaroo drafts with
 the target's own first layers (Liu et al. 2024, section 3.2). The keys and values of these layers, and the output of the

@@ -23,10 +23,11 @@ _READ_BYTES = 16 << 20  # bytes of blocks per read; bounds the memory for their 
 
 
 class PromptCache:
-    """Blocks of one :class:`PagedCache` on disk; ``num_hits`` is the number of texts of which blocks were read."""
+    """Blocks of one :class:`PagedCache` on disk."""
 
     def __init__(self, store: BlockStore, identity: str) -> None:
-        self.store, self.num_hits = store, 0
+        self.store = store
+        self.num_hits = 0  # number of texts of which blocks were read
         self._identity = identity
         self._seconds_per_block: float | None = None  # moving average of reads; ``None`` before the first
 

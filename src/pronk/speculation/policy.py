@@ -206,7 +206,7 @@ class RequestPolicy:
         self._charged = 0.0
 
     def close(self, tokens: Sequence[int], accepted: int, draft_rows: int) -> None:
-        """Record a step: of ``draft_rows`` verified draft tokens, ``accepted`` are among the committed ``tokens``."""
+        """Record a step: of ``draft_rows`` draft tokens, ``accepted`` are among the committed ``tokens``."""
         if self.curve is None or not self.reports:
             return
         curve, count = self.curve, self.num_requests
@@ -243,9 +243,10 @@ class RequestPolicy:
     def take(
         self, proposer: Proposer[Any], reason: Reason, seconds: float, tree: TokenTree, lead: Sequence[int]
     ) -> None:
-        """Record a source's proposal, before its duration is charged; ``seconds`` is this request's part of it.
+        """Record a source's proposal, before its duration is charged.
 
-        ``lead`` are draft tokens of another source between the text and the tree's root, the root included.
+        ``reason`` is why the source was asked, and ``seconds`` this request's part of the duration. ``lead`` are draft
+        tokens of another source between the text and the tree's root, the root included.
         """
         before, source = self.offer, self.policy.source(proposer.source)
         tree = tree if tree.gain is not None else self._with_gains(proposer, tree)

@@ -35,7 +35,7 @@ class Speculator:
     """
 
     def __init__(self, runner: ModelRunner, *, budget: bool, stats: AcceptanceStats | None) -> None:
-        """Create a speculator; with ``budget``, the policy decides what is drafted and verified, otherwise all is.
+        """Create a speculator; with ``budget``, the policy decides what is drafted, otherwise all is.
 
         ``stats`` are the acceptance statistics of all requests without an adapter; ``None``: each request has its own.
         """
