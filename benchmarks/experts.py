@@ -38,7 +38,7 @@ from pronk.arrays import Array, mapped_zeros
 from pronk.bench.machine import describe_hardware
 from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
-from pronk.models.weights import count_parameters, expert_costs, forward_weights
+from pronk.models.decoder import count_parameters, expert_costs, forward_weights
 from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.tree import TokenTree
 from pronk.testing import byte_tokenizer

@@ -33,7 +33,7 @@ from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
 from pronk.kernels.threads import set_threads
 from pronk.kv_cache.blocks import BlockTable
-from pronk.models.weights import forward_weights
+from pronk.models.decoder import forward_weights
 from pronk.speculation.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)

@@ -25,7 +25,7 @@ from pronk.execution.layer_executor import LayerExecutor
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kernels.threads import num_threads
 from pronk.kv_cache.blocks import BlockTable
-from pronk.models.weights import forward_weights
+from pronk.models.decoder import forward_weights
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["PricedClock", "Prices", "measure"]

@@ -34,7 +34,7 @@ def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str
     """Load a model into pronk; return a function from a prompt to the seconds until each token, and the sizes."""
     from pronk import LLM, SamplingParams  # noqa: PLC0415 - llama.cpp's processes do not need it
     from pronk.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
-    from pronk.models.weights import forward_weights  # noqa: PLC0415
+    from pronk.models.decoder import forward_weights  # noqa: PLC0415
 
     llm = LLM(model, threads=threads)
     assert llm.config.context >= context, f"expected a context of {context} tokens, found {llm.config.context}"

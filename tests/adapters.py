@@ -101,7 +101,7 @@ def adapt(
                         )
                     start += size
         name = f"adapter {number}"
-        adapters.by_name[name] = Adapter(name, number, bytes([number]) * 32)
+        adapters[name] = Adapter(name, number, bytes([number]) * 32)
         adapters._modules.append(modules)
     adapters.attach(decoder)
-    return [*adapters.by_name.values()]
+    return [*adapters.values()]

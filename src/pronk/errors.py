@@ -5,6 +5,8 @@ Each message is one line: ``expected …, found …; do …``.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class PronkError(Exception):
     """Base of every error that pronk raises on purpose."""
@@ -60,3 +62,9 @@ class ResumeError(PronkError):
 
 class ClosedError(PronkError):
     """The model is closing or closed and accepts no requests."""
+
+
+def refuse(source: object, problem: str, error: type[PronkError] = CheckpointError) -> NoReturn:
+    """Raise ``error`` with the message ``SOURCE: PROBLEM``; the source is a path or an option."""
+    msg = f"{source}: {problem}"
+    raise error(msg)

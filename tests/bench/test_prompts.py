@@ -201,10 +201,10 @@ def test_conversations_use_the_chat_template() -> None:
 def test_conversations_without_a_template_are_text(checkpoint: MakeCheckpoint) -> None:
     prompt, expected = Prompt("x", "t", history=(SYSTEM,), turns=("one", "two")), "Be brief.\n\none\n\nA\n\ntwo\n\n"
     llm = pronk_tiny()
-    assert llm.tokenizer.has_chat_template
+    assert llm.tokenizer.chat_template
     assert encode(llm, prompt, ["A"], chat=False) == llm.tokenizer.encode(expected)
     plain = LLM(checkpoint("llama"), kv_memory="1MiB")
-    assert not plain.tokenizer.has_chat_template
+    assert plain.tokenizer.chat_template is None
     assert plain.tokenizer.decode(encode(plain, prompt, ["A"])) == expected
 
 

@@ -40,7 +40,7 @@ from pronk.errors import CheckpointError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
 from pronk.models.checkpoint import Checkpoint
-from pronk.models.weights import forward_weights
+from pronk.models.decoder import forward_weights
 from pronk.sampling.params import SamplingParams
 from tiny_models import kernels
 

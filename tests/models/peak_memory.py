@@ -22,7 +22,7 @@ from pronk.models import loader
 from pronk.models.backend import KernelBackend
 from pronk.models.tensor_plan import plan_tensors
 from pronk.models.kernels import load_kernels
-from pronk.models.weights import forward_weights
+from pronk.models.decoder import forward_weights
 from pronk.quantization.formats.matrix import QuantizedMatrix
 
 folder = Path(sys.argv[1])

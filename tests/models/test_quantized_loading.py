@@ -21,9 +21,8 @@ from pronk import LLM, SamplingParams
 from pronk.arrays import BFLOAT16, FLOAT32, Array
 from pronk.errors import CheckpointError
 from pronk.models import loader
-from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import AnyWeight, Linear, WeightLayout
-from pronk.models.loader import read_config
+from pronk.models.loader import Fingerprint, read_config
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.torch_backend.backend import TorchBackend

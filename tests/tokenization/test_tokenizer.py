@@ -171,7 +171,7 @@ def test_saved_tokenizers_are_equal(templates: dict[str, str], write: WriteToken
 
 
 def test_no_template(tokenizer: Tokenizer) -> None:
-    assert not tokenizer.has_chat_template
+    assert tokenizer.chat_template is None
     with pytest.raises(TokenizerError, match=r"no chat template: expected chat_template in tokenizer_config.json"):
         tokenizer.chat([USER])
 

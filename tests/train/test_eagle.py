@@ -19,7 +19,7 @@ from pronk.corpus.answers import AnswersWriter, Dialogue, read_answers
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.sampling.params import SamplingParams
 from pronk.train.attention import ChainAttention, compute_features
 from pronk.train.clock import Clock

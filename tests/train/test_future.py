@@ -13,7 +13,7 @@ from pronk import LLM, SamplingParams
 from pronk.drafters.from_target.multi_token import MultiTokenProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.errors import OptionError
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.attention import DenseAttention, dense_logits, dense_rope, dense_states
 from pronk.train.future import FutureModel, future_shape

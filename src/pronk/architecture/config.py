@@ -18,6 +18,9 @@ import numpy as np
 
 from pronk.architecture.rope import RopeConfig
 
+# Limits for damaged files: more layers than any model has, and those of ``kernels/csrc/common.h``.
+MAX_LAYERS, MAX_EXPERTS, MAX_TAPS = 10_000, 1024, 16
+
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 # Norms of a branch (attention or MLP) of a layer: of its input, of its output before the residual sum, or of both.
 NormPlaces = Literal["input", "output", "both"]
@@ -37,11 +40,6 @@ class MixtureConfig:
     normalized: bool  # whether the softmax is over the chosen experts only, so that the weights sum to 1
     layers: tuple[bool, ...]  # whether each layer is a mixture; the other layers have a plain MLP
     bias: bool = False  # whether the router and the experts have biases
-
-    @property
-    def read_by_row(self) -> int:
-        """Number of experts, over all layers, that a forward pass of one row reads."""
-        return self.per_row * sum(self.layers)
 
 
 @dataclass(frozen=True)

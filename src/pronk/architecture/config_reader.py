@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pronk.architecture.config import Activation, ModelConfig
-from pronk.architecture.rope import parse_rope
+from pronk.architecture.config import MAX_LAYERS, Activation, ModelConfig
+from pronk.architecture.rope import parse_rope, refuse_config
 from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.errors import ConfigError
-
-# More layers than any model has: a larger number in a damaged config.json is refused before memory is allocated.
-_MAX_LAYERS = 10_000
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -42,7 +39,7 @@ class ConfigReader:
 
     def layers(self, key: str) -> int:
         """Return a number of layers."""
-        return self.integer(key, high=_MAX_LAYERS)
+        return self.integer(key, high=MAX_LAYERS)
 
     def number(self, key: str, default: float) -> float:
         """Return a number above 0."""
@@ -55,6 +52,10 @@ class ConfigReader:
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Return a boolean."""
         return check_flag(f"config.json: {key}", self.get(key, default), error=ConfigError)
+
+    def attention_bias(self) -> dict[str, bool]:
+        """Return the fields of ModelConfig that the key ``attention_bias`` sets."""
+        return dict.fromkeys(("qkv_bias", "out_bias"), self.flag("attention_bias"))
 
     def activation(self, key: str, default: str) -> Activation:
         """Return the name of an activation function."""
@@ -87,8 +88,7 @@ class ConfigReader:
         kinds = self.get("layer_types", implied)
         supported = ["full_attention"] if size is None else ["full_attention", "sliding_attention"]
         if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in supported for kind in kinds):
-            msg = f"config.json: expected {layers} layer_types, each {' or '.join(supported)}, found {kinds!r:.80}"
-            raise ConfigError(msg)
+            refuse_config(f"expected {layers} layer_types, each {' or '.join(supported)}, found {kinds!r:.80}")
         return tuple(size if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -99,8 +99,7 @@ def llama_like(
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     head_dim = keys.integer("head_dim", hidden // heads)
     if keys.get("head_dim") is None and hidden % heads:
-        msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
-        raise ConfigError(msg)
+        refuse_config(f"expected num_attention_heads to divide hidden_size = {hidden}, found {heads}")
     context = keys.integer("max_position_embeddings", 2048)
     rope = features.get("rope") or parse_rope(keys.raw, head_dim, context, partial=partial_rope)
     bos, eos = keys.special_ids()

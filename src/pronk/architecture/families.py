@@ -12,6 +12,7 @@ from typing import Any
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.config_reader import DEFAULTS, MULTIMODAL, REFUSED, UNSUPPORTED_KEYS, ConfigReader
 from pronk.architecture.family_readers import FAMILIES
+from pronk.architecture.rope import refuse_config
 from pronk.errors import ConfigError
 
 
@@ -32,17 +33,13 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     # Early versions of compressed-tensors wrote compression_config.
     quantization = raw.get("quantization_config") or raw.get("compression_config")
     if quantization and not isinstance(quantization, Mapping):
-        msg = f"config.json: expected an object as quantization_config, found {quantization!r:.80}"
-        raise ConfigError(msg)
+        refuse_config(f"expected an object as quantization_config, found {quantization!r:.80}")
     keys = ConfigReader({**DEFAULTS.get(family, {}), **raw}, family)
     config = FAMILIES[family](keys)
     unsupported = [key for key in UNSUPPORTED_KEYS if raw.get(key) and key not in keys.used]
     unsupported += ["is_causal"] * (raw.get("is_causal") is False)
     if unsupported:
-        msg = (
-            f"config.json: {unsupported[0]} = {raw[unsupported[0]]!r} is not supported; expected a plain {family} model"
-        )
-        raise ConfigError(msg)
+        refuse_config(f"{unsupported[0]} = {raw[unsupported[0]]!r} is not supported; expected a plain {family} model")
     _check_heads(config)
     return replace(config, quantization=quantization or None)
 
@@ -54,8 +51,7 @@ def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
-        msg = f"config.json: expected an object as text_config, found {text!r:.80}"
-        raise ConfigError(msg)
+        refuse_config(f"expected an object as text_config, found {text!r:.80}")
     shared = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config", "compression_config")
     inherited = {key: raw[key] for key in shared if raw.get(key) is not None}
     tied = {} if raw.get("tie_word_embeddings") is None else {"tie_word_embeddings": raw["tie_word_embeddings"]}
@@ -65,11 +61,8 @@ def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_heads(config: ModelConfig) -> None:
     """Raise ConfigError unless num_kv_heads divides num_heads and (GPT-2) num_heads divides hidden_size."""
     if config.num_heads % config.num_kv_heads:
-        msg = (
-            f"config.json: {config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads; "
-            "expected a divisor"
+        refuse_config(
+            f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads; expected a divisor"
         )
-        raise ConfigError(msg)
     if config.norm == "layer" and config.hidden_size % config.num_heads:
-        msg = f"config.json: {config.num_heads} heads do not divide the hidden size {config.hidden_size}"
-        raise ConfigError(msg)
+        refuse_config(f"{config.num_heads} heads do not divide the hidden size {config.hidden_size}")

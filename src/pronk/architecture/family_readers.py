@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.architecture.config import MAX_EXPERTS, MAX_TAPS, ConvolutionConfig, MixtureConfig, ModelConfig
 from pronk.architecture.config_reader import ConfigReader, llama_like
-from pronk.architecture.rope import parse_rope
+from pronk.architecture.rope import parse_rope, refuse_config
 from pronk.checks import check_choice, check_number
 from pronk.errors import ConfigError
-
-_MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
-_MAX_TAPS = 16  # ``MAX_TAPS`` there
 
 
 def _llama(keys: ConfigReader) -> ModelConfig:
@@ -21,8 +18,7 @@ def _llama(keys: ConfigReader) -> ModelConfig:
 
 
 def _biased(keys: ConfigReader, windows: tuple[int | None, ...]) -> ModelConfig:
-    bias, mlp_bias = keys.flag("attention_bias"), keys.flag("mlp_bias")
-    return llama_like(keys, windows=windows, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+    return llama_like(keys, windows=windows, mlp_bias=keys.flag("mlp_bias"), **keys.attention_bias())
 
 
 def _mistral(keys: ConfigReader) -> ModelConfig:
@@ -46,8 +42,7 @@ def _qwen2(keys: ConfigReader) -> ModelConfig:
 
 
 def _qwen3(keys: ConfigReader) -> ModelConfig:
-    bias = keys.flag("attention_bias")
-    return llama_like(keys, windows=_qwen_windows(keys), qkv_bias=bias, out_bias=bias, qk_norm=True)
+    return llama_like(keys, windows=_qwen_windows(keys), qk_norm=True, **keys.attention_bias())
 
 
 def _periodic_windows(keys: ConfigReader, period: int) -> tuple[int | None, ...]:
@@ -57,7 +52,6 @@ def _periodic_windows(keys: ConfigReader, period: int) -> tuple[int | None, ...]
 
 def _gemma(keys: ConfigReader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
     """Parse the keys of Gemma 2 and 3; the weights of norms are stored as ``weight - 1``."""
-    bias = keys.flag("attention_bias")
     return llama_like(
         keys,
         windows=windows,
@@ -65,12 +59,11 @@ def _gemma(keys: ConfigReader, *, windows: tuple[int | None, ...], **features: A
         norm_places="both",
         norm_offset=1.0,
         activation=keys.activation("hidden_activation", "gelu_pytorch_tanh"),
-        qkv_bias=bias,
-        out_bias=bias,
         attention_scale=keys.number("query_pre_attn_scalar", 256) ** -0.5,
         attention_cap=keys.optional_number("attn_logit_softcapping"),
         logits_cap=keys.optional_number("final_logit_softcapping"),
         embedding_scale=keys.integer("hidden_size") ** 0.5,
+        **keys.attention_bias(),
         **features,
     )
 
@@ -116,13 +109,9 @@ def _granite_hybrid(keys: ConfigReader) -> ModelConfig:
     num_layers, kinds = keys.layers("num_hidden_layers"), keys.get("layer_types", [])
     is_dense = isinstance(kinds, list) and all(kind in ("attention", "full_attention") for kind in kinds)
     if not is_dense or len(kinds) != num_layers:
-        msg = (
-            f"config.json: expected {num_layers} layer_types, each attention, found {kinds!r:.80}; use a dense Granite"
-        )
-        raise ConfigError(msg)
+        refuse_config(f"expected {num_layers} layer_types, each attention, found {kinds!r:.80}; use a dense Granite")
     if experts := keys.integer("num_local_experts", 8, low=0):
-        msg = f"config.json: expected a hybrid Granite without experts, found {experts}; use a dense one or granitemoe"
-        raise ConfigError(msg)
+        refuse_config(f"expected a hybrid Granite without experts, found {experts}; use a dense one or granitemoe")
     check_choice(
         "config.json: position_embedding_type", keys.get("position_embedding_type"), ("rope",), error=ConfigError
     )
@@ -137,18 +126,15 @@ def _gpt_oss(keys: ConfigReader) -> ModelConfig:
     """Parse gpt-oss; every second layer has a window, from the first one on."""
     for key, expected in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if keys.number(key, expected) != expected:
-            msg = f"config.json: expected {key} = {expected}, found {keys.get(key)}; other values are not supported"
-            raise ConfigError(msg)
-    bias, mixture = keys.flag("attention_bias"), _mixture(keys)
-    windows = keys.windows(keys.integer("sliding_window"), lambda layer: layer % 2 == 0)
+            refuse_config(f"expected {key} = {expected}, found {keys.get(key)}; other values are not supported")
+    mixture = _mixture(keys)
     return llama_like(
         keys,
-        windows=windows,
-        qkv_bias=bias,
-        out_bias=bias,
+        windows=keys.windows(keys.integer("sliding_window"), lambda layer: layer % 2 == 0),
         clamped_gate=True,
         attention_sinks=True,
         mixture=None if mixture is None else replace(mixture, bias=True),
+        **keys.attention_bias(),
     )
 
 
@@ -156,8 +142,7 @@ def _qwen3_moe(keys: ConfigReader) -> ModelConfig:
     """Parse Qwen3-MoE: layers of ``mlp_only_layers``, and those between the steps, have a plain MLP."""
     plain, step = keys.get("mlp_only_layers", []), keys.integer("decoder_sparse_step", 1)
     if not isinstance(plain, list):
-        msg = f"config.json: expected a list of layers in mlp_only_layers, found {plain!r:.80}"
-        raise ConfigError(msg)
+        refuse_config(f"expected a list of layers in mlp_only_layers, found {plain!r:.80}")
     sums_to_1 = keys.flag("norm_topk_prob")
     renamed = keys.get("num_experts") is None and keys.get("num_local_experts") is not None  # by transformers 5
     mixture = _mixture(
@@ -179,7 +164,7 @@ def _mixture(
     is_mixture: Callable[[int], bool] = lambda _: True,
 ) -> MixtureConfig | None:
     """Return the mixtures of experts; ``experts`` and ``width`` are keys. ``None`` if no layer has one."""
-    count = keys.integer(experts, 128, high=_MAX_EXPERTS)
+    count = keys.integer(experts, 128, high=MAX_EXPERTS)
     layers = tuple(is_mixture(layer) for layer in range(keys.layers("num_hidden_layers")))
     chosen = keys.integer("num_experts_per_tok", high=count)
     return MixtureConfig(count, chosen, keys.integer(width), normalized, layers) if any(layers) else None
@@ -201,16 +186,14 @@ def _ministral3(keys: ConfigReader) -> ModelConfig:
 def _olmo3(keys: ConfigReader) -> ModelConfig:
     """Parse OLMo 3: three of four layers have a window, and do not scale the rotations."""
     windows, theta = _periodic_windows(keys, 4), keys.number("rope_theta", 500000.0)
-    bias = keys.flag("attention_bias")
     return llama_like(
         keys,
         windows=windows,
-        qkv_bias=bias,
-        out_bias=bias,
         norm_places="output",
         qk_norm=True,
         whole_qk_norm=True,
         **_ropes(keys, windows, theta, theta),
+        **keys.attention_bias(),
     )
 
 
@@ -231,8 +214,7 @@ def _smollm3(keys: ConfigReader) -> ModelConfig:
     period = keys.integer("no_rope_layer_interval", 4)
     rotates = keys.get("no_rope_layers", [(layer + 1) % period for layer in range(config.num_layers)])
     if not isinstance(rotates, list) or len(rotates) != config.num_layers:
-        msg = f"config.json: expected {config.num_layers} numbers in no_rope_layers, found {rotates!r:.80}"
-        raise ConfigError(msg)
+        refuse_config(f"expected {config.num_layers} numbers in no_rope_layers, found {rotates!r:.80}")
     return replace(config, layer_ropes=tuple(config.rope if each else None for each in rotates))
 
 
@@ -242,13 +224,11 @@ def _lfm2(keys: ConfigReader) -> ModelConfig:
     attends = keys.get("full_attn_idxs", range(num_layers))
     kinds = keys.get("layer_types", ["full_attention" if layer in attends else "conv" for layer in range(num_layers)])
     if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {"conv", "full_attention"}:
-        msg = (
-            f"config.json: expected {num_layers} layer_types, each conv or full_attention, found {kinds!r:.80}; use a "
-            "dense LFM2"
+        refuse_config(
+            f"expected {num_layers} layer_types, each conv or full_attention, found {kinds!r:.80}; use a dense LFM2"
         )
-        raise ConfigError(msg)
     layers = tuple(kind == "conv" for kind in kinds)
-    taps, bias = keys.integer("conv_L_cache", 3, high=_MAX_TAPS), keys.flag("conv_bias")
+    taps, bias = keys.integer("conv_L_cache", 3, high=MAX_TAPS), keys.flag("conv_bias")
     width = keys.integer("block_ff_dim", keys.integer("intermediate_size"))
     if keys.flag("block_auto_adjust_ff_dim", default=True):
         width, factor = int(2 * width / 3), keys.optional_number("block_ffn_dim_multiplier")

@@ -14,15 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
 from pronk.arrays import FLOAT32, Array
 from pronk.checks import check_number
-from pronk.errors import ConfigError
+from pronk.errors import ConfigError, refuse
 
-_MAX_NUMBER = 1e15  # a larger number in config.json means a damaged file; its powers would overflow float32
+_MAX_NUMBER = 1e15  # a larger number means a damaged file; its powers would overflow float32
 _INITIAL_POSITIONS = 1024  # number of positions in a new RopeTable; for a longer text it grows to the next power of 2
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _KNOWN_KEYS = frozenset(
@@ -73,6 +73,16 @@ class RopeConfig:
         return replace(self, kind="factors", divisors=divisors, short_divisors=())
 
 
+def refuse_config(problem: str) -> NoReturn:
+    """Raise a ConfigError about an entry of ``config.json``."""
+    refuse("config.json", problem, ConfigError)
+
+
+def check_positive(name: str, value: object, low: float = 0) -> float:
+    """Return a number above ``low``; raise a ConfigError for another value, or one that no model has."""
+    return check_number(name, value, low, _MAX_NUMBER, exclusive_min=True, error=ConfigError)
+
+
 def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: bool = False) -> RopeConfig:
     """Parse ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones).
 
@@ -84,9 +94,7 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: 
 
     def number(key: str, default: Any = None) -> float:
         value = default if scaling.get(key) is None else scaling[key]
-        return check_number(
-            f"config.json: {key} ({kind} rope)", value, 0, _MAX_NUMBER, exclusive_min=True, error=ConfigError
-        )
+        return check_positive(f"config.json: {key} ({kind} rope)", value)
 
     theta = number("rope_theta", raw.get("rope_theta") or 10000.0)
     config = RopeConfig(dim, check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError))
@@ -115,27 +123,22 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: 
 def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, partial: bool) -> int:
     """Return the number of rotated dimensions; raise a ConfigError for an unsupported embedding."""
     if not isinstance(scaling, Mapping):
-        msg = f"config.json: expected an object for the rotary embedding, found {scaling!r}"
-        raise ConfigError(msg)
+        refuse_config(f"expected an object for the rotary embedding, found {scaling!r}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _KINDS:
-        msg = f"config.json: rope scaling type {kind!r} is not supported; supported are {', '.join(_KINDS)}"
-        raise ConfigError(msg)
+        refuse_config(f"rope scaling type {kind!r} is not supported; supported are {', '.join(_KINDS)}")
     unknown = sorted(set(scaling) - _KNOWN_KEYS)
     if unknown:
         known = ", ".join(sorted(_KNOWN_KEYS))
-        msg = f"config.json: rotary embedding: {unknown[0]!r} is not supported; known are {known}"
-        raise ConfigError(msg)
+        refuse_config(f"rotary embedding: {unknown[0]!r} is not supported; known are {known}")
     share = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if share not in (None, 1) and not partial:
-        msg = f"config.json: partial_rotary_factor = {share!r} is not supported; expected 1.0"
-        raise ConfigError(msg)
+        refuse_config(f"partial_rotary_factor = {share!r} is not supported; expected 1.0")
     share = 1 if share is None else check_number("config.json: partial_rotary_factor", share, 0, 1, error=ConfigError)
     dim = int(head_dim * share)
     if dim % 2 or not dim:
         name = "head_dim" if share == 1 else "partial_rotary_factor * head_dim"
-        msg = f"config.json: expected an even {name} for a rotary embedding, found {dim}"
-        raise ConfigError(msg)
+        refuse_config(f"expected an even {name} for a rotary embedding, found {dim}")
     return dim
 
 
@@ -145,10 +148,8 @@ def _parse_longrope(scaling: Mapping[str, Any], config: RopeConfig, context: int
     def divisors(key: str) -> tuple[float, ...]:
         values = scaling.get(key)
         if not isinstance(values, list) or len(values) != config.dim // 2:
-            msg = f"config.json: {key} (longrope): expected a list of {config.dim // 2} numbers, found {values!r:.80}"
-            raise ConfigError(msg)
-        name = f"config.json: {key} (longrope)"
-        return tuple(check_number(name, each, 0, _MAX_NUMBER, exclusive_min=True, error=ConfigError) for each in values)
+            refuse_config(f"{key} (longrope): expected a list of {config.dim // 2} numbers, found {values!r:.80}")
+        return tuple(check_positive(f"config.json: {key} (longrope)", each) for each in values)
 
     factor = config.factor if scaling.get("factor") else context / config.original
     default = math.sqrt(1 + math.log(factor) / math.log(config.original)) if factor > 1 < config.original else 1.0

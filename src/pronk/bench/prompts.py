@@ -203,7 +203,7 @@ def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool 
     for turn, answer in zip(prompt.turns, answers, strict=False):  # the current turn has no answer, so zip omits it
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     messages.append({"role": "user", "content": prompt.turns[len(answers)]})
-    if chat and llm.tokenizer.has_chat_template:
+    if chat and llm.tokenizer.chat_template is not None:
         return llm.chat_ids(messages)
     return llm.tokenizer.encode("".join(f"{message['content']}\n\n" for message in messages))
 

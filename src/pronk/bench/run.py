@@ -36,7 +36,7 @@ from pronk.kernels.threads import num_threads
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
 from pronk.models.checkpoint import read_json
-from pronk.models.weights import count_parameters, forward_weights
+from pronk.models.decoder import count_parameters, forward_weights
 from pronk.quantization.gguf.checkpoint import is_gguf
 
 Progress = Callable[[str, int, int], None]

@@ -121,7 +121,7 @@ class Encoder:
             return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
         def dialogue(turns: Turns) -> list[int]:
-            if not tokenizer.has_chat_template:
+            if tokenizer.chat_template is None:
                 return plain(["\n\n".join(f"{role.capitalize()}: {content}" for role, content in turns)])[0]
             answered = turns[-1][0] == "assistant"
             messages = [{"role": role, "content": content} for role, content in turns]

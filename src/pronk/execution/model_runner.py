@@ -20,10 +20,9 @@ from pronk.execution.forward_job import EarlyRows, EarlyTokens, ForwardJob, Laye
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Decoder
+from pronk.models.decoder import Decoder, expert_costs
 from pronk.models.program import CrossAttentionSource, Program
 from pronk.models.program_rows import ProgramRows
-from pronk.models.weights import expert_costs
 from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
@@ -117,7 +116,8 @@ class ModelRunner:
             hidden,
             seconds,
             context,
-            touched=None if mixture is None else num_read / mixture.read_by_row,
+            # As multiples of the experts that a forward pass of one row reads.
+            touched=None if mixture is None else num_read / (mixture.per_row * sum(mixture.layers)),
         )
 
     def early_rows(self, block_table: BlockTable, tree: TokenTree, hidden: Sequence[int]) -> EarlyRows | None:

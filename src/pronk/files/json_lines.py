@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -35,6 +35,5 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         msg = f"{path}, line {number}: expected one JSON object a line, found {error}"
         raise OptionError(msg) from error
     if not isinstance(row, dict):
-        msg = f"{path}, line {number}: expected a JSON object, found {type(row).__name__}"
-        raise OptionError(msg)
+        refuse(f"{path}, line {number}", f"expected a JSON object, found {type(row).__name__}", OptionError)
     return row

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8, Array, DType, as_bytes
+from pronk.arrays import Array, DType, as_bytes
 from pronk.errors import OptionError
 from pronk.files.atomic import write_json
-from pronk.models.checkpoint import INDEX, SINGLE
+from pronk.models.checkpoint import DTYPES, INDEX, SINGLE
 from pronk.models.tensor_plan import CheckpointTensor
 
 TOKENIZER_FILES = (
@@ -33,16 +31,7 @@ def copy_companions(source: Path, folder: Path, files: Iterable[str] = (*TOKENIZ
 
 Progress = Callable[[int, int], None]  # called with the numbers of bytes written so far and to write in all
 
-_SAFETENSORS_TYPES = {
-    FLOAT32: "F32",
-    FLOAT16: "F16",
-    BFLOAT16: "BF16",
-    np.dtype(np.int64): "I64",
-    np.dtype(np.int32): "I32",
-    INT8: "I8",
-    UINT8: "U8",
-    np.dtype(np.bool_): "BOOL",
-}
+_SAFETENSORS_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class ShardEntry(NamedTuple):

@@ -12,7 +12,7 @@ from pronk.errors import CheckpointError, OptionError
 from pronk.hub.cache import find_cached
 from pronk.hub.names import HubModel, close_names, known_models, parse_name
 from pronk.models.clone_models import clone_model, clone_names
-from pronk.models.fingerprint import Fingerprint, describe_architecture
+from pronk.models.loader import Fingerprint, describe_architecture
 from pronk.quantization.gguf.checkpoint import is_gguf
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +29,7 @@ import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, Array
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import OptionError, refuse
 from pronk.kernels.adapters import LowRank
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.families import FAMILY_NAMES, FamilyNames
@@ -93,8 +93,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     if not weights.is_file():
         found = next((path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)), "no such file")
         hint = "; pickle files can run code and are not loaded" if found != "no such file" else ""
-        msg = f"{folder}: expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors"
-        raise CheckpointError(msg)
+        refuse(folder, f"expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors")
     checkpoint = Checkpoint(folder, files=[weights])
     names = FAMILY_NAMES[config.family]
     places, pairs = _places(config, names), _pairs(folder, checkpoint)
@@ -108,11 +107,11 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
         for tensor, shape in ((down, (rank, place.inputs)), (up, (place.outputs, rank))):
             if checkpoint.shape(tensor) != shape:
-                msg = (
-                    f"{folder}: tensor {tensor}: expected the shape {list(shape)}, found "
-                    f"{list(checkpoint.shape(tensor))}; use an adapter of this model"
+                refuse(
+                    folder,
+                    f"tensor {tensor}: expected the shape {list(shape)}, found "
+                    f"{list(checkpoint.shape(tensor))}; use an adapter of this model",
                 )
-                raise CheckpointError(msg)
         scale = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
         arrays = [_read(checkpoint, tensor) for tensor in (down, up)]
         modules.append(AdapterModule(place.target, place.start, arrays[0], arrays[1] * np.float32(scale)))
@@ -127,33 +126,27 @@ def _check_ranks(folder: Path, options: dict[str, Any]) -> None:
     """Raise a CheckpointError if a rank, a scale or a pattern of module names is not valid."""
     for key in ("rank_pattern", "alpha_pattern"):
         if not isinstance(options.get(key) or {}, dict):
-            msg = f"{folder}: {key}: expected an object, found {options[key]!r}; restore the file from its source"
-            raise CheckpointError(msg)
+            refuse(folder, f"{key}: expected an object, found {options[key]!r}; restore the file from its source")
     for key, patterns, kinds in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
         for value in (options.get(key), *(options.get(patterns) or {}).values()):
             if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-                msg = f"{folder}: {key}: expected a number above 0, found {value!r}; restore the file from its source"
-                raise CheckpointError(msg)
+                refuse(folder, f"{key}: expected a number above 0, found {value!r}; restore the file from its source")
     for pattern in (*(options.get("rank_pattern") or ()), *(options.get("alpha_pattern") or ())):
         if not _PATTERN.fullmatch(pattern):
-            msg = f"{folder}: rank_pattern: expected names of modules, found {pattern!r}; write out the names"
-            raise CheckpointError(msg)
+            refuse(folder, f"rank_pattern: expected names of modules, found {pattern!r}; write out the names")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """Return the config of an adapter; raise a CheckpointError if a value is not supported."""
     if not (folder / _CONFIG).is_file():
-        msg = f"{folder}: expected a folder with {_CONFIG}, found none; give the folder of a PEFT adapter"
-        raise CheckpointError(msg)
+        refuse(folder, f"expected a folder with {_CONFIG}, found none; give the folder of a PEFT adapter")
     options = read_json(folder / _CONFIG)
     for key, expected in _EXPECTED.items():
         if options.get(key) not in expected:
-            msg = f"{folder}: {key}: expected {expected[0]!r}, found {options.get(key)!r}; merge it into the model"
-            raise CheckpointError(msg)
+            refuse(folder, f"{key}: expected {expected[0]!r}, found {options.get(key)!r}; merge it into the model")
     start = options.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(_CHANGED_BASE):
-        msg = f"{folder}: init_lora_weights: expected an unchanged base model, found {start!r}; convert the adapter"
-        raise CheckpointError(msg)
+        refuse(folder, f"init_lora_weights: expected an unchanged base model, found {start!r}; convert the adapter")
     _check_ranks(folder, options)
     return options
 
@@ -178,21 +171,19 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
     ends = (".lora_A.weight", ".lora_B.weight")
     for tensor in checkpoint:
         if not (tensor.startswith(_PREFIX) and tensor.endswith(ends)):
-            msg = (
-                f"{folder}: tensor {tensor}: expected {_PREFIX}….lora_A.weight or lora_B.weight, found a tensor that "
-                "is not supported; merge the adapter into the model"
+            refuse(
+                folder,
+                f"tensor {tensor}: expected {_PREFIX}….lora_A.weight or lora_B.weight, found a tensor that "
+                "is not supported; merge the adapter into the model",
             )
-            raise CheckpointError(msg)
     modules = sorted({tensor[: -len(ends[0])] for tensor in checkpoint})
     present = set(checkpoint)
     for module in modules:
         for end in ends:
             if module + end not in present:
-                msg = f"{folder}: expected tensor {module}{end}, found none; download the adapter again"
-                raise CheckpointError(msg)
+                refuse(folder, f"expected tensor {module}{end}, found none; download the adapter again")
     if not modules:
-        msg = f"{folder}: expected tensors lora_A and lora_B, found none; download the adapter again"
-        raise CheckpointError(msg)
+        refuse(folder, "expected tensors lora_A and lora_B, found none; download the adapter again")
     return {module.removeprefix(_PREFIX): (module + ends[0], module + ends[1]) for module in modules}
 
 
@@ -200,18 +191,17 @@ def _check_modules(folder: Path, options: Mapping[str, Any], found: set[str], pl
     """Raise a CheckpointError if the model lacks a module, or the adapter lacks one that it names."""
     unknown = sorted(found - places.keys())
     if unknown:
-        msg = (
-            f"{folder}: expected adapted linear layers of this model (no experts, router, embedding or LM head), found "
-            f"{unknown[0]}; use an adapter of this model without it"
+        refuse(
+            folder,
+            "expected adapted linear layers of this model (no experts, router, embedding or LM head), found "
+            f"{unknown[0]}; use an adapter of this model without it",
         )
-        raise CheckpointError(msg)
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):
         return  # the config names no layers of which all modules are adapted
     targets = options.get("target_modules")
     missing = [name for name in places if name not in found and _is_target(targets, name)]
     if missing:
-        msg = f"{folder}: expected tensors of {missing[0]}, which target_modules names, found none; download it again"
-        raise CheckpointError(msg)
+        refuse(folder, f"expected tensors of {missing[0]}, which target_modules names, found none; download it again")
 
 
 def _is_target(targets: object, name: str) -> bool:
@@ -234,8 +224,7 @@ def _read(checkpoint: Checkpoint, tensor: str) -> Array:
     checkpoint.check_dtype(tensor)
     values = checkpoint.tensor(tensor).astype(FLOAT32)
     if not np.isfinite(values).all():
-        msg = f"{checkpoint.folder}: tensor {tensor}: expected finite numbers, found others; use another adapter"
-        raise CheckpointError(msg)
+        refuse(checkpoint.folder, f"tensor {tensor}: expected finite numbers, found others; use another adapter")
     return values
 
 
@@ -253,7 +242,7 @@ def cache_salt(adapter: Adapter | None, salt: bytes = b"") -> bytes:
     return salt if adapter is None else sha256(adapter.digest + salt).digest()
 
 
-class Adapters:
+class Adapters(dict[str, Adapter]):
     """The adapters of one model, by name.
 
     Raises:
@@ -266,31 +255,24 @@ class Adapters:
         if folders and workers > 1:
             msg = f"adapters: expected one process (workers=1), found workers={workers}; leave one of the options out"
             raise OptionError(msg)
+        super().__init__()
+        folders = {} if folders is None else folders
+        if not isinstance(folders, Mapping) or not all(isinstance(name, str) and name for name in folders):
+            refuse("adapters", f"expected folders by name, found {folders!r}", OptionError)
         self._modules: list[list[AdapterModule]] = []
-        self.by_name: dict[str, Adapter] = {}
-        for name, folder in _check_folders(folders).items():
+        for name, folder in folders.items():
             modules, digest = read_adapter(Path(folder).expanduser(), config)
-            self.by_name[name] = Adapter(name, len(self._modules), digest)
+            self[name] = Adapter(name, len(self._modules), digest)
             self._modules.append(modules)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.by_name
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.by_name)
-
-    def __len__(self) -> int:
-        return len(self.by_name)
 
     def find(self, name: str | None) -> Adapter | None:
         """Return the adapter with a name; ``None`` for ``None``; raise an OptionError if there is none."""
         if name is None:
             return None
-        if name not in self.by_name:
-            known = ", ".join(self.by_name) or "none, because the model was loaded without adapters"
-            msg = f"adapter: expected one of {known}; found {name!r}"
-            raise OptionError(msg)
-        return self.by_name[name]
+        if name not in self:
+            known = ", ".join(self) or "none, because the model was loaded without adapters"
+            refuse("adapter", f"expected one of {known}; found {name!r}", OptionError)
+        return self[name]
 
     def attach(self, decoder: Decoder) -> None:
         """Add the adapters to the linear layers of a model, before its first forward pass."""
@@ -308,15 +290,6 @@ class Adapters:
                         linear.adapters[number] = decoder.backend.pack_adapter(linear.packed, parts)
                     start = stop
         self._modules = []
-
-
-def _check_folders(folders: Mapping[str, str | Path] | None) -> Mapping[str, str | Path]:
-    """Return the option ``adapters``, which maps names to folders; ``None`` is empty."""
-    folders = {} if folders is None else folders
-    if not isinstance(folders, Mapping) or not all(isinstance(name, str) and name for name in folders):
-        msg = f"adapters: expected folders by name, found {folders!r}"
-        raise OptionError(msg)
-    return folders
 
 
 def _slice(module: AdapterModule, start: int, stop: int) -> LowRank | None:

@@ -99,17 +99,14 @@ class KernelBackend:
         return self.kernels.name
 
     def pack(self, weight: AnyMatrix, bias: Array | None = None, **layout: Any) -> Matrix:
-        """Implement :meth:`Backend.pack`."""
         return pack(self.kernels, weight, bias, **layout)
 
     def pack_adapter(self, matrix: Any, parts: Sequence[LowRank]) -> Any:
-        """Implement :meth:`Backend.pack_adapter`."""
         return pack_adapter(matrix, parts)
 
     def program(
         self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
     ) -> Program:
-        """Implement :meth:`Backend.program`."""
         return KernelProgram(self.kernels, hidden, dtype, cache, source)
 
     def make_cache(

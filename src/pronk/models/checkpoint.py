@@ -18,15 +18,15 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, Array
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
+from pronk.quantization.formats.scheme import FLOATS
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
 SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
 INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_FLOAT_TYPES = ("F32", "F16", "BF16")
-# Supported dtypes by their names in safetensors. Types that are not in _FLOAT_TYPES are for quantized weights only.
-_DTYPES = {
+# Supported dtypes by their names in safetensors. Types that are not in FLOATS are for quantized weights only.
+DTYPES = {
     "F32": FLOAT32,
     "F16": FLOAT16,
     "BF16": BFLOAT16,
@@ -44,7 +44,7 @@ class _MappedTensor:
     """Tensor in a mapped file."""
 
     file: mmap.mmap
-    dtype: str  # key of ``_DTYPES``
+    dtype: str  # key of ``DTYPES``
     shape: tuple[int, ...]
     start: int  # position of the first byte in the file
     size: int  # number of bytes
@@ -65,8 +65,7 @@ class Checkpoint:
         for path in files or _safetensors_files(folder, remedy):
             entries = _map_file(path, remedy)
             for name in entries.keys() & self._entries.keys():
-                msg = f"{folder}: expected tensor {name} in one file, found it in two; remove the leftover shards"
-                raise CheckpointError(msg)
+                refuse(folder, f"expected tensor {name} in one file, found it in two; remove the leftover shards")
             self._entries |= entries
 
     def __iter__(self) -> Iterator[str]:
@@ -83,27 +82,23 @@ class Checkpoint:
         """Return the size of a tensor in the file, in bytes."""
         return self._entries[name].size
 
-    def check_dtype(self, name: str, dtypes: Sequence[str] = _FLOAT_TYPES) -> None:
+    def check_dtype(self, name: str, dtypes: Sequence[str] = FLOATS) -> None:
         """Raise a :class:`CheckpointError` if the tensor's safetensors dtype is not in ``dtypes``."""
         found = self._entries[name].dtype
         if found in dtypes:
             return
-        if tuple(dtypes) == _FLOAT_TYPES:
-            msg = (
-                f"{self.folder}: tensor {name}: expected float32, float16 or bfloat16 ({', '.join(_FLOAT_TYPES)}), "
-                f"found {found}; convert the checkpoint to one of them"
-            )
+        if tuple(dtypes) == FLOATS:
+            expected = f"float32, float16 or bfloat16 ({', '.join(dtypes)})"
+            remedy = "convert the checkpoint to one of them"
         else:
-            msg = (
-                f"{self.folder}: tensor {name}: expected the type {' or '.join(dtypes)}, found {found}; check that "
-                "quantization_config and the weights belong together"
-            )
-        raise CheckpointError(msg)
+            expected = f"the type {' or '.join(dtypes)}"
+            remedy = "check that quantization_config and the weights belong together"
+        refuse(self.folder, f"tensor {name}: expected {expected}, found {found}; {remedy}")
 
     def tensor(self, name: str) -> Array:
         """Return a tensor as a view of the mapped file, in its stored dtype; the view keeps the file mapped."""
         entry = self._entries[name]
-        flat = np.frombuffer(entry.file, _DTYPES[entry.dtype], math.prod(entry.shape), entry.start)
+        flat = np.frombuffer(entry.file, DTYPES[entry.dtype], math.prod(entry.shape), entry.start)
         return flat.reshape(entry.shape)
 
     def release(self) -> None:
@@ -132,8 +127,7 @@ def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -
         msg = f"{path}: expected JSON, found something else ({problem}); restore the file from its source"
         raise error_type(msg) from problem
     if not isinstance(document, dict):
-        msg = f"{path}: expected a JSON object, found {type(document).__name__}"
-        raise error_type(msg)
+        refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
     return document
 
 
@@ -145,14 +139,12 @@ def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
         raise CheckpointError(_describe_missing_weights(folder))
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        msg = f"{folder / INDEX}: expected an object 'weight_map' of file names, found {type(weight_map).__name__}"
-        raise CheckpointError(msg)
+        refuse(folder / INDEX, f"expected an object 'weight_map' of file names, found {type(weight_map).__name__}")
     names = sorted(set(weight_map.values()))
     for name in names:
         # A name with a path separator could lead out of the folder.
         if Path(name).name != name or not (folder / name).is_file():
-            msg = f"{folder}: expected the {len(names)} shards that {INDEX} lists, found no {name}; {remedy}"
-            raise CheckpointError(msg)
+            refuse(folder, f"expected the {len(names)} shards that {INDEX} lists, found no {name}; {remedy}")
     return [folder / name for name in names]
 
 

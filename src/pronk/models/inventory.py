@@ -13,7 +13,7 @@ import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, as_bytes
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
 from pronk.models.checkpoint import AnyCheckpoint
 from pronk.models.families import FAMILY_NAMES, FUSED_EXPERTS, GGUF_FUSED_NAMES, GGUF_NAMES, FamilyNames
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
@@ -54,6 +54,8 @@ class Inventory:
         self.checkpoint = checkpoint
         names = names or tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
+        # Warnings, each of one line, about ignored quantization settings of the checkpoint.
+        self.notes: Sequence[str] = () if self._scheme is None else self._scheme.notes
         # Maps each tensor's name without the family's prefix (the names used below) to its name in the file.
         self._stored_name = _stored_names(checkpoint, names)
         if config.tied:
@@ -73,19 +75,14 @@ class Inventory:
                     weight_tensors[key] = tensor
         self._check_complete(expected, names)
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """Warnings, each of one line, about ignored quantization settings of the checkpoint."""
-        return () if self._scheme is None else self._scheme.notes
-
     def nbytes(self, part: DecoderPart) -> int:
         """Return the size of all tensors of a part in the file, in bytes."""
-        return sum(self._nbytes(source) for source in part.tensors)
-
-    def _nbytes(self, source: CheckpointTensor) -> int:
-        names = self._tensors_of_weight.get(source.name, {"": source.name}).values()
-        size = sum(self.checkpoint.nbytes(self._stored_name[name]) for name in names)
-        return size if source.expert is None else size // source.shape[0]
+        total = 0
+        for source in part.tensors:
+            names = self._tensors_of_weight.get(source.name, {"": source.name}).values()
+            size = sum(self.checkpoint.nbytes(self._stored_name[name]) for name in names)
+            total += size if source.expert is None else size // source.shape[0]
+        return total
 
     def tensor(self, source: CheckpointTensor) -> Array:
         """Return an unquantized tensor as a view of the mapped file."""
@@ -131,12 +128,12 @@ class Inventory:
         for kind, tensors in (("missing", missing), ("unexpected", unexpected)):
             if tensors:
                 listed = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
-                msg = (
-                    f"{folder}: {kind} tensors: {listed}; expected the {len(expected)} tensors that "
+                refuse(
+                    folder,
+                    f"{kind} tensors: {listed}; expected the {len(expected)} tensors that "
                     f"{self.checkpoint.config_source} asks for, found {len(self.checkpoint)}; check that the files are "
-                    "complete and belong together"
+                    "complete and belong together",
                 )
-                raise CheckpointError(msg)
         for name, tensor in expected.items():
             _check_shape_and_dtype(self.checkpoint, stored[name], tensor)
 
@@ -151,8 +148,7 @@ def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, st
     for name in checkpoint:
         plain = names.canonical(name)
         if plain in stored:
-            msg = f"{checkpoint.folder}: expected one tensor {plain}, found two: {stored[plain]} and {name}"
-            raise CheckpointError(msg)
+            refuse(checkpoint.folder, f"expected one tensor {plain}, found two: {stored[plain]} and {name}")
         stored[plain] = name
     return stored
 
@@ -197,11 +193,11 @@ def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredT
     found = checkpoint.shape(name)
     if stored.shapes is not None and found not in stored.shapes:
         source = checkpoint.config_source
-        msg = (
-            f"{checkpoint.folder}: tensor {name}: expected shape {' or '.join(str(list(s)) for s in stored.shapes)} "
-            f"from {source}, found {list(found)}; check that {source} and the weights belong together"
+        refuse(
+            checkpoint.folder,
+            f"tensor {name}: expected shape {' or '.join(str(list(s)) for s in stored.shapes)} "
+            f"from {source}, found {list(found)}; check that {source} and the weights belong together",
         )
-        raise CheckpointError(msg)
     checkpoint.check_dtype(name, stored.dtypes)
 
 
@@ -212,11 +208,11 @@ def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str,
         return
     _check_shape_and_dtype(checkpoint, head, StoredTensor((checkpoint.shape(embedding),)))
     if not _have_equal_bytes(checkpoint.tensor(head), checkpoint.tensor(embedding)):
-        msg = (
-            f"{checkpoint.folder}: expected {head} to equal {embedding}, as tie_word_embeddings in config.json says, "
-            "found different values; set tie_word_embeddings to false to use both"
+        refuse(
+            checkpoint.folder,
+            f"expected {head} to equal {embedding}, as tie_word_embeddings in config.json says, "
+            "found different values; set tie_word_embeddings to false to use both",
         )
-        raise CheckpointError(msg)
 
 
 def _have_equal_bytes(one: Array, other: Array) -> bool:

@@ -30,12 +30,7 @@ class KernelProgram(Program):
     """A program that the kernels run in one call."""
 
     def __init__(
-        self,
-        kernels: Kernels,
-        hidden: int,
-        dtype: DType,
-        cache: PagedCache | None,
-        source: CrossAttentionSource | None,
+        self, kernels: Kernels, hidden: int, dtype: DType, cache: PagedCache | None, source: CrossAttentionSource | None
     ) -> None:
         super().__init__(hidden, dtype, cache, source)
         self.kernels = kernels
@@ -46,7 +41,6 @@ class KernelProgram(Program):
     def embed(
         self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
     ) -> None:
-        """Implement :meth:`Program.embed`."""
         op = self._append(_EMBED)
         op.output, op.zero_first = _STREAM if part is None else _A, int(zero_first)
         op.part, op.parts = part or (0, 0)
@@ -109,7 +103,6 @@ class KernelProgram(Program):
     def attend(
         self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
     ) -> None:
-        """Implement :meth:`Program.attend`."""
         op = self._append(_ATTEND)
         op.sinks = self._keep_alive(None if sinks is None else sinks.astype(np.float32))
         op.heads, op.kv_heads, op.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -120,7 +113,6 @@ class KernelProgram(Program):
         self._kv_cache(op, cache, layer)
 
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
-        """Implement :meth:`Program.convolve`."""
         op = self._append(_CONVOLVE)
         op.filter = self._keep_alive(weights.reshape(len(weights), -1).T.astype(np.float32))
         op.filter_bias = self._keep_alive(None if bias is None else bias.astype(np.float32))
@@ -140,7 +132,6 @@ class KernelProgram(Program):
         scale: float | None = None,
         cap: float | None = None,
     ) -> None:
-        """Implement :meth:`Program.linear`."""
         op = self._append(_LINEAR)
         op.scale, op.cap = output_range(linear, scale, cap)
         op.input, op.output = _BUFFERS[source], _BUFFERS[to]
@@ -165,7 +156,6 @@ class KernelProgram(Program):
         collected: int | None = None,
         part: tuple[int, int] | None = None,
     ) -> None:
-        """Implement :meth:`Program.norm`."""
         op = self._append(_NORM)
         op.input, op.output = _BUFFERS[source], _BUFFERS[to] if part is None else _A
         op.residual, op.scale, op.collected = int(residual), scale, 0 if collected is None else collected + 1
@@ -173,22 +163,18 @@ class KernelProgram(Program):
         self._set_norm(op, norm)
 
     def route(self, mixture: MixtureConfig) -> None:
-        """Implement :meth:`Program.route`."""
         self._set_mixture(self._append(_ROUTE), mixture)
 
     def store_hidden(self, layer: int) -> None:
-        """Implement :meth:`Program.store_hidden`."""
         assert self.cache is not None
         self._append(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
 
     def collect_hidden(self, index: int) -> None:
-        """Implement :meth:`Program.collect_hidden`."""
         self._append(_STORE).collected = index + 1
 
     def run(
         self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
     ) -> None:
-        """Run the program on ``rows`` in one call; see :meth:`Program.run`."""
         self.kernels.run(self._prepare_call(rows, stream, logits, collected), len(self._ops), rows.call)
 
     def draft_chain(self, rows: ProgramRows, stream: Array, logits: Array, chain: CDraftChain) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.arrays import BFLOAT16, FLOAT32, Array
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
@@ -54,9 +54,7 @@ class Norm:
     @classmethod
     def of(cls, config: ModelConfig, weight: Array, bias: Array | None = None) -> Norm:
         """Return a norm of the model's type; the numbers are converted to float32."""
-        if (config.norm == "layer") != (bias is not None):
-            msg = f"expected a bias for LayerNorm only, found norm {config.norm!r}, bias {bias is not None}"
-            raise ValueError(msg)
+        assert (config.norm == "layer") == (bias is not None), "expected a bias for LayerNorm only"
         float_bias = None if bias is None else bias.astype(FLOAT32)
         return cls(weight.astype(FLOAT32), float_bias, config.norm_eps)
 
@@ -151,12 +149,10 @@ def choose_linear(
     of earlier loads, and is where others are added.
     """
     if weights not in WEIGHTS:
-        msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"
-        raise OptionError(msg)
+        refuse("weights", f"expected {', '.join(WEIGHTS)}; found {weights!r}", OptionError)
     kernels = backend.kernels
     if weights != "plain" and kernels is None:
-        msg = f"weights: expected pronk's kernels for {weights}, found {backend}; use plain"
-        raise OptionError(msg)
+        refuse("weights", f"expected pronk's kernels for {weights}, found {backend}; use plain", OptionError)
 
     def build(weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         if kernels is None or weights == "plain" or layout.exact or not isinstance(weight, np.ndarray):

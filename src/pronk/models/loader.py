@@ -1,4 +1,4 @@
-"""Loading of a model: read its config, and load its weights into a decoder.
+"""Loading of a model: read its config and its fingerprint, and load its weights into a decoder.
 
 Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype. An unquantized
 embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the kernels, and
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.architecture.families import parse_config
 from pronk.arrays import DTYPES, FLOAT16, FLOAT32, DType
 from pronk.checks import check_integer
-from pronk.errors import ConfigError, OptionError
+from pronk.errors import ConfigError, OptionError, refuse
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.backend import Backend
 from pronk.models.checkpoint import open_checkpoint, read_json
@@ -31,6 +32,8 @@ from pronk.quantization.formats.scheme import parse_scheme
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling
 
+# Minimum number of values of a tensor that a fingerprint covers, evenly spaced; a smaller tensor is covered whole.
+_SAMPLES = 4096
 # Older checkpoints have the quantization config in a separate file, whose name implies the ``quant_method``.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
@@ -67,8 +70,7 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
         msg = f"no such folder: {str(folder)!r}; expected a folder with config.json, *.safetensors and tokenizer.json"
         raise ConfigError(msg)
     if not (folder / "config.json").is_file():
-        msg = f"{folder}: expected a model folder with config.json, found none; is this the right folder?"
-        raise ConfigError(msg)
+        refuse(folder, "expected a model folder with config.json, found none; is this the right folder?", ConfigError)
     raw = read_json(folder / "config.json", ConfigError)
     file = folder / "generation_config.json"
     generation = read_json(file, ConfigError) if file.is_file() else {}
@@ -97,8 +99,7 @@ def parse_dtype(name: str, config: ModelConfig) -> DType:
     """Return the dtype called ``name``; ``auto`` is the dtype in the config."""
     dtype = DTYPES.get(config.dtype if name == "auto" else name)
     if dtype is None:
-        msg = f"dtype: expected auto, {', '.join(DTYPES)}; found {name!r}"
-        raise OptionError(msg)
+        refuse("dtype", f"expected auto, {', '.join(DTYPES)}; found {name!r}", OptionError)
     return dtype
 
 
@@ -154,3 +155,42 @@ def load_decoder(
     if notes:
         warnings.warn(f"{folder.name}: {'; '.join(notes)}", stacklevel=2)
     return decoder
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Identity of a checkpoint: family and sizes in words, and a hash of 16 hexadecimal digits.
+
+    A trained drafter recognizes its model by it. The hash covers a sample of every tensor, so that it is fast for any
+    size, and does not depend on the distribution of the tensors over files.
+    """
+
+    architecture: str
+    weights: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Fingerprint:
+        """Compute the fingerprint of a model folder or a GGUF file."""
+        architecture = describe_architecture(read_config(folder))
+        checkpoint, digest = open_checkpoint(folder), sha256(architecture.encode())
+        for name in sorted(checkpoint):
+            if isinstance(checkpoint, GgufCheckpoint):
+                values = checkpoint.raw_bytes(name)  # without dequantization
+            else:
+                values = checkpoint.tensor(name).reshape(-1)
+            sample = values[:: max(1, len(values) // _SAMPLES)].astype(FLOAT32)
+            digest.update(f"{name} {checkpoint.shape(name)}".encode())
+            digest.update(sample.tobytes())
+            checkpoint.release()
+        return cls(architecture, digest.hexdigest()[:16])
+
+    def __str__(self) -> str:
+        return f"{self.architecture}, weights {self.weights}"
+
+
+def describe_architecture(config: ModelConfig) -> str:
+    """Return family and sizes of a model in words."""
+    return (
+        f"{config.family} of {config.num_layers} layers, hidden size {config.hidden_size}, {config.num_heads} "
+        f"heads of {config.head_dim} over {config.num_kv_heads}, vocabulary {config.vocab_size}"
+    )

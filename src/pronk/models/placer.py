@@ -178,10 +178,10 @@ class WeightPlacer:
         self.inventory.checkpoint.release()
         return weight
 
-    def _shard(self, part: DecoderPart, number: int, weight: Array) -> Array:
+    def _shard(self, part: DecoderPart, number: int, weight: Array | QuantizedMatrix) -> Array | QuantizedMatrix:
         if self.split is None:
             return weight
-        if part.transposed:
+        if part.transposed and isinstance(weight, np.ndarray):
             return self.split.shard(part, number, weight.T).T
         return self.split.shard(part, number, weight)
 
@@ -189,13 +189,7 @@ class WeightPlacer:
         self, part: DecoderPart, weights: Sequence[Array | QuantizedMatrix]
     ) -> tuple[list[Array | QuantizedMatrix], Array]:
         """Return this process's shards of the weights, and one array that holds the codes of these shards."""
-        assert self.split is not None
-        shards = list[Array | QuantizedMatrix]()
-        for number, weight in enumerate(weights):
-            if isinstance(weight, np.ndarray):
-                shards.append(self._shard(part, number, weight))
-            else:
-                shards.append(self.split.shard(part, number, weight))
+        shards = [self._shard(part, number, weight) for number, weight in enumerate(weights)]
         inputs = next((weight.shape[1] for weight in shards if isinstance(weight, QuantizedMatrix)), 0)
         codes = mapped_zeros((sum(weight.shape[0] for weight in shards), inputs), UINT8)
         for number, rows in enumerate(split_rows(codes, [weight.shape[0] for weight in shards])):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pronk import __version__
 from pronk.architecture.config import ModelConfig
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import OptionError, refuse
 from pronk.kv_cache.block_store import BlockStore
 from pronk.kv_cache.budget import parse_memory
 from pronk.kv_cache.prompt_cache import PromptCache
@@ -45,8 +45,7 @@ def open_prompt_cache(
             raise OptionError(msg)
         return None
     if not (isinstance(folder, str | Path) and str(folder)):
-        msg = f"prompt_cache: expected a folder, found {folder!r}"
-        raise OptionError(msg)
+        refuse("prompt_cache", f"expected a folder, found {folder!r}", OptionError)
     num_bytes = parse_memory(_DEFAULT_SIZE if size is None else size, "prompt_cache_size")
     if backend.kernels is None or split:
         found = "tensor parallelism" if split else "torch, with which keys and values depend on the batch"
@@ -84,8 +83,7 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
             while part := file.read(_READ_BYTES):
                 digest.update(part)
     if states != [_state(Path(path)) for path, *_ in states]:
-        msg = f"{states[0][0]}: expected files that do not change while they are read, found others; load again"
-        raise CheckpointError(msg)
+        refuse(states[0][0], "expected files that do not change while they are read, found others; load again")
     store.add_note(name, digest.hexdigest())
     return digest.hexdigest()
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import OptionError, refuse
 from pronk.models.tensor_plan import DecoderPart
-from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.formats.matrix import GROUP_MULTIPLE, MAX_GROUP_PADDING, QuantizedMatrix
 
 Weight = TypeVar("Weight", Array, QuantizedMatrix, Array | QuantizedMatrix)
 
@@ -28,10 +28,6 @@ Weight = TypeVar("Weight", Array, QuantizedMatrix, Array | QuantizedMatrix)
 # large number avoids cuts through quantization groups, which mostly have 32 to 128 inputs.
 _GRANULARITIES = (128, 64, 32, 16, 8, 1)
 _BLOCK_OUTPUTS = 16  # number of outputs per block of packed weights
-_GROUP_MULTIPLE = 8  # the number of inputs in a quantization group is a multiple of this
-_MAX_GROUP_PADDING = (
-    31  # a group may be longer than its row by this many inputs; see ``quantization/formats/matrix.py``
-)
 
 
 @dataclass(frozen=True)
@@ -155,24 +151,9 @@ class TensorSplit:
 
 
 def _take_outputs(weight: Weight, kept: Sequence[range]) -> Weight:
-    if isinstance(weight, QuantizedMatrix):
-        return _take_quantized_outputs(weight, kept)  # type: ignore[return-value]
-    if len(kept) == 1:
-        return weight[kept[0].start : kept[0].stop]
-    return np.concatenate([weight[outputs.start : outputs.stop] for outputs in kept]) if kept else weight[:0]
-
-
-def _take_quantized_outputs(weight: QuantizedMatrix, kept: Sequence[range]) -> QuantizedMatrix:
-    if len(kept) == 1:
-        return weight.slice_outputs(kept[0].start, kept[0].stop)
-    parts = [weight.slice_outputs(outputs.start, outputs.stop) for outputs in kept]
-    minima = [part.minimum for part in parts if part.minimum is not None]
-    return replace(
-        weight,
-        codes=np.concatenate([part.codes for part in parts]),
-        scale=np.concatenate([part.scale for part in parts]),
-        minimum=np.concatenate(minima) if minima else None,
-    )
+    """Return some outputs: a view of one range, or a copy of several."""
+    rows = slice(kept[0].start, kept[0].stop) if len(kept) == 1 else [output for outputs in kept for output in outputs]
+    return weight.take_outputs(rows) if isinstance(weight, QuantizedMatrix) else weight[rows]  # type: ignore[return-value]
 
 
 def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
@@ -183,15 +164,15 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
     # for inputs 64 .. 191 every group of 128 becomes two groups of 64.
     group = gcd(weight.group, kept.start, kept.stop if kept.stop < inputs else 0)
     # A group may be longer than its row by the padding only.
-    while group > len(kept) + _MAX_GROUP_PADDING and group % (2 * _GROUP_MULTIPLE) == 0:
+    while group > len(kept) + MAX_GROUP_PADDING and group % (2 * GROUP_MULTIPLE) == 0:
         group //= 2
-    if weight.order is not None or group % _GROUP_MULTIPLE or group > len(kept) + _MAX_GROUP_PADDING:
+    if weight.order is not None or group % GROUP_MULTIPLE or group > len(kept) + MAX_GROUP_PADDING:
         found = "an order of their inputs" if weight.order is not None else f"groups of {weight.group}"
-        msg = (
-            f"{target}: expected weights whose inputs can be split between processes at {kept.start} and "
-            f"{kept.stop}, found quantized ones with {found}; use parallel='tree'"
+        refuse(
+            target,
+            f"expected weights whose inputs can be split between processes at {kept.start} and "
+            f"{kept.stop}, found quantized ones with {found}; use parallel='tree'",
         )
-        raise CheckpointError(msg)
     splits_per_group, groups = weight.group // group, slice(kept.start // group, ceil(kept.stop / group))
 
     def take_groups(values: Array) -> Array:

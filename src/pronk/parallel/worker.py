@@ -23,8 +23,7 @@ from pronk.kernels.threads import set_threads
 from pronk.kv_cache.budget import BLOCK_SIZE
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
-from pronk.models.fingerprint import Fingerprint
-from pronk.models.loader import compute_dtype, load_decoder, read_config
+from pronk.models.loader import Fingerprint, compute_dtype, load_decoder, read_config
 from pronk.models.split import TensorSplit
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.split_cache import SplitCache

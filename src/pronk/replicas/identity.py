@@ -13,7 +13,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
 from pronk.kernels.library import installed_library
 from pronk.llm import LLM
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.tokenization.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
         "kv_dtype": options.get("kv_dtype", "auto"),
         "weights": options.get("weights", "plain"),
         "parts": options.get("workers", 1) if options.get("parallel") == "tensor" else 1,
-        "adapters": {name: adapter.digest.hex() for name, adapter in llm.adapters.by_name.items()},
+        "adapters": {name: adapter.digest.hex() for name, adapter in llm.adapters.items()},
         "guides": _version("llguidance"),
     }
     kernels = f"torch {_version('torch')}" if llm.kernels == "torch" else f"{llm.kernels} {_library_digest()}"

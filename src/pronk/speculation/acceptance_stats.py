@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from pronk.checks import check_path
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.speculation.tree import TokenTree
 
 # Draft tokens of one request and drafter that count for all requests, so that one text does not decide for the others.

@@ -16,7 +16,7 @@ from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.paged import Kept, PagedCache
 from pronk.models.decoder import Decoder
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.speculation.cost_model import CostModel
 from pronk.tokenization.tokenizer import Tokenizer

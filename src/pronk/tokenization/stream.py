@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.tokenization.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
@@ -111,8 +111,7 @@ class StopScanner:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
-            msg = f"stop: expected non-empty strings, found {list(stops)!r}"
-            raise OptionError(msg)
+            refuse("stop", f"expected non-empty strings, found {list(stops)!r}", OptionError)
         self._stops = sorted(stops, key=len, reverse=True)
         self._held = ""
         self._stop: str | None = None  # the first complete stop string

@@ -62,15 +62,14 @@ class Tokenizer:
         if is_gguf(folder):
             from pronk.quantization.gguf.tokenizer import read_tokenizer  # noqa: PLC0415 - for GGUF files only
 
-            parts = read_tokenizer(opened or GgufCheckpoint(folder))
-            _check_vocabulary(parts.largest_id, folder, vocab_size)
-            special, key = parts.special_tokens, "tokenizer.chat_template in the metadata of the GGUF file"
-            return cls(parts.backend, special_tokens=special, chat_template=parts.chat_template, template_key=key)
+            backend, special, template = read_tokenizer(opened or GgufCheckpoint(folder))
+            _check_vocabulary(backend, folder, vocab_size)
+            key = "tokenizer.chat_template in the metadata of the GGUF file"
+            return cls(backend, special_tokens=special, chat_template=template, template_key=key)
         config = _read_optional(folder / "tokenizer_config.json")
         special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
         backend = _read_backend(folder / "tokenizer.json")
-        largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        _check_vocabulary(largest_id, folder, vocab_size)
+        _check_vocabulary(backend, folder, vocab_size)
         templates = _find_templates(folder, config)
         return cls(
             backend,
@@ -96,13 +95,9 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the vocabulary, 32 hexadecimal digits; stored in files of token ids."""
+        """Hash of the tokens with their ids, 32 hexadecimal digits; stored in files of token ids."""
         tokens = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
         return hashlib.sha256(json.dumps(tokens).encode("ascii")).hexdigest()[:32]
-
-    def has_same_vocabulary(self, other: Tokenizer) -> bool:
-        """Return whether both tokenizers have the same tokens with the same ids."""
-        return self.vocab_size == other.vocab_size and self.fingerprint == other.fingerprint
 
     @cached_property
     def digest(self) -> str:
@@ -154,13 +149,8 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether :meth:`chat` is available."""
-        return self._chat_template is not None
-
-    @property
     def chat_template(self) -> str | None:
-        """Jinja source of the chat template, if the model has one."""
+        """Jinja source of the chat template; ``None`` if the model has none, and no :meth:`chat`."""
         return self._chat_template
 
     def chat(
@@ -209,7 +199,9 @@ class Tokenizer:
                 raise PromptError(msg) from error
             messages, tools = disguised[: len(checked)], None if tools is None else disguised[len(checked) :]
         text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options)
-        ids = [token for part, hidden in reveal(text, placeholders) for token in self._part_ids(part, hidden=hidden)]
+        encode, ids = partial(self.encode, add_special_tokens=False), list[int]()
+        for part, hidden in reveal(text, placeholders):
+            ids += plain_ids(part, encode, self.special_ids) if hidden else encode(part)
         if not ids:
             msg = (
                 "the model's chat template: expected a text made of these messages, found an empty text; "
@@ -217,11 +209,6 @@ class Tokenizer:
             )
             raise PromptError(msg)
         return ids
-
-    def _part_ids(self, text: str, *, hidden: bool) -> list[int]:
-        """Encode a part of a text; the text of a special token that was ``hidden`` becomes ordinary tokens."""
-        encode = partial(self.encode, add_special_tokens=False)
-        return plain_ids(text, encode, self.special_ids) if hidden else encode(text)
 
     @cached_property
     def _special_names(self) -> tuple[str, ...]:
@@ -291,8 +278,9 @@ def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         raise TokenizerError(msg) from error
 
 
-def _check_vocabulary(largest_id: int, folder: Path, vocab_size: int | None) -> None:
+def _check_vocabulary(backend: tokenizers.Tokenizer, folder: Path, vocab_size: int | None) -> None:
     """Raise a :class:`TokenizerError` if the tokenizer has ids beyond ``vocab_size``; ``None`` allows all."""
+    largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
     if vocab_size is not None and largest_id >= vocab_size:
         msg = (
             f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary has {vocab_size}, "

@@ -12,7 +12,7 @@ import torch
 
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.files.cards import render_card
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.train.data import BYTE_VOCAB
 from pronk.train.heads import describe
 from pronk.train.lm import TextModel

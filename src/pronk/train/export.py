@@ -27,8 +27,7 @@ from pronk.files.shards import TOKENIZER_FILES, copy_companions
 from pronk.hub.resolve import resolve_model
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.families import FAMILY_NAMES
-from pronk.models.fingerprint import Fingerprint
-from pronk.models.loader import read_config
+from pronk.models.loader import Fingerprint, read_config
 from pronk.models.tensor_plan import plan_tensors
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.tokenization.tokenizer import Tokenizer

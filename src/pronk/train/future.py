@@ -33,7 +33,7 @@ from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
 from pronk.train.export import InitialModel, export_drafter

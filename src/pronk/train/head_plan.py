@@ -25,7 +25,7 @@ from pronk.architecture.rope import RopeConfig
 from pronk.corpus.answers import Dialogue
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig, default_sources
 from pronk.errors import OptionError
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.eagle import EagleModule, LinearStart
 from pronk.train.options import EagleOptions

@@ -15,7 +15,7 @@ from pronk.corpus.answers import AnswersHeader, AnswersWriter, Dialogue
 from pronk.corpus.sources import SourceSpec
 from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 

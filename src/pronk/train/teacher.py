@@ -28,8 +28,7 @@ from pronk.hub.resolve import resolve_model
 from pronk.kv_cache.blocks import BlockTable
 from pronk.llm import LLM
 from pronk.models.clone_models import tiny_model
-from pronk.models.fingerprint import Fingerprint
-from pronk.models.loader import parse_dtype
+from pronk.models.loader import Fingerprint, parse_dtype
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree

@@ -10,7 +10,7 @@ from typing import Any
 from pronk.drafters import REGISTRY, Autoregressive, Drafter, Proposer, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.models.weights import forward_weights
+from pronk.models.decoder import forward_weights
 from pronk.sampling.params import Rule, SamplingParams
 from pronk.verification.distribution import NUM_DRAWN_TOKENS, SIGNIFICANCE, draw, judge_counts
 from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts

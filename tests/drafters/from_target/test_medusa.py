@@ -19,7 +19,7 @@ from pronk.drafters import Medusa, Outcome, make_drafter
 from pronk.drafters.from_target.medusa import MedusaProposer, MedusaState
 from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import OptionError
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.policy import RequestPolicy

@@ -13,7 +13,7 @@ from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.medusa import MedusaShape
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.train.export import export_drafter
 from pronk.train.modules.drafters import MedusaModule
 from tiny_models import tiny_config

@@ -21,7 +21,7 @@ from pronk.hub.resolve import resolve_model
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import PackedMatrix
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from tiny_models import kernels, text_logits
 

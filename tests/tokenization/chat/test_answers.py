@@ -12,7 +12,6 @@ from pronk.sampling.guide import Guide
 from pronk.tokenization.chat.answer_grammar import Thinking, arguments_schema
 from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader, Part
 from pronk.tokenization.chat.calls import CallPart
-from pronk.tokenization.chat.dialects import find_reasoning_format
 from pronk.tokenization.chat.thoughts import Thought
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
@@ -232,7 +231,7 @@ def test_prompts_that_open_thoughts(name: str, options: dict[str, Any], opened: 
 @pytest.mark.parametrize("name", ["qwen2.5", "mistral-nemo", "phi-4", "phi-3.5"])
 def test_models_that_do_not_think(name: str) -> None:
     source = (TEMPLATE_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-    assert find_reasoning_format(Tokenizer(byte_tokenizer(), chat_template=source)) is None
+    assert AnswerFormat(Tokenizer(byte_tokenizer(), chat_template=source)).reasoning is None
 
 
 def test_tokens_that_end_thoughts() -> None:

@@ -29,9 +29,9 @@ from pronk.drafters.shared.side_cache import CHUNK, SideLane, SideLanes
 from pronk.execution.layer_executor import draft_chain
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
+from pronk.models.decoder import forward_weights
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
-from pronk.models.weights import forward_weights
 from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import DraftContext

@@ -31,8 +31,8 @@ from pronk.hub.resolve import resolve_model
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import clone_model
+from pronk.models.decoder import forward_weights
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
-from pronk.models.weights import forward_weights
 from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
@@ -342,7 +342,7 @@ def _default_model(drafter: str, target: Target) -> Path:
     """Return the folder of pronk-tiny-draft; raise OptionError if it is absent or of another vocabulary."""
     path = clone_model("pronk-tiny-draft")
     tokenizer = target.tokenizer
-    if path is None or tokenizer is None or not Tokenizer.load(path).has_same_vocabulary(tokenizer):
+    if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
         found = "none" if path is None else f"none, and {path.name} has another vocabulary"
         msg = f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this target, found {found}'
         raise OptionError(msg)

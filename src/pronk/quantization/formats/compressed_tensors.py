@@ -34,6 +34,7 @@ from pronk.quantization.formats.scheme import (
     MATCHES_NOTHING,
     STATIC_NOTE,
     LinearModule,
+    Scheme,
     StoredTensor,
     StoredWeight,
     check_bits,
@@ -53,7 +54,7 @@ class PackedIntegers:
 
     module: LinearModule
     bits: Bits  # number of bits per code
-    config_group: int  # number of inputs per group in the config; -1 means all inputs
+    group: int  # number of inputs per group
     packed: bool  # whether codes are packed into 32-bit words
     symmetric: bool  # whether the zero points of the signed codes are all 0
     single_scale: bool  # whether the matrix has only one scale; if not, one per output and group
@@ -62,7 +63,7 @@ class PackedIntegers:
     def tensors(self) -> Mapping[str, StoredTensor]:
         """Expected tensors in the checkpoint, by name without the module's name, such as ``weight_scale``."""
         _, outputs, inputs, *_ = self.module
-        num_groups = ceil(inputs / self._group)
+        num_groups = ceil(inputs / self.group)
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.single_scale else ((outputs, num_groups),)
         packed_shapes = ((ceil(outputs * self.bits / 32), num_groups),) if self.packed and not self.single_scale else ()
         tensors = {
@@ -78,12 +79,7 @@ class PackedIntegers:
         tensors["weight_shape"] = StoredTensor(((2,),), ("I64", "I32"))
         return {"weight_packed": StoredTensor(((outputs, ceil(inputs * self.bits / 32)),), ("I32",)), **tensors}
 
-    @property
-    def _group(self) -> int:
-        return group_size(self.config_group, self.module.inputs)
-
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
-        """Implement :meth:`StoredWeight.read <pronk.quantization.formats.scheme.StoredWeight.read>`."""
         _, outputs, inputs, *_ = self.module
         if self.packed:
             if tensors["weight_shape"].tolist() != [outputs, inputs]:
@@ -94,11 +90,11 @@ class PackedIntegers:
         else:
             self._to_unsigned("weight", tensors["weight"], codes)
         index = tensors.get("weight_g_idx")
-        order = None if index is None else input_order("weight_g_idx", index, self._group)
+        order = None if index is None else input_order("weight_g_idx", index, self.group)
         scale = tensors["weight_scale"]
         if self.single_scale:
             scale = np.broadcast_to(scale.reshape(1, 1), (outputs, 1))
-        return to_quantized_matrix(codes, self._zeros(tensors), scale, self.bits, self._group, order)
+        return to_quantized_matrix(codes, self._zeros(tensors), scale, self.bits, self.group, order)
 
     def _zeros(self, tensors: Mapping[str, Array]) -> Array | None:
         """Return zero points of unsigned codes, ``[outputs, groups]``; ``None`` if all are ``2**(bits - 1)``."""
@@ -156,13 +152,12 @@ class _Rule:
         if self.floats:
             block = (1, self.group) if self.strategy == "group" else self.block
             return FP8Weight(module, block, ("weight_scale",))
-        size = self.group if self.strategy == "group" else -1
-        packed = self.format == "pack-quantized"
+        size, packed = group_size(self.group, module.inputs), self.format == "pack-quantized"
         return PackedIntegers(module, self.bits, size, packed, self.symmetric, self.strategy == "tensor")
 
 
 @dataclass(frozen=True)
-class CompressedTensors:
+class CompressedTensors(Scheme):
     """Scheme of a compressed-tensors checkpoint."""
 
     rules: tuple[_Rule, ...]  # rules in the order of ``config_groups``
@@ -199,7 +194,6 @@ class CompressedTensors:
         )
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         # compressed-tensors quantizes the classes Linear and Embedding only; GPT-2's matrices are of the class Conv1D.
         if module.transposed or any(_match_rank(target, module.name) is not None for target in self.ignore):
             return None

@@ -14,9 +14,9 @@ from pronk.errors import CheckpointError
 from pronk.quantization.formats.matrix import SLICE_OUTPUTS, QuantizedMatrix
 from pronk.quantization.formats.scheme import (
     FLOATS,
-    MATCHES_NOTHING,
     STATIC_NOTE,
     LinearModule,
+    Scheme,
     StoredTensor,
     matches_components,
     read_names,
@@ -32,7 +32,7 @@ _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 
 @dataclass(frozen=True)
-class FP8:
+class FP8(Scheme):
     """Scheme of an FP8 checkpoint, as DeepSeek, Qwen, vLLM and FBGEMM write them.
 
     There is one scale per block of outputs and inputs (``weight_scale_inv``, usually 128 by 128), per output, or per
@@ -45,7 +45,6 @@ class FP8:
     notes: tuple[str, ...] = (FP8_NOTE,)
 
     name = "fp8"
-    ignored = MATCHES_NOTHING
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> FP8:
@@ -64,7 +63,6 @@ class FP8:
         return cls(None if block is None else (block[0], block[1]), tuple(unquantized), notes)
 
     def weight(self, module: LinearModule) -> FP8Weight | None:
-        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         if module.head or module.transposed or any(matches_components(module.name, name) for name in self.unquantized):
             return None
         return FP8Weight(module, self.block, _SCALE_NAMES[:1] if self.block else _SCALE_NAMES)
@@ -130,7 +128,7 @@ _BIAS = 127  # of the stored exponents of scales
 
 
 @dataclass(frozen=True)
-class MXFP4:
+class MXFP4(Scheme):
     """Scheme of a checkpoint (gpt-oss) whose experts are 4-bit floats (e2m1) in groups of 32 with a scale.
 
     A scale is a power of two. Twice a float of e2m1 is an integer from -12 to 12. Loading keeps these integers as codes
@@ -139,8 +137,6 @@ class MXFP4:
     """
 
     name = "mxfp4"
-    ignored = MATCHES_NOTHING
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, _: Mapping[str, Any]) -> MXFP4:
@@ -148,7 +144,6 @@ class MXFP4:
         return cls()
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         return _Weight(module) if module.experts else None
 
 

@@ -26,8 +26,8 @@ from pronk.quantization.formats.matrix import (
 from pronk.quantization.formats.scheme import (
     EXPRESSION_ERRORS,
     FLOATS,
-    MATCHES_NOTHING,
     LinearModule,
+    Scheme,
     StoredTensor,
     check_bits,
     check_zeros,
@@ -42,7 +42,7 @@ _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
 
 @dataclass(frozen=True)
-class GPTQ:
+class GPTQ(Scheme):
     """Scheme of a GPTQ checkpoint, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
 
     One int32 word packs the codes of consecutive inputs (``qweight`` ``[inputs * bits / 32, outputs]``) or the zero
@@ -60,9 +60,6 @@ class GPTQ:
     excluded: tuple[re.Pattern[str], ...] = ()  # patterns of names of unquantized modules
     # Suffixes of the names of quantized modules, such as ``self_attn.q_proj``; ``None``: all linear modules of layers.
     included: frozenset[str] | None = None
-
-    notes = ()
-    ignored = MATCHES_NOTHING
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> GPTQ:
@@ -93,24 +90,19 @@ class GPTQ:
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         if any(pattern.match(module.name) for pattern in self.excluded):
             return None
-        if module.head:
-            return _Weight(self, module) if self.head else None
-        if self.included is not None and not any(module.name.endswith(f".{name}") for name in self.included):
+        if module.head and not self.head:
             return None
-        return _Weight(self, module)
+        included = module.head or self.included is None or any(module.name.endswith(f".{n}") for n in self.included)
+        return _Weight(self, module, group_size(self.group, module.inputs)) if included else None
 
 
 @dataclass(frozen=True)
 class _Weight:
     scheme: GPTQ
     module: LinearModule
-
-    @property
-    def group(self) -> int:
-        return group_size(self.scheme.group, self.module.inputs)
+    group: int  # number of inputs per group
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
@@ -202,7 +194,7 @@ _POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @dataclass(frozen=True)
-class AWQ:
+class AWQ(Scheme):
     """Scheme of an AWQ checkpoint in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
 
     One int32 word packs the 4-bit codes (``qweight`` ``[inputs, outputs / 8]``) or the 4-bit zero points (``qzeros``
@@ -214,8 +206,6 @@ class AWQ:
     unquantized: tuple[str, ...] = ()  # parts of module names; a module whose name has one is not quantized
 
     name = "AWQ"
-    notes = ()
-    ignored = MATCHES_NOTHING
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> AWQ:
@@ -232,7 +222,6 @@ class AWQ:
         return cls(size, tuple(read_names(config, "modules_to_not_convert")))
 
     def weight(self, module: LinearModule) -> _AWQWeight | None:
-        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         if module.head or module.transposed or any(text in module.name for text in self.unquantized):
             return None
         if module.outputs % 8:

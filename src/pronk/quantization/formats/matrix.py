@@ -16,16 +16,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array, DType, is_finite
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
 
 Bits = Literal[8, 4]
 
 # Group sizes are multiples of 8: kernels read 4 bytes of an output at a time, which are eight 4-bit codes.
-_GROUP_MULTIPLE = 8
+GROUP_MULTIPLE = 8
 _MAX_INPUTS = 65_536  # maximum: 65,536 products code * activation, each at most 255 * 127, have a sum below 2**31
 # A group may be longer than its row by at most 31 inputs. Reason: a quantized input row (codes padded to whole groups,
 # then scale and sum, 8 bytes per group) has to fit the buffer of an unquantized row, 16 bits per input, padded to 32.
-_MAX_GROUP_PADDING = 31
+MAX_GROUP_PADDING = 31
 
 
 class ScaleFormat(NamedTuple):
@@ -57,12 +57,12 @@ class QuantizedMatrix:
             expected = "codes of 8 or 4 bits, or of 5 bits in groups of 32, as uint8"
             msg = f"expected {expected}, found {self.bits} bits as {self.codes.dtype}"
             raise ValueError(msg)
-        if self.group % _GROUP_MULTIPLE or self.group < _GROUP_MULTIPLE or not 0 < inputs <= _MAX_INPUTS:
-            expected = f"groups of a multiple of {_GROUP_MULTIPLE} and 1..{_MAX_INPUTS} inputs"
+        if self.group % GROUP_MULTIPLE or self.group < GROUP_MULTIPLE or not 0 < inputs <= _MAX_INPUTS:
+            expected = f"groups of a multiple of {GROUP_MULTIPLE} and 1..{_MAX_INPUTS} inputs"
             msg = f"expected {expected}, found {self.group}, {inputs}"
             raise ValueError(msg)
-        if self.group > inputs + _MAX_GROUP_PADDING:
-            msg = f"expected groups of at most {inputs + _MAX_GROUP_PADDING} for {inputs} inputs, found {self.group}"
+        if self.group > inputs + MAX_GROUP_PADDING:
+            msg = f"expected groups of at most {inputs + MAX_GROUP_PADDING} for {inputs} inputs, found {self.group}"
             raise ValueError(msg)
         for name, values in (("scale", self.scale), ("minimum", self.minimum)):
             if values is None:
@@ -123,8 +123,12 @@ class QuantizedMatrix:
 
     def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
         """Return the outputs ``start .. stop - 1`` as a matrix whose arrays are views of this matrix."""
-        minimum = None if self.minimum is None else self.minimum[start:stop]
-        return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)
+        return self.take_outputs(slice(start, stop))
+
+    def take_outputs(self, rows: slice | Sequence[int]) -> QuantizedMatrix:
+        """Return some outputs; a sequence of indices copies them."""
+        minimum = None if self.minimum is None else self.minimum[rows]
+        return replace(self, codes=self.codes[rows], scale=self.scale[rows], minimum=minimum)
 
 
 def _can_store(numbers: Array, dtype: DType) -> bool:
@@ -277,14 +281,13 @@ def input_order(name: str, index: Array, group: int, *, required: bool = False) 
     last_group = int(contiguous[-1])
     if unset:
         found = f"{int(index[0])} for all as desc_act is true"
-        msg = f"{name}: expected the group of each input, 0..{last_group}, found {found}; use another checkpoint"
-        raise CheckpointError(msg)
+        refuse(name, f"expected the group of each input, 0..{last_group}, found {found}; use another checkpoint")
     order = np.argsort(index, kind="stable")
     if not np.array_equal(index[order], contiguous):
         low, high = int(index.min()), int(index.max())
-        msg = (
-            f"{name}: expected {group} inputs in each of the groups 0..{last_group}, found groups {low}..{high} of "
-            "other sizes; check that the files are complete and belong together"
+        refuse(
+            name,
+            f"expected {group} inputs in each of the groups 0..{last_group}, found groups {low}..{high} of "
+            "other sizes; check that the files are complete and belong together",
         )
-        raise CheckpointError(msg)
     return order

@@ -73,10 +73,12 @@ class Scheme(Protocol):
     @property
     def notes(self) -> Sequence[str]:
         """Messages for the user, each on a property of the checkpoint that pronk ignores or converts."""
+        return ()
 
     @property
     def ignored(self) -> re.Pattern[str]:
         """Pattern of names of tensors to ignore; the names lack the model family's prefix (``model.``)."""
+        return MATCHES_NOTHING
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
         """Return how the checkpoint stores the weight of ``module``; ``None`` if the weight is not quantized."""

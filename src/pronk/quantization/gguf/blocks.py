@@ -177,11 +177,6 @@ def _unpack_bit_planes(stored: Array) -> Array:
     return planes.reshape(*stored.shape[:-1], -1)
 
 
-def _unpack_bits(stored: Array) -> Array:
-    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``, the lowest first."""
-    return np.unpackbits(stored, axis=-1, bitorder="little")
-
-
 def _q8_0(blocks: Array) -> Unpacked:
     return blocks[..., 2:] ^ 128, _to_float32(blocks[..., :2]), None
 
@@ -195,12 +190,12 @@ def _q4_1(blocks: Array) -> Unpacked:
 
 
 def _q5_0(blocks: Array) -> Unpacked:
-    codes = _unpack_nibbles(blocks[..., 6:], 16) | _unpack_bits(blocks[..., 2:6]) << 4
+    codes = _unpack_nibbles(blocks[..., 6:], 16) | np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little") << 4
     return codes + (128 - 16), _to_float32(blocks[..., :2]), None
 
 
 def _q5_1(blocks: Array) -> Unpacked:
-    codes = _unpack_nibbles(blocks[..., 8:], 16) | _unpack_bits(blocks[..., 4:8]) << 4
+    codes = _unpack_nibbles(blocks[..., 8:], 16) | np.unpackbits(blocks[..., 4:8], axis=-1, bitorder="little") << 4
     return codes, _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 

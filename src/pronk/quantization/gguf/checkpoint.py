@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BLOCKS, PACKED_BLOCKS, BlockMatrix, BlockRows, unpack
 from pronk.quantization.gguf.reader import GgufFile, TensorInfo
@@ -96,11 +96,11 @@ class GgufCheckpoint:
         type_ = self.type(name)
         types = [*dtypes, *(BLOCKS if len(self.shape(name)) > 1 else ())]
         if type_ not in types:
-            msg = (
-                f"{self.folder}: tensor {name}: expected {', '.join(types)}, found {type_}; use a Q4_K_M or Q8_0 file "
-                "of this model, or convert the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
+            refuse(
+                self.folder,
+                f"tensor {name}: expected {', '.join(types)}, found {type_}; use a Q4_K_M or Q8_0 file "
+                "of this model, or convert the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M",
             )
-            raise CheckpointError(msg)
 
     def raw_bytes(self, name: str) -> Array:
         """Return the bytes of a tensor, uint8, as a view that keeps the file mapped."""
@@ -172,8 +172,7 @@ class GgufCheckpoint:
         heads = heads[0] if isinstance(heads, list) and heads else heads
         size = self.shape(name)[0]
         if not isinstance(heads, int) or heads < 1 or size % (2 * heads):
-            msg = f"{self.folder}: tensor {name}: expected rows for {heads!r:.20} heads of an even size, found {size}"
-            raise CheckpointError(msg)
+            refuse(self.folder, f"tensor {name}: expected rows for {heads!r:.20} heads of an even size, found {size}")
         return heads
 
 

@@ -12,16 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.architecture.config import MAX_EXPERTS, MAX_LAYERS, MAX_TAPS, ConvolutionConfig, MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig, yarn_scale
 from pronk.checks import check_integer
 from pronk.errors import ConfigError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.keys import Keys, read_rope
 
-_MAX_LAYERS = 10_000  # more layers than any model has; limits memory and time for damaged files
-_MAX_EXPERTS = 1024  # ``MAX_EXPERTS`` of ``kernels/csrc/common.h``
-_MAX_TAPS = 16  # ``MAX_TAPS`` of ``kernels/csrc/common.h``
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -39,7 +36,7 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
         raise ConfigError(msg)
     keys = Keys(checkpoint, architecture)
     vocabulary = checkpoint.vocabulary
-    num_layers, context = keys.integer("block_count", maximum=_MAX_LAYERS), keys.integer("context_length")
+    num_layers, context = keys.integer("block_count", maximum=MAX_LAYERS), keys.integer("context_length")
     head_dim = _head_dim(keys)
     rope = read_rope(keys, head_dim, context, partial=architecture == "phi3")
     config = ModelConfig(
@@ -118,7 +115,7 @@ def _with_experts(keys: Keys, config: ModelConfig) -> ModelConfig:
     """Return a model with mixtures of experts, if the file has experts; their weights sum to 1."""
     if not keys.get("expert_count"):
         return config
-    count = keys.integer("expert_count", maximum=_MAX_EXPERTS)
+    count = keys.integer("expert_count", maximum=MAX_EXPERTS)
     width = keys.integer("expert_feed_forward_length", config.intermediate_size)
     per_row = keys.integer("expert_used_count", maximum=count)
     mixture = MixtureConfig(count, per_row, width, normalized=True, layers=(True,) * config.num_layers)
@@ -142,7 +139,7 @@ def _gpt_oss(keys: Keys, config: ModelConfig) -> ModelConfig:
 def _lfm2(keys: Keys, config: ModelConfig) -> ModelConfig:
     """Return an LFM2, whose layers without key/value heads have a short convolution."""
     counts = keys.per_layer("attention.head_count_kv", config.num_layers)
-    layers, taps = tuple(count == 0 for count in counts), keys.integer("shortconv.l_cache", maximum=_MAX_TAPS)
+    layers, taps = tuple(count == 0 for count in counts), keys.integer("shortconv.l_cache", maximum=MAX_TAPS)
     return replace(config, qk_norm=True, convolution=ConvolutionConfig(taps, layers) if any(layers) else None)
 
 
@@ -196,12 +193,10 @@ def _head_dim(keys: Keys) -> int:
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     size = keys.integer("attention.key_length", max(1, hidden // heads))
     if keys.get("attention.key_length") is None and hidden % heads:
-        msg = f"{keys.label('attention.head_count')}: expected a divisor of embedding_length {hidden}, found {heads}"
-        raise ConfigError(msg)
+        keys.refuse("attention.head_count", f"expected a divisor of embedding_length {hidden}, found {heads}")
     if keys.integer("attention.value_length", size) != size:
         found = keys.get("attention.value_length")
-        msg = f"{keys.label('attention.value_length')}: expected {size} as attention.key_length, found {found}"
-        raise ConfigError(msg)
+        keys.refuse("attention.value_length", f"expected {size} as attention.key_length, found {found}")
     return size
 
 
@@ -209,13 +204,12 @@ def _num_kv_heads(keys: Keys) -> int:
     heads = keys.integer("attention.head_count")
     key = "attention.head_count_kv"
     if keys.architecture == "lfm2":  # 0 for layers without attention
-        kv_heads = max(keys.per_layer(key, keys.integer("block_count", maximum=_MAX_LAYERS)))
+        kv_heads = max(keys.per_layer(key, keys.integer("block_count", maximum=MAX_LAYERS)))
         kv_heads = check_integer(keys.label(key), kv_heads, 1, error=ConfigError)
     else:
         kv_heads = keys.integer(key, heads)
     if heads % kv_heads:
-        msg = f"{keys.label('attention.head_count_kv')}: expected a divisor of {heads} heads, found {kv_heads}"
-        raise ConfigError(msg)
+        keys.refuse("attention.head_count_kv", f"expected a divisor of {heads} heads, found {kv_heads}")
     return kv_heads
 
 

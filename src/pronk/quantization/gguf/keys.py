@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
-from pronk.architecture.rope import RopeConfig, yarn_scale
-from pronk.checks import check_integer, check_number
-from pronk.errors import ConfigError
+from pronk.architecture.rope import RopeConfig, check_positive, yarn_scale
+from pronk.checks import check_integer
+from pronk.errors import ConfigError, refuse
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
-MAX_NUMBER = 1e15  # larger RoPE bases, scaling factors and epsilons are refused; no model has them
 # Keys that turn on computations, with the values that turn them off. Other values raise an error, unless the function
 # of the architecture reads the key.
 _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
@@ -49,14 +48,17 @@ class Keys:
         """Return the path of the file and the full key, for error messages."""
         return f"{self.checkpoint.folder}: {self.architecture}.{key}"
 
+    def refuse(self, key: str, problem: str) -> NoReturn:
+        """Raise a ConfigError with the file, the key and a problem."""
+        refuse(self.label(key), problem, ConfigError)
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value, or ``default`` if absent; an array must hold the same value for all layers."""
         self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
-                msg = f"{self.label(key)}: expected the same value in all layers, found several"
-                raise ConfigError(msg)
+                self.refuse(key, "expected the same value in all layers, found several")
             value = value[0]
         value = value[:80] if isinstance(value, str) else value
         return default if value is None else value
@@ -71,19 +73,14 @@ class Keys:
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         values = value if isinstance(value, list) else [value] * num_layers
         if len(values) != num_layers or not all(isinstance(each, int) and each >= 0 for each in values):
-            msg = f"{self.label(key)}: expected a number for each of {num_layers} layers, found {values!r:.80}"
-            raise ConfigError(msg)
+            self.refuse(key, f"expected a number for each of {num_layers} layers, found {values!r:.80}")
         if len({*values} - {0}) > 1:
-            msg = f"{self.label(key)}: expected 0 or the same value in all layers, found {sorted({*values})!r:.80}"
-            raise ConfigError(msg)
+            self.refuse(key, f"expected 0 or the same value in all layers, found {sorted({*values})!r:.80}")
         return values
 
     def number(self, key: str, default: float | None = None, bound: float = 0) -> float:
         """Return a number above ``bound``."""
-        value = check_number(
-            self.label(key), self.get(key, default), bound, MAX_NUMBER, exclusive_min=True, error=ConfigError
-        )
-        return shortest_decimal(value)
+        return shortest_decimal(check_positive(self.label(key), self.get(key, default), bound))
 
     def optional_number(self, key: str) -> float | None:
         """Return a number above 0, or ``None`` if the key is absent or 0."""
@@ -102,8 +99,7 @@ class Keys:
             period = self.integer(key, period)
             pattern = [(layer + 1) % period > 0 for layer in range(num_layers)]
         if len(pattern) != num_layers:
-            msg = f"{self.label(key)}: expected a boolean for each of {num_layers} layers, found {len(pattern)}"
-            raise ConfigError(msg)
+            self.refuse(key, f"expected a boolean for each of {num_layers} layers, found {len(pattern)}")
         return tuple(size if slides else None for slides in pattern)
 
     def check_unsupported(self) -> None:
@@ -148,20 +144,15 @@ def read_rope(keys: Keys, head_dim: int, context: int, *, partial: bool) -> Rope
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     kind = keys.get("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
-        msg = f"{keys.label('rope.scaling.type')}: expected none, linear or yarn, found {kind!r}"
-        raise ConfigError(msg)
+        keys.refuse("rope.scaling.type", f"expected none, linear or yarn, found {kind!r}")
     is_scaled = kind != "none" and factor not in (0, 1)
     if _DIVISORS in keys.checkpoint:
         if is_scaled:
-            msg = f"{keys.label('rope.scaling.type')}: expected none with {_DIVISORS}, found {kind}"
-            raise ConfigError(msg)
+            keys.refuse("rope.scaling.type", f"expected none with {_DIVISORS}, found {kind}")
         return replace(unscaled, kind="factors", divisors=_read_divisors(keys, _DIVISORS, dim))
     if not is_scaled:
         return unscaled
-    factor = check_number(
-        keys.label("rope.scaling.factor"), factor, 0, MAX_NUMBER, exclusive_min=True, error=ConfigError
-    )
-    factor = shortest_decimal(factor)
+    factor = shortest_decimal(check_positive(keys.label("rope.scaling.factor"), factor))
     if kind == "linear":
         return replace(unscaled, kind="linear", factor=factor, original=context)
     return replace(
@@ -180,12 +171,10 @@ def _num_dimensions(keys: Keys, head_dim: int, *, partial: bool) -> int:
     dim = keys.integer("rope.dimension_count", head_dim)
     if dim != head_dim and not (partial and dim < head_dim):
         expected = f"at most {head_dim}" if partial else str(head_dim)
-        msg = f"{keys.label('rope.dimension_count')}: expected {expected} as attention.key_length, found {dim}"
-        raise ConfigError(msg)
+        keys.refuse("rope.dimension_count", f"expected {expected} as attention.key_length, found {dim}")
     if dim % 2:
         key = "attention.key_length" if dim == head_dim else "rope.dimension_count"
-        msg = f"{keys.label(key)}: expected an even size, as RoPE rotates pairs, found {dim}"
-        raise ConfigError(msg)
+        keys.refuse(key, f"expected an even size, as RoPE rotates pairs, found {dim}")
     return dim
 
 
@@ -203,8 +192,7 @@ def _read_longrope(keys: Keys, unscaled: RopeConfig, context: int) -> RopeConfig
     long, short = (_read_divisors(keys, name, unscaled.dim) for name in (_LONG_DIVISORS, _SHORT_DIVISORS))
     kind = keys.get("rope.scaling.type", "longrope")
     if kind not in ("none", "longrope"):
-        msg = f"{keys.label('rope.scaling.type')}: expected none or longrope with {_LONG_DIVISORS}, found {kind!r}"
-        raise ConfigError(msg)
+        keys.refuse("rope.scaling.type", f"expected none or longrope with {_LONG_DIVISORS}, found {kind!r}")
     return replace(
         unscaled,
         kind="longrope",
@@ -218,16 +206,13 @@ def _read_longrope(keys: Keys, unscaled: RopeConfig, context: int) -> RopeConfig
 def _read_divisors(keys: Keys, name: str, dim: int) -> tuple[float, ...]:
     """Return the divisors of the ``dim / 2`` frequencies from a tensor."""
     checkpoint = keys.checkpoint
+    where = f"{checkpoint.folder}: tensor {name}"
     if name not in checkpoint:
-        msg = f"{checkpoint.folder}: tensor {name}: expected {dim // 2} divisors of RoPE frequencies, found no tensor"
-        raise ConfigError(msg)
+        refuse(where, f"expected {dim // 2} divisors of RoPE frequencies, found no tensor", ConfigError)
     shape, type_ = checkpoint.shape(name), checkpoint.type(name)
     if shape != (dim // 2,) or type_ != "F32":
-        found = f"{list(shape)} in {type_}"
-        msg = f"{checkpoint.folder}: tensor {name}: expected [{dim // 2}] in F32, found {found}"
-        raise ConfigError(msg)
+        refuse(where, f"expected [{dim // 2}] in F32, found {list(shape)} in {type_}", ConfigError)
     values = struct.unpack(f"<{dim // 2}f", bytes(checkpoint.raw_bytes(name).tolist()))
     if not all(0 < value < math.inf for value in values):
-        msg = f"{checkpoint.folder}: tensor {name}: expected finite numbers above 0, found others"
-        raise ConfigError(msg)
+        refuse(where, "expected finite numbers above 0, found others", ConfigError)
     return values

@@ -18,10 +18,10 @@ import mmap
 import os
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -39,8 +39,7 @@ _ALIGNMENTS = (8, 1 << 20)  # minimum and maximum of general.alignment, in bytes
 _UINT64 = struct.Struct("<Q")
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """Description of a tensor."""
 
     name: str
@@ -75,12 +74,6 @@ class GgufFile:
         num_tensors, num_pairs = self._read_file_header()
         self._pairs = self._read_pairs(num_pairs)
         self.tensors = self._read_tensors(num_tensors)  # descriptions by name, in the order of the file
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._pairs
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._pairs)
 
     def get(self, key: str) -> Any:
         """Return a metadata value: int, float, bool, str, or a list of one of these types; ``None`` if absent."""
@@ -270,9 +263,7 @@ class GgufFile:
 
     def _locate_tensors(self, infos: dict[str, TensorInfo], base: int) -> dict[str, TensorInfo]:
         """Add ``base``, the end of the padding, to each ``start``; refuse overlaps and truncated tensors."""
-        located = {
-            name: TensorInfo(name, info.type, info.shape, base + info.start, info.size) for name, info in infos.items()
-        }
+        located = {name: info._replace(start=base + info.start) for name, info in infos.items()}
         end = 0
         for info in sorted(located.values(), key=lambda info: info.start):
             if info.start < end:

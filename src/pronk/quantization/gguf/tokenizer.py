@@ -74,16 +74,6 @@ _PRE_TOKENIZERS = {
 }
 
 
-@dataclass(frozen=True)
-class TokenizerParts:
-    """Arguments for a :class:`pronk.tokenization.tokenizer.Tokenizer`, from a GGUF file."""
-
-    backend: tokenizers.Tokenizer  # tokenizer of the library ``tokenizers``
-    largest_id: int  # largest token id; -1 without tokens
-    special_tokens: dict[str, str]  # texts of special tokens, by their names in chat templates, such as ``bos_token``
-    chat_template: str | None  # Jinja source of the chat template; ``None`` if the file has none
-
-
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Pause Python's garbage collector, which would scan hundreds of thousands of lists many times."""
@@ -97,8 +87,13 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 @_no_garbage_collection()
-def read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
-    """Convert the tokenizer of a file; raise a TokenizerError if it is absent, unsupported or damaged."""
+def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, dict[str, str], str | None]:
+    """Convert the tokenizer of a file; raise a TokenizerError if it is absent, unsupported or damaged.
+
+    Returns:
+        The tokenizer; the texts of special tokens, by their names in chat templates, such as ``bos_token``; and the
+        Jinja source of the chat template, ``None`` if the file has none.
+    """
     file = checkpoint.header
     model = file.get("tokenizer.ggml.model")
     if model not in _MODELS:
@@ -126,11 +121,7 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
         raise TokenizerError(msg) from error
     template_names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     special = {key: vocabulary.special_text(name) for name, key in template_names.items()}
-    used = (i for i in reversed(range(len(vocabulary.tokens))) if vocabulary.tokens[i] is not None)
-    largest_id = next(used, -1)
-    return TokenizerParts(
-        backend, largest_id, {key: text for key, text in special.items() if text is not None}, template
-    )
+    return backend, {key: text for key, text in special.items() if text is not None}, template
 
 
 def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:

@@ -54,9 +54,10 @@ class Vocabulary:
         texts = read_array(file, "tokens", str)
         kinds = read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
         tokens: list[str | None] = list(texts)
-        for token_id in [i for i, text in enumerate(texts) if not text or text[0] == "["]:
-            if _is_placeholder(token_id, texts[token_id], kinds[token_id]):
-                tokens[token_id] = None
+        # llama.cpp's converter made up tokens for ids that the model does not use.
+        for i in [i for i, text in enumerate(texts) if not text or (text[0] == "[" and text == f"[PAD{i}]")]:
+            if not texts[i] or kinds[i] in (TokenKind.UNUSED, TokenKind.USER_DEFINED):
+                tokens[i] = None
         _check_tokens(file, [token for token in tokens if token is not None])
         special_ids = {}
         defaults = _SENTENCEPIECE_IDS if file.get(f"{_KEY_PREFIX}model") == "llama" else {}
@@ -118,11 +119,6 @@ def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) 
         msg = f"{file.path}: {_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(values)}"
         raise TokenizerError(msg)
     return values
-
-
-def _is_placeholder(token_id: int, text: str, kind: int) -> bool:
-    """Return whether llama.cpp's converter made up this token for an id that the model does not use."""
-    return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pronk.arrays import FLOAT32, Array
 from pronk.backends import choose_backend
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import OptionError, refuse
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.cards import render_card
 from pronk.files.shards import ShardEntry, check_output_folder, copy_companions, write_weights
@@ -102,9 +102,8 @@ def quantize(
         source_perplexity, perplexities = _quantize_with_all_methods(source, rule, texts, partial, status)
         method = _best_method(perplexities, folder)
         num_tokens = texts.evaluation[:, 1:].size  # the first token of a sequence is not predicted
-        result = QuantizedCheckpoint(
-            rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source.num_bytes
-        )
+        source_bytes = sum(map(source.inventory.nbytes, source.parts))
+        result = QuantizedCheckpoint(rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source_bytes)
         read = _output_reader(source, partial / method)
         write_weights(partial, entries, read, shard_bytes, lambda done, total: status("writing", done, total))
         del read  # unmaps the files that are removed now
@@ -162,26 +161,21 @@ def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
     finite = {method: perplexity for method, perplexity in perplexities.items() if math.isfinite(perplexity)}
     if not finite:
         found = ", ".join(f"{perplexity} by {method}" for method, perplexity in perplexities.items())
-        msg = f"{folder}: expected a finite perplexity after quantization, found {found}; use more bits, smaller groups"
-        raise CheckpointError(msg)
+        refuse(folder, f"expected a finite perplexity after quantization, found {found}; use more bits, smaller groups")
     return min(finite, key=lambda method: finite[method])
 
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
     """Yield name, shape and dtype of each tensor of the quantized checkpoint."""
-    outside = (part for part in source.parts if not part.target.startswith("layers."))
-    for tensor in (tensor for part in outside for tensor in part.tensors):
-        yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
-    for index in range(source.config.num_layers):
-        for part in source.parts_of_layer(index):
-            matrices = part.weight if part.kind == "linear" else ()
-            for matrix in matrices:
-                packed = packed_shapes(matrix.name.removesuffix("weight"), (matrix.shape[0], matrix.shape[1]), rule)
-                for name, (shape, dtype) in packed.items():
-                    yield ShardEntry(CheckpointTensor(name, shape), source.stored_name(name), dtype)
-            for tensor in part.tensors:
-                if tensor not in matrices:
-                    yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
+    for part in source.parts:
+        matrices = part.weight if part.kind == "linear" and part.target != "head" else ()
+        for matrix in matrices:
+            packed = packed_shapes(matrix.name.removesuffix("weight"), (matrix.shape[0], matrix.shape[1]), rule)
+            for name, (shape, dtype) in packed.items():
+                yield ShardEntry(CheckpointTensor(name, shape), source.stored_name(name), dtype)
+        for tensor in part.tensors:
+            if tensor not in matrices:
+                yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
 
 
 def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[CheckpointTensor], Array]:

@@ -13,7 +13,7 @@ import numpy as np
 from pronk.arrays import BFLOAT16, FLOAT32, UINT8, Array
 from pronk.drafters.from_target.modules.eagle import plan_head
 from pronk.drafters.from_target.modules.eagle_config import KINDS, EagleConfig, default_sources
-from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.errors import CheckpointError, ConfigError, OptionError, refuse
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint, read_json
@@ -60,19 +60,26 @@ def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command
     """
     checkpoint, document, config = _open(folder)
     if config.layers.quantization is not None:
-        msg = f"{folder}: expected plain weights, found a quantized head; give the bfloat16 head that it was made from"
-        raise CheckpointError(msg)
+        refuse(folder, "expected plain weights, found a quantized head; give the bfloat16 head that it was made from")
     # Of an embedding, rows are read; other matrices are multiplied.
     matrices = {name for name in checkpoint if len(checkpoint.shape(name)) == 2 and not name.endswith(_EMBEDDING)}
     inputs = sorted({checkpoint.shape(name)[1] for name in matrices})
     checked_bits, size = choose_group(inputs, bits, group)
     rule = RoundingRule(load_kernels(), checked_bits, size, parse_dtype("auto", config.layers))
-    tensors, error = dict[str, Array](), _Error()
+    tensors, errors, squares = dict[str, Array](), 0.0, 0.0
     for name in checkpoint:
         tensor = checkpoint.tensor(name)
-        tensors |= _rounded(name, tensor, rule, error) if name in matrices else {name: tensor}
+        if name not in matrices:
+            tensors[name] = tensor
+            continue
+        weight = tensor.astype(FLOAT32)
+        matrix = _round(name, weight, rule)
+        errors += float(np.square(matrix.dequantize() - weight, dtype=np.float64).sum())
+        squares += float(np.square(weight, dtype=np.float64).sum())
+        tensors |= pack_codes(name.removesuffix("weight"), matrix, rule.dtype)
     num_bytes = sum(each.nbytes for each in tensors.values())
-    result = QuantizedHead(rule, num_bytes, sum(map(checkpoint.nbytes, checkpoint)), error.relative)
+    relative = math.sqrt(errors / squares) if squares else 0.0
+    result = QuantizedHead(rule, num_bytes, sum(map(checkpoint.nbytes, checkpoint)), relative)
     document = {**document, "quantization_config": quantization_config(rule, ())}
     _write(folder, out, tensors, document, _note(result, command))
     return result
@@ -87,8 +94,7 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
     """
     checkpoint, document, config = _open(folder)
     if config.layers.quantization is None:
-        msg = f"{folder}: expected a quantized head, found plain weights, which need no export; copy the folder"
-        raise CheckpointError(msg)
+        refuse(folder, "expected a quantized head, found plain weights, which need no export; copy the folder")
     stored = {config.names.canonical(name): name for name in checkpoint}
     parts = [*plan_head(config, len(config.sources or default_sources(1)), stored)]
     inventory, tensors = Inventory(checkpoint, config.layers, parts, config.names), dict[str, Array]()
@@ -111,8 +117,7 @@ def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
     """Return the tensors, ``config.json`` and configuration of a head."""
     kind = find_head_kind(folder)
     if kind is None:
-        msg = f"{folder}: expected the folder of an EAGLE-3 or MTP head, found another checkpoint"
-        raise OptionError(msg)
+        refuse(folder, "expected the folder of an EAGLE-3 or MTP head, found another checkpoint", OptionError)
     checkpoint, document = Checkpoint(folder), read_json(folder / "config.json", ConfigError)
     return checkpoint, document, EagleConfig.parse(kind, document, tuple(checkpoint))
 
@@ -130,28 +135,12 @@ def _write(folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapp
         (partial / "README.md").write_text(text + note, encoding="utf-8")
 
 
-class _Error:
-    """Squared rounding errors of all matrices so far, and squared weights."""
-
-    errors = weights = 0.0
-
-    @property
-    def relative(self) -> float:
-        """Root of the ratio of both."""
-        return math.sqrt(self.errors / self.weights) if self.weights else 0.0
-
-
-def _rounded(name: str, tensor: Array, rule: RoundingRule, error: _Error) -> dict[str, Array]:
-    """Return the tensors of a quantized matrix, by name; count its rounding error."""
-    weight = tensor.astype(FLOAT32)
+def _round(name: str, weight: Array, rule: RoundingRule) -> QuantizedMatrix:
     try:
-        matrix = rule.nearest(weight)
+        return rule.nearest(weight)
     except ValueError as problem:
         msg = f"tensor {name}: {problem}"
         raise CheckpointError(msg) from problem
-    error.errors += float(np.square(matrix.dequantize() - weight, dtype=np.float64).sum())
-    error.weights += float(np.square(weight, dtype=np.float64).sum())
-    return pack_codes(name.removesuffix("weight"), matrix, rule.dtype)
 
 
 def _note(result: QuantizedHead, command: str) -> str:

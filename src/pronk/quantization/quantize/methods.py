@@ -9,26 +9,26 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
 
-from pronk.arrays import Array, is_finite
+from pronk.arrays import Array, DType, is_finite
 from pronk.checks import require_extra
 from pronk.corpus.collection import collect, pack
 from pronk.corpus.encoder import Encoder
 from pronk.corpus.sources import SourceSpec, read_source, spec_of
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import CheckpointError, OptionError, refuse
 from pronk.files.shards import ShardEntry, write_weights
 from pronk.models.backend import Backend
 from pronk.models.loader import read_config
 from pronk.models.tensor_plan import CheckpointTensor
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.rounding import LINEARS, RoundingRule, pack_codes
-from pronk.quantization.quantize.source import LayerStream, LayerWeights, SourceCheckpoint, build_layer
+from pronk.quantization.quantize.source import LayerStream, SourceCheckpoint, build_layer
 from pronk.tokenization.tokenizer import Tokenizer
 
 NEAREST = "nearest"
@@ -85,11 +85,18 @@ def quantize_layers(
     for index in range(source.config.num_layers):
         weights = source.load_layer(index)
         try:
-            matrices = _quantize_layer(source, weights, index, method, rule, calibration)
+            if calibration is None:
+                matrices = {name: rule.nearest(weights[f"{name}.weight"]) for name in LINEARS}
+            else:
+                from pronk.train.quantize import quantize_calibrated  # noqa: PLC0415 - needs torch
+
+                window, rows, length = source.config.windows[index], calibration.rows, calibration.length
+                # Norms and biases may be scaled in place.
+                matrices = quantize_calibrated(source.config, window, weights, rows, length, method=method, rule=rule)
         except ValueError as error:  # weights or Hessians are not finite, or a Hessian is not positive definite
             msg = f"{source.folder}: layer {index}: {error}"
             raise CheckpointError(msg) from error
-        _write_layer(source, index, weights, matrices, rule, folder)
+        _write_layer(layer_folder(folder, index), source.layer_tensors(index, weights, matrices), rule.dtype)
         weights |= {f"{name}.weight": matrix.dequantize() for name, matrix in matrices.items()}
         layer = build_layer(source, backend, weights, index)
         for stream in (evaluation, calibration):
@@ -107,43 +114,17 @@ def layer_folder(folder: Path, index: int) -> Path:
 def _check_finite(name: str, *, finite: bool) -> None:
     """Raise a CheckpointError, with the ``name`` of a module, unless its outputs are finite."""
     if not finite:
-        msg = f"{name}: expected finite numbers in its output, found NaN or inf; restore the weights from their source"
-        raise CheckpointError(msg)
+        refuse(name, "expected finite numbers in its output, found NaN or inf; restore the weights from their source")
 
 
-def _quantize_layer(
-    source: SourceCheckpoint,
-    weights: LayerWeights,
-    index: int,
-    method: str,
-    rule: RoundingRule,
-    calibration: LayerStream | None,
-) -> dict[str, QuantizedMatrix]:
-    """Return the quantized matrices of a layer; norms and biases may be scaled in place."""
-    if calibration is None:
-        return {name: rule.nearest(weights[f"{name}.weight"]) for name in LINEARS}
-    from pronk.train.quantize import quantize_calibrated  # noqa: PLC0415 - needs torch
-
-    window = source.config.windows[index]
-    rows, length = calibration.rows, calibration.length
-    return quantize_calibrated(source.config, window, weights, rows, length, method=method, rule=rule)
-
-
-def _write_layer(
-    source: SourceCheckpoint,
-    index: int,
-    weights: LayerWeights,
-    matrices: Mapping[str, QuantizedMatrix],
-    rule: RoundingRule,
-    folder: Path,
-) -> None:
+def _write_layer(path: Path, tensors: Iterable[tuple[str, Array | QuantizedMatrix]], dtype: DType) -> None:
+    """Write a layer to a new folder; ``dtype`` is that of scales."""
     arrays: dict[str, Array] = {}
-    for name, value in source.layer_tensors(index, weights, matrices):
+    for name, value in tensors:
         if isinstance(value, QuantizedMatrix):
-            arrays |= pack_codes(name.removesuffix("weight"), value, rule.dtype)
+            arrays |= pack_codes(name.removesuffix("weight"), value, dtype)
         else:
             arrays[name] = value
-    path = layer_folder(folder, index)
     path.mkdir()
     entries = [ShardEntry(CheckpointTensor(name, array.shape), name, array.dtype) for name, array in arrays.items()]
     write_weights(path, entries, lambda tensor: arrays[tensor.name], sys.maxsize, lambda *_: None)

@@ -17,7 +17,7 @@ import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, UINT8, Array, DType, largest_number
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import DEFAULT_GROUPS, round_weights
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
@@ -70,8 +70,7 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
     default for ``bits``. An OptionError is raised unless ``group`` divides the inputs of every matrix.
     """
     if bits not in DEFAULT_GROUPS:
-        msg = f"bits: expected 4 or 8, found {bits}"
-        raise OptionError(msg)
+        refuse("bits", f"expected 4 or 8, found {bits}", OptionError)
     checked_bits: Bits = 4 if bits == 4 else 8
     common_divisor = reduce(gcd, inputs)
     sizes = [size for size in (128, 64, 32, 16, 8) if common_divisor % size == 0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import FLOAT32, Array
-from pronk.errors import CheckpointError, ConfigError
+from pronk.errors import ConfigError, refuse
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import Backend
 from pronk.models.checkpoint import Checkpoint, read_json
@@ -41,30 +41,23 @@ class SourceCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         if is_gguf(folder):
-            msg = f"{folder}: expected a folder with safetensors files, found a GGUF file; {_REMEDY}"
-            raise CheckpointError(msg)
+            refuse(folder, f"expected a folder with safetensors files, found a GGUF file; {_REMEDY}")
         self.folder, self.config = folder, read_config(folder)
         self.document = read_json(folder / "config.json", ConfigError)  # contents of config.json
         if self.config.quantization is not None:
             method = self.config.quantization.get("quant_method", "unknown")
-            msg = f"{folder}: expected plain weights, found a model that is quantized already ({method}); {_REMEDY}"
-            raise CheckpointError(msg)
+            refuse(folder, f"expected plain weights, found a model that is quantized already ({method}); {_REMEDY}")
         self.names = FAMILY_NAMES[self.config.family]
         if self.names.transposed or len(self.names.layer["qkv"]) == 1 or not self.config.is_plain:
-            msg = (
-                f"{folder}: expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, which this "
-                "command does not support; load it with --weights int8 or int4"
+            refuse(
+                folder,
+                f"expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, which this "
+                "command does not support; load it with --weights int8 or int4",
             )
-            raise CheckpointError(msg)
         self.dtype = parse_dtype("auto", self.config)
         self.checkpoint = Checkpoint(folder)
         self.parts = list(plan_tensors(self.config))  # modules of the model, with their tensors
         self.inventory = Inventory(self.checkpoint, self.config, self.parts)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the weights in the files, in bytes."""
-        return sum(self.inventory.nbytes(part) for part in self.parts)
 
     def stored_name(self, name: str) -> str:
         """Return a tensor's name in the checkpoint: with the prefix of the family, except for the LM head."""

@@ -19,8 +19,8 @@ special. Token 5 is another added token that llguidance matches only by its id. 
 The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other tokens. ``lazy``
 makes a marker end at its first occurrence.
 
-If a call without markers may be the whole answer (:mod:`pronk.tokenization.chat.bare_call`), text does not begin like
-such a call, so that only the rule ``bare`` continues one::
+If a call without markers may be the whole answer (:class:`~pronk.tokenization.chat.calls.BareCallReader`), text does
+not begin like such a call, so that only the rule ``bare`` continues one::
 
     answer: bare | first_call body (call_start body)* text | first
     bare: OPENING_0_0 SPACE? arguments_0 SPACE? "}" SPACE? | …
@@ -41,9 +41,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
-from pronk.tokenization.chat.bare_call import AFTER_NAME, BEFORE_NAME, OPENINGS
+from pronk.tokenization.chat.calls import AFTER_NAME, BEFORE_NAME, OPENINGS
 from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, TokenSymbols, ToolDialect, ranges
 from pronk.tokenization.chat.keywords import keyword_rules
 
@@ -79,15 +79,14 @@ class AnswerGrammar:
         ``allow_multiple``: allow more than one call. ``thinking`` is the place of thoughts. Schemas that are too large,
         or cannot be followed in the dialect, raise an OptionError.
         """
-        if not schemas and (form is None or not self._has_headers(thinking)):
+        # Whether an answer without calls may have anything besides its text.
+        has_headers = self.reasoning is not None and (thinking != "never" or bool(self.reasoning.before_text))
+        if not schemas and (form is None or not has_headers):
             return form
-        rules = [self._start(thinking), *self._thoughts(thinking), *self._text()]
+        rules = [self._start(thinking), *self._thoughts(thinking)]
+        rules += ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
         rules += self._answer(schemas, form, allow_text=allow_text, allow_multiple=allow_multiple)
         return Guide(grammar="\n".join(rules))
-
-    def _has_headers(self, thinking: Thinking) -> bool:
-        """Return whether an answer without calls may have anything besides its text."""
-        return self.reasoning is not None and (thinking != "never" or bool(self.reasoning.before_text))
 
     @property
     def _markers(self) -> list[str]:
@@ -109,9 +108,6 @@ class AnswerGrammar:
     def _first_others(self) -> str:
         """The same for the beginning of an answer, with at least one such token."""
         return f"PLAIN? {self._other_ids} {self._others}"
-
-    def _text(self) -> list[str]:
-        return ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
 
     def _first_text(self) -> list[str]:
         """Return the rules for an answer's text that does not begin like a call without markers (``BARE``)."""
@@ -223,8 +219,7 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     kind = parameters.get("type", "object")
     if kind != "object":
-        msg = f"guide: json: expected a schema of the type 'object', found the type {kind!r:.60}"
-        raise OptionError(msg)
+        refuse("guide: json", f"expected a schema of the type 'object', found the type {kind!r:.60}", OptionError)
     # llguidance reads its own options, here the white space of json.dumps, from the key "x-guidance" of a schema.
     return Guide(json={**parameters, "type": "object", "x-guidance": JSON_DUMPS_STYLE}).source
 

@@ -10,13 +10,12 @@ from itertools import groupby
 from pronk.errors import PromptError
 from pronk.sampling.thinking import ThinkingMarkers
 from pronk.tokenization.chat.answer_grammar import AnswerGrammar
-from pronk.tokenization.chat.bare_call import BareCallReader
-from pronk.tokenization.chat.calls import CallPart, CallReader
+from pronk.tokenization.chat.calls import BareCallReader, CallPart, CallReader
 from pronk.tokenization.chat.dialects import (
+    REASONING_FORMATS,
     ReasoningFormat,
     TokenSymbols,
     ToolDialect,
-    find_reasoning_format,
     find_tool_dialect,
     plain_text,
 )
@@ -39,8 +38,9 @@ class AnswerFormat:
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """Format of thoughts; ``None`` if the model does not think."""
-        return find_reasoning_format(self.tokenizer)
+        """Format of thoughts; ``None`` if the model does not think: its chat template has no thoughts."""
+        source = self.tokenizer.chat_template or ""
+        return next((row for row in REASONING_FORMATS if row.template in source), None)
 
     @cached_property
     def dialect(self) -> ToolDialect | PromptError:
@@ -57,7 +57,8 @@ class AnswerFormat:
         if row is None:
             return None
         begin, end = symbols.of_text(row.begin), symbols.of_text(row.end)
-        return ThinkingMarkers(begin, end, symbols.ids(row.end), symbols.of_token, repeats=bool(row.before_text))
+        end_ids = tuple(self.tokenizer.encode(row.end, add_special_tokens=False))
+        return ThinkingMarkers(begin, end, end_ids, symbols.of_token, repeats=bool(row.before_text))
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the begin marker of thoughts."""

@@ -1,12 +1,13 @@
-"""Streaming parser that separates the tool calls in an answer from its text.
+"""Streaming parsers that separate the tool calls in an answer from its text.
 
-The parser holds text back only while that text may be the beginning of a call. Text that turns out to be no call (it
+A parser holds text back only while that text may be the beginning of a call. Text that turns out to be no call (it
 names an unknown tool, for instance) is emitted as text. The arguments of a call are emitted as the model writes them,
 even if the answer ends within them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -103,17 +104,12 @@ class CallReader:
         self._seen = ""  # the part of an expected text that was read so far, and the name of the tool after it
         self._before = ""  # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
         self._name = ""  # the name of the tool as far as it was read
-        self._in_call = False  # whether the name of a tool has been read, but not the end of its call
+        self.in_call = False  # whether the text read last is within a call, after the name of the tool
         self._arguments, self._keywords = JsonEnd(), KeywordArguments()
         # State of the parser: the method that reads the text from an offset on and returns the next offset.
         self._read: Callable[[str, int], int] = self._read_text
         if dialect.marker_optional:
             self._expect_call("")
-
-    @property
-    def in_call(self) -> bool:
-        """Whether the text read last is within a call, after the name of the tool."""
-        return self._in_call
 
     def push(self, symbols: str) -> list[str | CallPart]:
         """Parse the next symbols of the answer; return texts and call parts that later symbols cannot change."""
@@ -124,7 +120,7 @@ class CallReader:
 
     def flush(self) -> list[str | CallPart]:
         """End the answer; return the text held back, without an incomplete call after a complete one."""
-        if not self._in_call and not (self._num_calls and self._only_space):
+        if not self.in_call and not (self._num_calls and self._only_space):
             while self._read in (self._read_expected, self._read_name):
                 self._release()
         if self._held_space and not self._num_calls:
@@ -193,7 +189,7 @@ class CallReader:
             return at
         self._output.append(CallPart(self._num_calls, "", new_call_id(), self._name))
         self._num_calls += 1
-        self._held_space, self._only_space, self._in_call = [], True, True
+        self._held_space, self._only_space, self.in_call = [], True, True
         ident = {self._before_ident: self._begin_ident} if self._before_ident else {}
         self._expect({**self._openings, **ident})
         return at  # the character at this offset is the first one of an expected text
@@ -242,7 +238,7 @@ class CallReader:
         self._expect({self._end_of_call: self._end, **next_call})
 
     def _end(self) -> None:
-        self._read, self._in_call = self._read_text, False
+        self._read, self.in_call = self._read_text, False
 
     def _release(self) -> None:
         """Emit the text held back, but parse ``_seen`` once more if a call may begin within it."""
@@ -257,3 +253,77 @@ class CallReader:
             at = 0
             while at < len(seen):
                 at = self._read(seen, at)
+
+
+# Parts of a call without markers (:class:`BareCallReader`), also for its grammar; without the white space that may be
+# around each part and between its characters outside strings.
+OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object: text after it
+BEFORE_NAME, AFTER_NAME = '{"name":', ',"arguments":'
+SPACE = " \t\r\n"  # characters of white space in JSON
+
+
+class BareCallReader:
+    """Streaming reader that holds an answer back while the whole of it may be a call without markers.
+
+    Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer, alone or as a block of
+    code between three backticks. Such an answer is a call if ``f`` is one of ``names``. Whether anything follows
+    the object is known at the end of the answer only.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        # Keys: text up to the first brace of the arguments. Values: name of the tool, text after the arguments.
+        self._heads = {
+            f'{opening}{BEFORE_NAME}"{name}"{AFTER_NAME}{{': (name, f"}}{closing}")
+            for name in names
+            for opening, closing in OPENINGS.items()
+        }
+        self._head = ""  # the part of such a beginning that was read so far
+        self._symbols: list[str] = []
+        self._arguments: list[str] = []
+        self._end = JsonEnd()
+        self._tail = ""  # the part of the text after the arguments that was read so far
+
+    @property
+    def held(self) -> str:
+        """The symbols that are held back."""
+        return "".join(self._symbols)
+
+    def push(self, symbols: str) -> bool:
+        """Read the next symbols; return whether the whole answer may still be a call."""
+        self._symbols.append(symbols)
+        at = 0
+        while at < len(symbols):
+            if self._head not in self._heads:
+                character = symbols[at]
+                is_quoted = self._head.count('"') % 2 == 1
+                self._head += character if is_quoted or character not in SPACE else ""
+                if not any(head.startswith(self._head) for head in self._heads):
+                    return False
+                at += 1
+                if self._head in self._heads:
+                    self._read_arguments("{", 0)
+            elif not self._end.found:
+                at = self._read_arguments(symbols, at)
+            else:
+                self._tail += plain_text(symbols[at]).strip(SPACE)  # without the token that ends the answer
+                if not self._heads[self._head][1].startswith(self._tail):
+                    return False
+                at += 1
+        return True
+
+    def _read_arguments(self, symbols: str, at: int) -> int:
+        stop = self._end.read(symbols, at)
+        self._arguments.append(symbols[at:stop])
+        return stop
+
+    def flush(self) -> list[CallPart]:
+        """End the answer; return the parts of its call, none if the answer is no complete call."""
+        arguments = "".join(self._arguments)
+        name, tail = self._heads.get(self._head, ("", ""))
+        if not name or self._tail != tail:
+            return []
+        try:
+            json.loads(arguments)
+        except (ValueError, RecursionError):
+            return []
+        return [CallPart(0, "", new_call_id(), name), CallPart(0, arguments)]

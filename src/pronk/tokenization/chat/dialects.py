@@ -3,8 +3,8 @@
 A model writes calls as its chat template writes the calls of earlier messages. Therefore the template is applied to a
 conversation with one call, and the text around that call selects the row of :data:`TOOL_DIALECTS`. ``hermes`` is also
 the format of Qwen, SmolLM3 and Granite 4 (the object may also be the whole answer, without markers:
-:mod:`pronk.tokenization.chat.bare_call`), ``granite`` that of Granite 3, ``phi`` of Phi-4-mini, ``mistral`` of Mistral
-since 2025, ``llama`` of Llama 3, ``lfm2`` of LFM2 (arguments in Python's syntax:
+:class:`~pronk.tokenization.chat.calls.BareCallReader`), ``granite`` that of Granite 3, ``phi`` of Phi-4-mini,
+``mistral`` of Mistral since 2025, ``llama`` of Llama 3, ``lfm2`` of LFM2 (arguments in Python's syntax:
 :mod:`pronk.tokenization.chat.keywords`), ``channels`` of gpt-oss.
 
 A new family adds a row there or to :data:`REASONING_FORMATS`. The rows are read by
@@ -72,10 +72,6 @@ class TokenSymbols:
             text = text.replace(name, symbol)
         return text
 
-    def ids(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text with markers."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
-
     def is_id_only(self, text: str) -> bool:
         """Return whether grammars match the marker ``text`` by the id of an added token."""
         return text in self._id_only
@@ -123,7 +119,7 @@ _PROBE = "zanzibar_9"  # name of a tool for a trial rendering; no template conta
 
 @dataclass(frozen=True)
 class ToolDialect:
-    r"""Format of a model's calls.
+    r"""Format of a model's calls, which are JSON objects unless a row says otherwise.
 
     Names of the texts in a call, for example of Hermes::
 
@@ -135,10 +131,10 @@ class ToolDialect:
     template: str  # regular expression for the call of the trial rendering; its groups replace fields of the row
     begin: str = ""  # marker before calls, if the format has one
     after_begin: str = ""
-    before_name: str = ""
+    before_name: str = '{"name": "'
     before_ident: str = ""  # marker between the name and an id that the model may write, if the template has one
-    before_arguments: str = ""
-    after_arguments: str = ""
+    before_arguments: str = '", "arguments": '
+    after_arguments: str = "}"
     before_end: str = ""
     end: str = ""
     separator: str = ""  # text between calls within one pair of markers; empty if each call has its own pair
@@ -150,7 +146,7 @@ class ToolDialect:
     has_keywords: bool = False  # whether arguments have Python's syntax, not JSON's; the closing parenthesis ends them
 
 
-_JSON_NAME, _CALL_START = '{"name": "', rf'\{{"name": "{_PROBE}", '
+_CALL_START = rf'\{{"name": "{_PROBE}", '
 _ARGUMENTS = r'"arguments": \{"x": 1\}'
 
 TOOL_DIALECTS = (
@@ -158,9 +154,6 @@ TOOL_DIALECTS = (
         "hermes",
         rf"<tool_call>(?P<after_begin>[ \n]*){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>[ \n]*)</tool_call>",
         begin="<tool_call>",
-        before_name=_JSON_NAME,
-        before_arguments='", "arguments": ',
-        after_arguments="}",
         end="</tool_call>",
         allows_bare=True,
         repeats_markers=True,
@@ -170,9 +163,6 @@ TOOL_DIALECTS = (
         "phi",
         rf"<\|tool_call\|>(?P<after_begin>\[?){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>\]?)<\|/tool_call\|>",
         begin="<|tool_call|>",
-        before_name=_JSON_NAME,
-        before_arguments='", "arguments": ',
-        after_arguments="}",
         end="<|/tool_call|>",
         repeats_markers=True,
     ),
@@ -182,9 +172,6 @@ TOOL_DIALECTS = (
         rf'<\|tool_call\|>\s*\[\s*\{{\s*"name": "{_PROBE}",\s*"arguments": \{{\s*"x": 1',
         begin="<|tool_call|>",
         after_begin="[",
-        before_name=_JSON_NAME,
-        before_arguments='", "arguments": ',
-        after_arguments="}",
         before_end="]",
         separator=", ",
     ),
@@ -192,9 +179,6 @@ TOOL_DIALECTS = (
         "mistral list",
         rf"\[TOOL_CALLS\](?P<after_begin> ?\[){_CALL_START}{_ARGUMENTS}",  # then an id may precede the last brace
         begin="[TOOL_CALLS]",
-        before_name=_JSON_NAME,
-        before_arguments='", "arguments": ',
-        after_arguments="}",
         before_end="]",
         separator=", ",
     ),
@@ -202,16 +186,16 @@ TOOL_DIALECTS = (
         "mistral",
         rf'\[TOOL_CALLS\]{_PROBE}((?P<before_ident>\[CALL_ID\])\w*)?\[ARGS\]\{{"x": 1\}}',
         begin="[TOOL_CALLS]",
+        before_name="",
         before_arguments="[ARGS]",
+        after_arguments="",
         repeats_markers=True,
     ),
     ToolDialect(
         "llama",
         rf'{_CALL_START}"parameters": \{{"x": 1\}}\}}',
         begin="<|python_tag|>",
-        before_name=_JSON_NAME,
         before_arguments='", "parameters": ',
-        after_arguments="}",
         marker_optional=True,
     ),
     ToolDialect(
@@ -219,7 +203,9 @@ TOOL_DIALECTS = (
         rf"<\|tool_call_start\|>\[{_PROBE}\(x=1\)\]<\|tool_call_end\|>",
         begin="<|tool_call_start|>",
         after_begin="[",
+        before_name="",
         before_arguments="(",
+        after_arguments="",
         before_end="]",
         end="<|tool_call_end|>",
         separator=", ",
@@ -229,7 +215,9 @@ TOOL_DIALECTS = (
         "channels",
         rf"to=functions\.{_PROBE}<\|channel\|>commentary",
         begin="<|channel|>commentary to=functions.",
+        before_name="",
         before_arguments=" <|constrain|>json<|message|>",
+        after_arguments="",
         before_text="<|channel|>final<|message|>",
     ),
 )
@@ -259,12 +247,6 @@ REASONING_FORMATS = (
     ReasoningFormat("think", "</think>", "<think>", "</think>"),  # Qwen3, DeepSeek-R1, SmolLM3
     ReasoningFormat("mistral", "[/THINK]", "[THINK]", "[/THINK]"),  # Magistral
 )
-
-
-def find_reasoning_format(tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Return the format of a model's thoughts; ``None`` if its chat template has no thoughts."""
-    source = tokenizer.chat_template or ""
-    return next((row for row in REASONING_FORMATS if row.template in source), None)
 
 
 def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:

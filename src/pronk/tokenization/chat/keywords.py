@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 _NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
 _SPECIAL = re.compile("[\ud800-\udfff]")  # symbols of special tokens
@@ -146,8 +146,7 @@ def keyword_rules(rule: str, schema: str) -> list[str]:
     if unknown or unnamed:
         found = f"the key {unknown[0]!r:.60}" if unknown else f"the argument {unnamed[0]!r:.60}"
         expected = "'properties' whose names are identifiers, and no other constraints, as calls are in Python's syntax"
-        msg = f"guide: json: expected {expected}, found {found}; change the schema of the tool"
-        raise OptionError(msg)
+        refuse("guide: json", f"expected {expected}, found {found}; change the schema of the tool", OptionError)
     names, shared = [*properties], {key: root[key] for key in ("$defs", "definitions", "x-guidance") if key in root}
     rules, first = list[str](), list[str]()
     for number, name in enumerate(names):

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from pronk.errors import PromptError
+from pronk.errors import PromptError, refuse
 from pronk.tokenization.chat.keywords import write_call
 
 Messages = Sequence[Mapping[str, object]]
@@ -91,12 +91,10 @@ def _shorten_id(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        msg = f"{where}: expected an object with 'role' and 'content', found {_describe(message)}"
-        raise PromptError(msg)
+        refuse(where, f"expected an object with 'role' and 'content', found {_describe(message)}", PromptError)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        msg = f"{where}: expected a string for 'role', found {_describe_key(message, 'role')}"
-        raise PromptError(msg)
+        refuse(where, f"expected a string for 'role', found {_describe_key(message, 'role')}", PromptError)
     message = {**message, **_read_calls(message, where)}
     if content is None and role == "assistant" and message.get("reasoning_content") and not message.get("tool_calls"):
         return {**message, "content": ""}  # some templates would write None
@@ -129,8 +127,7 @@ def _read_object(text: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):  # no JSON, a number of too many digits, or too deep nesting
         value = None
     if not isinstance(value, dict):
-        msg = f"{where}: expected arguments that are a JSON object, found {_describe(text)}"
-        raise PromptError(msg)
+        refuse(where, f"expected arguments that are a JSON object, found {_describe(text)}", PromptError)
     return value
 
 
@@ -147,8 +144,7 @@ def _check_part(part: object, where: str) -> dict[str, Any]:
         msg = f"{where}: expected the type 'text', found {part['type']!r}; the model reads text alone, so leave it out"
         raise PromptError(msg)
     if not isinstance(part.get("text"), str):
-        msg = f"{where}: expected a string for 'text', found {_describe_key(part, 'text')}"
-        raise PromptError(msg)
+        refuse(where, f"expected a string for 'text', found {_describe_key(part, 'text')}", PromptError)
     return dict(part)
 
 

@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import PromptError, TokenizerError
+from pronk.errors import PromptError, TokenizerError, refuse
 from pronk.tokenization.chat.messages import (
     Messages,
     TemplateOptions,
@@ -220,8 +220,7 @@ class ChatTemplate:
         reply = renderer.ask(source)
         if "text" not in reply:
             reason = reply.get("error", "it takes too long, or too much memory, to compile")
-            msg = f"chat template: expected valid Jinja, found an error: {reason}"
-            raise TokenizerError(msg)
+            refuse("chat template", f"expected valid Jinja, found an error: {reason}", TokenizerError)
         self._loops_over_content = reply["loops_over_content"]
         self._in_channels = "<|channel|>" in source and "<|message|>" in source  # the harmony format of gpt-oss
         writes_none = "tool_calls" not in source

@@ -17,7 +17,7 @@ from pronk.drafters.from_target.modules.eagle import load_head
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig, default_sources
 from pronk.errors import CheckpointError, ConfigError, OptionError, PronkError
 from pronk.models.checkpoint import Checkpoint, read_json
-from pronk.models.fingerprint import Fingerprint, describe_architecture
+from pronk.models.loader import Fingerprint, describe_architecture
 from pronk.parallel.mirrored_cache import MirroredCache
 from tiny_models import make_engine, tiny_decoder
 

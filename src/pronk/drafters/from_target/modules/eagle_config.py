@@ -25,7 +25,7 @@ from pronk.architecture.rope import RopeConfig
 from pronk.checks import check_flag, check_integer
 from pronk.drafters.from_target.modules.eagle_names import EAGLE_NAMES, HeadNames, find_mtp_names
 from pronk.errors import ConfigError
-from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import Fingerprint
 
 KINDS = ("eagle3", "mtp")
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")

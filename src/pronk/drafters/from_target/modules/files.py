@@ -25,8 +25,8 @@ from pronk.models.backend import Backend
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.clone_models import clone_model
 from pronk.models.decoder import Layer
-from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import Linear, Norm, WeightLayout
+from pronk.models.loader import Fingerprint
 from pronk.speculation.target import Target
 
 FORMAT = "pronk-drafter-1"

@@ -7,7 +7,7 @@ from pathlib import Path
 from pronk.architecture.config import ModelConfig
 from pronk.errors import ConfigError
 from pronk.models.checkpoint import read_json
-from pronk.models.fingerprint import describe_architecture
+from pronk.models.loader import describe_architecture
 
 PACKAGED = Path(__file__).parents[3] / "heads"
 
