@@ -13,8 +13,7 @@ from checkpoints import MakeCheckpoint
 from cli.conftest import Command as Run
 from cli.conftest import assert_mistake
 from pronk.drafters.from_text.datastore import builder as datastore_build
-from pronk.drafters.from_text.datastore.layout import HEADER, SUFFIXES, TOKENS
-from pronk.drafters.from_text.datastore.reader import Datastore
+from pronk.drafters.from_text.datastore.reader import HEADER, SUFFIXES, TOKENS, Datastore
 from pronk.models.clone_models import tiny_model
 from pronk.models.loader import read_config
 from pronk.tokenization.tokenizer import Tokenizer
@@ -50,7 +49,8 @@ def text(tmp_path: Path) -> Path:
 
 def documents(folder: Path, tokenizer: Tokenizer) -> list[str]:
     """The text of a datastore."""
-    store, found, ids = Datastore.open(folder, tokenizer.fingerprint), list[str](), list[int]()
+    store, found, ids = Datastore.open(folder), list[str](), list[int]()
+    assert store.header.vocabulary == tokenizer.fingerprint
     for number in store._token_array.tolist():
         if number == store.header.separator:
             found.append(tokenizer.decode(ids, skip_special_tokens=False))

@@ -14,7 +14,7 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
 from pronk.arrays import FLOAT32, Array
 from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
-from pronk.drafters.from_target._early_exit import EarlyExit
+from pronk.drafters.from_target.kangaroo import EarlyExit
 from pronk.drafters.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -255,7 +255,7 @@ def assert_no_blocks(drafter: Proposer[Any]) -> None:
     """Check that no request holds a block of the caches of a drafter's models."""
     assert drafter.models
     for model in drafter.models:
-        owners = (getattr(model, name, None) for name in ("_side_cache", "side_cache", "runner"))
+        owners = (getattr(model, name, None) for name in ("_side_cache", "runner"))
         owner: Any = next((each for each in owners if each is not None), model)
         allocator = owner.cache.allocator
         assert allocator.num_free == allocator.num_blocks

@@ -22,7 +22,7 @@ from drafters.from_target.trained_medusa import head_logits, medusa_folder, plai
 from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
+from pronk.drafters.from_target.kangaroo import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.drafters.from_target.multi_token import _HeadsRunner
 from pronk.kernels.weights import PackedMatrix
@@ -173,8 +173,8 @@ def test_multi_token_heads(variant: str, dtype: DType, monkeypatch: pytest.Monke
     shape, said, classic = VARIANTS[variant], dict[bool, Pairs](), variant == "classic"
     read, found = _HeadsRunner.next_logits, list[tuple[list[int], Array]]()
 
-    def watched(self: _HeadsRunner, states: Any, contexts: Any, count: int) -> Array:
-        logits = read(self, states, contexts, count)
+    def watched(self: _HeadsRunner, contexts: Any, count: int) -> Array:
+        logits = read(self, contexts, count)
         assert_packed(self.heads, packed=packed)
         found.extend((list(each.tokens), rows) for each, rows in zip(contexts, logits, strict=True))
         return logits

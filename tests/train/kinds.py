@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pronk.drafters.from_target.modules.glide import GlideShape
-from pronk.drafters.from_target.modules.heads import HeadsShape
+from pronk.drafters.from_target.modules.heads import HeadsShape, MedusaShape
 from pronk.drafters.from_target.modules.kangaroo import KangarooShape
-from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.train.clock import Clock
 from pronk.train.distributed import ProcessGroup
 from pronk.train.future import FutureTokens, future_shape

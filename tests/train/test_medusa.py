@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.medusa import MedusaShape
+from pronk.drafters.from_target.modules.heads import MedusaShape
 from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import OptionError
 from pronk.train.attention import dense_hidden

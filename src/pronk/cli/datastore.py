@@ -151,7 +151,7 @@ def _split_text(text: str) -> Iterator[str]:
 
 
 def _summary(folder: Path) -> str:
-    from pronk.drafters.from_text.datastore.layout import Header
+    from pronk.drafters.from_text.datastore.reader import Header
 
     header = Header.read(folder)
     size = sum(header.file_sizes().values())

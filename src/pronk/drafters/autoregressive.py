@@ -20,7 +20,6 @@ class Autoregressive(Proposer[None]):
         """Return ``None``: the proposer has no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Return for each context a tree without draft tokens."""
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 
     def observe(self, outcome: Outcome[None]) -> None:

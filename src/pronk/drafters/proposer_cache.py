@@ -64,7 +64,6 @@ class ProposerCache:
         _check_hashable(drafter)
         key = (drafter, None) if own is None else (own, adapter)
         proposer = self._get_current(key)
-        proposer = self._get_current(key)
         if proposer is None:
             with self._bind_lock:
                 proposer = self._get_current(key)  # another thread may have bound the drafter since the first lookup

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from pronk.checks import check_integer
 from pronk.corpus.encoder import token_dtype
-from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.drafters.from_target.modules.medusa import MedusaShape
+from pronk.drafters.from_target.modules.heads import HeadsShape, MedusaShape
 from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
 from pronk.errors import OptionError
 from pronk.train.attention import DenseAttention, Features, dense_rope

@@ -168,7 +168,7 @@ SLOW_TARGET = CostCurve(1e3, 1.0, 0.0)  # costs of a target that is so slow that
 def lane_of(state: Any) -> DraftLane:
     """Return the draft model's cache in the state of a drafter, which may wrap the draft model."""
     while not hasattr(state, "lane"):
-        state = state[0] if isinstance(state, tuple) else state.inner
+        state = state[0]
     return state.lane
 
 

@@ -68,7 +68,7 @@ def test_worked_example() -> None:
     (tree,) = drafter.propose([context(state, tokens)])
     assert tree.tokens == (0, 1, 2)
     verify_step(drafter, state, tree, tokens, right_for(1))
-    assert state.threshold == pytest.approx(0.3875)
+    assert state[1].threshold == pytest.approx(0.3875)
 
 
 @pytest.mark.parametrize(("accepted", "threshold"), [(0, 0.7), (1, 0.65), (2, 0.575), (3, 0.35)])
@@ -80,7 +80,7 @@ def test_the_threshold_moves_toward_the_last_accepted_token(accepted: int, thres
     (tree,) = drafter.propose([context(state, tokens)])
     assert tree.num_draft_tokens == 3
     verify_step(drafter, state, tree, tokens, right_for(accepted))
-    assert state.threshold == pytest.approx(threshold)
+    assert state[1].threshold == pytest.approx(threshold)
 
 
 def test_a_product_at_the_threshold_is_not_below_it() -> None:
@@ -104,9 +104,9 @@ def test_each_request_has_its_own_threshold() -> None:
             survey.cumulative = survey.cumulative[: tree.num_draft_tokens]
             path = verify_step(drafter, state, tree, [0], model)
             survey.observe(len(path))
-            assert state.threshold == pytest.approx(survey.threshold)
-    assert 0.75 < states[0].threshold < 0.8
-    assert states[1].threshold == pytest.approx(0.05)
+            assert state[1].threshold == pytest.approx(survey.threshold)
+    assert 0.75 < states[0][1].threshold < 0.8
+    assert states[1][1].threshold == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("toward", ["accepted", "rejected"])
@@ -129,7 +129,7 @@ def test_random_drafts_equal_the_survey(toward: str) -> None:
             right = dice.randint(0, count)
             assert len(verify_step(drafter, state, tree, [0], right_for(right))) == right
             survey.observe(right)
-            assert state.threshold == pytest.approx(survey.threshold)
+            assert state[1].threshold == pytest.approx(survey.threshold)
 
 
 def next_probabilities(request: Request, asked: Asked, count: int) -> tuple[list[int], list[float]]:
@@ -177,13 +177,13 @@ def test_draft_tokens_of_other_drafters_do_not_move_the_threshold() -> None:
     for _ in range(3):
         (tree,) = first.propose([context(state, tokens)])
         verify_step(first, state, tree, tokens, lambda _: OTHER)
-    assert state[1].threshold == 0.4
+    assert state[1][1].threshold == 0.4
     merged = bind(Merged((Threshold((own,)), other)))
     state, tokens = merged.start([0]), [0]
     (tree,) = merged.propose([context(state, tokens)])
     assert tree.tokens == (0, 1, 2, 3)
     verify_step(merged, state, tree, tokens, right_for(2))
-    assert state[0].threshold == pytest.approx(0.3)  # its own chain of one token was accepted
+    assert state[0][1].threshold == pytest.approx(0.3)  # its own chain of one token was accepted
 
 
 def test_default_inner_drafter() -> None:

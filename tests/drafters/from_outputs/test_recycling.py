@@ -8,8 +8,14 @@ from safetensors.numpy import save_file
 
 from drafters.helpers import VOCAB, bind, context
 from pronk.drafters import Outcome, Recycling
-from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
-from pronk.drafters.from_outputs.recycling import _PRIORS, RecyclingProposer, RecyclingState
+from pronk.drafters.from_outputs.recycling import (
+    _PRIORS,
+    RecyclingProposer,
+    RecyclingState,
+    Successors,
+    load_successors,
+    save_successors,
+)
 from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.policy import RequestPolicy

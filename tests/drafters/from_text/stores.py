@@ -24,7 +24,7 @@ def write(folder: Path, documents: Documents, *, vocab_size: int = 4096, **optio
 
 def make(folder: Path, documents: Documents, **options: Any) -> Datastore:
     """Write a datastore and open it."""
-    return Datastore.open(write(folder, documents, **options), VOCABULARY)
+    return Datastore.open(write(folder, documents, **options))
 
 
 def random_documents(seed: int, count: int, longest: int, letters: int) -> list[list[int]]:

@@ -13,8 +13,7 @@ import pytest
 from drafters.from_text.stores import VOCABULARY, Documents, followers, make, random_documents, write
 from pronk.drafters.from_text.datastore import builder as datastore_build
 from pronk.drafters.from_text.datastore import reader as module
-from pronk.drafters.from_text.datastore.layout import HEADER, SUFFIX_TYPES, SUFFIXES, TOKENS, Header
-from pronk.drafters.from_text.datastore.reader import Datastore, Match
+from pronk.drafters.from_text.datastore.reader import HEADER, SUFFIX_TYPES, SUFFIXES, TOKENS, Datastore, Header, Match
 from pronk.errors import CheckpointError, OptionError, PronkError
 
 A, B, C, D = 10, 11, 12, 13
@@ -160,7 +159,7 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
 
 def refuse(folder: Path, expected: str, error: type[PronkError] = CheckpointError) -> None:
     with pytest.raises(error, match=expected) as caught:
-        Datastore.open(folder, VOCABULARY)
+        Datastore.open(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -175,14 +174,7 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
         (folder / name).rename(folder / "away")
         refuse(folder, f"expected .*{name}" if name == HEADER else f"{name}: expected a readable file")
         (folder / "away").rename(folder / name)
-    Datastore.open(folder, VOCABULARY)
-
-
-def test_another_tokenizer_is_refused(folder: Path) -> None:
-    with pytest.raises(OptionError, match=f"tokenizer ffff, found one of {VOCABULARY}; build one") as caught:
-        Datastore.open(folder, "ffff")
-    assert "\n" not in str(caught.value)
-    assert Datastore.open(folder).header.vocabulary == VOCABULARY
+    Datastore.open(folder)
 
 
 @pytest.mark.parametrize("name", [TOKENS, SUFFIXES])
@@ -252,7 +244,7 @@ def test_suffixes_that_do_not_sort_the_tokens_are_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [TOKENS, SUFFIXES])
 def test_checksums_find_a_changed_byte(name: str, folder: Path) -> None:
-    Datastore.open(folder, VOCABULARY).verify()
+    Datastore.open(folder).verify()
     data = bytearray((folder / name).read_bytes())
     data[40] ^= 1
     (folder / name).write_bytes(data)
@@ -268,7 +260,7 @@ def test_random_files_raise_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
         size = (folder / name).stat().st_size
         for _ in range(20):
             (folder / name).write_bytes(dice.bytes(size))
-            store = Datastore.open(folder, VOCABULARY)
+            store = Datastore.open(folder)
             for tail in ([0, 1, 2], [1], [2, 2]):
                 length, low, high = store.find(tail, 16)
                 for sample in (1024, 8):
@@ -284,4 +276,4 @@ def test_a_missing_sorting_library_is_named(folder: Path, tmp_path: Path, monkey
     with pytest.raises(OptionError, match=r"expected pydivsufsort .*pip install 'pronk\[datastore\]'") as caught:
         make(tmp_path / "new", [[A]])
     assert "\n" not in str(caught.value)
-    assert Datastore.open(folder, VOCABULARY).find([0, 1], 16).length
+    assert Datastore.open(folder).find([0, 1], 16).length

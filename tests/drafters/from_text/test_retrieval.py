@@ -10,7 +10,7 @@ import pytest
 from drafters.from_text.stores import VOCABULARY, followers, random_documents, write
 from drafters.helpers import bind, context
 from pronk import LLM
-from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
+from pronk.drafters.from_text.datastore.reader import SUFFIXES, Header
 from pronk.drafters.from_text.retrieval import (
     _NUM_SHARE_CLASSES,
     _PRIORS,

@@ -69,9 +69,9 @@ def test_the_main_chain_comes_first() -> None:
 )
 def test_invalid_trees_are_refused(paths: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
-        check_paths("medusa", "tree", paths, 2)
+        check_paths("medusa", paths, 2)
     assert "\n" not in str(caught.value)
 
 
 def test_lists_become_tuples() -> None:
-    assert check_paths("medusa", "tree", [[0], [0, 3]], 2) == ((0,), (0, 3))
+    assert check_paths("medusa", [[0], [0, 3]], 2) == ((0,), (0, 3))

@@ -170,7 +170,7 @@ class MedusaKind(DrafterKind):
     ] = None
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        from pronk.drafters.from_target.modules.medusa import MedusaShape
+        from pronk.drafters.from_target.modules.heads import MedusaShape
         from pronk.train.heads import MedusaOptions, MedusaStudent
 
         fields = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}

@@ -52,7 +52,6 @@ class Auto(Composite):
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
 
     def bind(self, target: Target) -> AutoProposer:
-        """Return a proposer that chooses among sources; errors are those of binding the given parts."""
         given = self.bind_parts(target)
         names = _names(given)
         found = [each for each in (Suffix(store_tokens=0), Recycling()) if each.name not in names]

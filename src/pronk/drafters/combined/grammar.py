@@ -2,13 +2,11 @@
 
 Text is *forced* if the guide allows only one continuation. The wrapped drafter proposes after the forced text.
 
-**Why forced tokens are accepted.** A text has several tokenizations: ``{"`` is one token, or ``{`` and ``"``. Forced
-tokens are the tokenizer's own encoding of the forced text after the output so far, as in the training data of models.
-Tokens at the end of forced text are left out if the following text could change them. The guide's mask allows only this
-encoding (:mod:`pronk.structured.grammar_processor`), so the target's choice is known before the forward pass, under
-every acceptance rule and at every temperature. Forced tokens are verified nevertheless, in rows that the text needs
-anyway, so a guide with a wider mask does no harm. The end of the text is an exception in models with several stop
-tokens: the mask allows all of them, and the forced one may be rejected.
+Forced tokens are the tokenizer's own encoding of the forced text after the output so far. Tokens at the end of forced
+text are left out if the following text could change them. The guide's mask allows only this encoding
+(:mod:`pronk.structured.grammar_processor`), so forced tokens are accepted. They are verified nevertheless, so a guide
+with a wider mask does no harm. In models with several stop tokens the mask allows all of them at the end of the text,
+and the forced one may be rejected.
 """
 
 from __future__ import annotations
@@ -44,7 +42,6 @@ class Grammar(Composite):
             raise OptionError(msg)
 
     def bind(self, target: Target) -> GrammarProposer:
-        """Bind the wrapped drafter and return a proposer that adds forced tokens."""
         (wrapped,) = self.bind_parts(target)
         return GrammarProposer(wrapped)
 
@@ -92,20 +89,17 @@ class _ForcedTree:
 
     def __init__(self, drafter: str, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> None:
         shift = len(forced)  # node i of the drafter's tree becomes node i + shift
+        full = tree.hang_below([context.tokens[-1], *forced][:shift])
         self.context = context
-        self.tokens = [context.tokens[-1], *forced, *tree.tokens[1:]]
-        self.parents = [*range(-1, shift), *(parent + shift for parent in tree.parents[1:])]
-        self.depths = [*range(shift + 1), *(depth + shift for depth in tree.depths[1:])]
-        self.verify = [True] * shift + [True, *tree.acceptable[1:]]
-        self.probs = None if tree.probs is None else [*(None,) * (shift + 1), *tree.probs[1:]]
+        self.tokens, self.parents, self.depths = [*full.tokens], [*full.parents], [*full.depths]
+        self.verify = [*full.acceptable]
+        self.probs = None if full.probs is None else [*full.probs]
         unknown_gain = tree.gain is None and tree.num_draft_tokens > 0
         self.gain = None if unknown_gain else [1.0] * (shift + 1) + list((tree.gain or (1.0,))[1:])
         origin = tree.origin or (("", 0), *((drafter, 0),) * tree.num_draft_tokens)
         self.origin = [("", 0), *((Grammar.name, 0),) * shift, *origin[1:]]
-        self.children: list[list[int]] = [[] for _ in self.tokens]  # acceptable children of each node
-        for node in range(1, len(self.tokens)):
-            if self.verify[node]:
-                self.children[self.parents[node]].append(node)
+        # Acceptable children of each node.
+        self.children = [[*full.children(node).values()] for node in range(len(full))]
 
     def add_forced_chains(self) -> None:
         """Add forced tokens below each node, if the guide allows all tokens on the path to the node."""

@@ -46,7 +46,6 @@ class Merged(Composite):
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
 
     def bind(self, target: Target) -> MergedProposer:
-        """Bind all drafters to the target and return their combination."""
         return MergedProposer(self.bind_parts(target), self.num_nodes)
 
 
@@ -61,8 +60,9 @@ class MergedProposer(CompositeProposer):
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         tries = [Trie(context.tokens[-1]) for context in contexts]
-        for proposer, trees in zip(self.parts, self.proposals(contexts), strict=True):
-            for trie, tree in zip(tries, trees, strict=True):
+        for index, proposer in enumerate(self.parts):
+            views = [context.with_state(context.state[index]) for context in contexts]
+            for trie, tree in zip(tries, proposer.propose(views), strict=True):
                 trie.merge(tree, (proposer.name, 0))
         return [
             trie.tree(min(self.num_nodes, context.max_nodes)) for trie, context in zip(tries, contexts, strict=True)
@@ -78,7 +78,6 @@ class FirstOf(Composite):
     parts: tuple[Drafter, ...] = field(default_factory=_default_parts)
 
     def bind(self, target: Target) -> FirstOfProposer:
-        """Bind all drafters to the target and return their combination."""
         return FirstOfProposer(self.bind_parts(target))
 
 

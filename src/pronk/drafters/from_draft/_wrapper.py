@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from pronk.drafters.from_draft.draft_model import DraftModel
 from pronk.drafters.shared.chain import ChainDrafter, ChainProposer
+from pronk.drafters.shared.composite import CompositeProposer, States
 from pronk.errors import OptionError
-from pronk.speculation.proposer import DraftContext, Outcome, bind_proposer
+from pronk.speculation.proposer import DraftContext, bind_proposer
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
@@ -52,51 +53,23 @@ class Wrapper(ChainDrafter):
         return proposer
 
 
-class WrapperProposer(ChainProposer[Any]):
-    """Base of a wrapper's proposer, with the capabilities, models and state of the inner proposer."""
+class WrapperProposer(CompositeProposer, ChainProposer[States]):
+    """Base of a wrapper's proposer; the first part of its state is the inner proposer's."""
 
     def __init__(self, options: Wrapper, inner: ChainProposer[Any]) -> None:
-        self.options, self.inner = options, inner
-        self.capabilities, self.models = inner.capabilities, inner.models
-
-    @property
-    def source(self) -> str:
-        """Drafter name in ``TokenTree.origin`` for draft tokens that the wrapper adds, such as siblings."""
-        return self.options.source
+        super().__init__((inner,))
+        self.options, self.inner, self.capabilities = options, inner, inner.capabilities
 
     @property
     def chain_source(self) -> str:
-        """Name in the statistics of the inner proposer's draft tokens."""
         return self.inner.chain_source
 
-    def inner_state(self, state: Any) -> Any:
-        """Return the inner proposer's state; a wrapper with a state of its own overrides this."""
-        return state
+    def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
+        return self.inner.chain_price(context.with_state(context.state[0]))
 
-    def bind(self, target: Target) -> Self:
-        self.inner.bind(target)
-        return self
+    def shadow(self, context: DraftContext[States]) -> bool:
+        return self.inner.shadow(context.with_state(context.state[0]))
 
-    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
-        return self.inner.chain_price(context.with_state(self.inner_state(context.state)))
-
-    def shadow(self, context: DraftContext[Any]) -> bool:
-        return self.inner.shadow(context.with_state(self.inner_state(context.state)))
-
-    def start(self, prompt: Sequence[int]) -> Any:
-        return self.inner.start(prompt)
-
-    def observe(self, outcome: Outcome[Any]) -> None:
-        self.inner.observe(outcome.with_state(self.inner_state(outcome.state)))
-
-    def on_preempt(self, state: Any) -> None:
-        self.inner.on_preempt(self.inner_state(state))
-
-    def stop(self, state: Any) -> None:
-        self.inner.stop(self.inner_state(state))
-
-    def inner_contexts(self, contexts: Sequence[DraftContext[Any]], max_depth: int) -> list[DraftContext[Any]]:
+    def inner_contexts(self, contexts: Sequence[DraftContext[States]], max_depth: int) -> list[DraftContext[Any]]:
         """Return ``contexts`` with the inner proposer's states, and with at most ``max_depth`` draft tokens."""
-        return [
-            each.with_state(self.inner_state(each.state), max_depth=min(each.max_depth, max_depth)) for each in contexts
-        ]
+        return [each.with_state(each.state[0], max_depth=min(each.max_depth, max_depth)) for each in contexts]

@@ -56,7 +56,6 @@ class Beam(Composite):
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
 
     def bind(self, target: Target) -> BeamProposer:
-        """Return the proposer, with the draft model loaded beside the target."""
         model = self.parts[0]
         assert isinstance(model, ModelDrafter)
         return BeamProposer(self, model.bind(target))

@@ -18,11 +18,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
 from pronk.drafters.shared.chain import Chain, Stop
+from pronk.drafters.shared.composite import States
 from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
@@ -64,13 +64,7 @@ class Cape(Wrapper):
             check_integer(f"{self.name}: sizes", self.sizes, 1, 16)
         check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
-    @property
-    def source(self) -> str:
-        """Drafter name in ``TokenTree.origin`` for the siblings, such as ``cape(draft_model)``."""
-        return f"{self.name}({self.inner.source})"
-
     def bind(self, target: Target) -> CapeProposer:
-        """Return the proposer, with the inner drafter bound to the target."""
         return CapeProposer(self, self.bind_inner(target))
 
 
@@ -81,10 +75,15 @@ class CapeProposer(WrapperProposer):
     options: Cape
     proposes_tree = True  # a chain with siblings is a tree
 
-    def chains(self, contexts: Sequence[DraftContext[Any]], stop: Stop | None = None) -> list[Chain]:
+    @property
+    def source(self) -> str:
+        """Drafter name in ``TokenTree.origin`` for the siblings, such as ``cape(draft_model)``."""
+        return f"{self.name}({self.inner.source})"
+
+    def chains(self, contexts: Sequence[DraftContext[States]], stop: Stop | None = None) -> list[Chain]:
         return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
 
-    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         return [self.expand(chain) for chain in self.chains(contexts)]
 
     def expand(self, chain: Chain) -> TokenTree:

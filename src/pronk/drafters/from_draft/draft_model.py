@@ -6,21 +6,34 @@ that entered the text since the last proposal are run in one pass (:mod:`pronk.d
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 from pronk.arrays import Array
+from pronk.backends import open_torch
 from pronk.checks import check_choice, check_number
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
-from pronk.drafters.shared.shadow import shadow
-from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.drafters.shared.side_cache import open_pool
+from pronk.drafters.shared.stepwise import MAX_COUNTED, MIN_COUNTED, StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.drafters.shared.vocabulary.translation import Translation
+from pronk.errors import OptionError
+from pronk.execution.model_runner import ModelRunner
+from pronk.hub.resolve import resolve_model
+from pronk.models.clone_models import clone_model
+from pronk.models.decoder import forward_weights
 from pronk.models.linear import WEIGHTS
+from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
+from pronk.tokenization.tokenizer import Tokenizer
 
 DraftState: TypeAlias = StepwiseState[DraftLane]
 
@@ -46,10 +59,13 @@ class ModelDrafter(StepwiseDrafter):
 
     @abstractmethod
     def open(self, target: Target) -> DraftRunner:
-        """Load the model, once for each target; errors are those of :meth:`DraftRunner.open`."""
+        """Load the model, once for all drafters of the target with the same model and weights.
+
+        Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if the vocabularies cannot be
+        translated, or there is no default for this target.
+        """
 
     def bind(self, target: Target) -> ModelProposer:
-        """Return the proposer, with the model loaded beside the target; errors are those of :meth:`open`."""
         return ModelProposer(self, self.open(target), target)
 
 
@@ -59,47 +75,50 @@ class ModelProposer(StepwiseProposer[DraftLane]):
     options: ModelDrafter
 
     def __init__(self, options: ModelDrafter, draft: DraftRunner, target: Target) -> None:
-        super().__init__(options)
-        self.draft, self.target, self.models = draft, target, (draft,)
+        super().__init__(options, draft, target)
+        self.draft = draft
 
-    def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - the first proposal reads it
-        return DraftState(self.draft.make_lane())
+    def ends(self, chain: Chain) -> bool:
+        return chain.draft_tokens[-1].confidence < self.options.min_confidence
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
         chains, active = self.begin(contexts, stop)
-        active_chains = [chains[number] for number in active]
-        lanes = [chain.context.state.lane for chain in active_chains]
+        lanes = {number: chains[number].context.state.lane for number in active}
 
-        def next_logits(indices: Sequence[int]) -> Sequence[Array | None]:
-            if not active_chains[indices[0]].draft_tokens:  # first round: all chains are empty
-                return self.draft.forward_texts(
-                    [lanes[i] for i in indices], [active_chains[i].context for i in indices]
-                )
+        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
+            selected = [lanes[number] for number in numbers]
+            if not chains[numbers[0]].draft_tokens:  # first round: all chains are empty
+                return self.draft.forward_texts(selected, [chains[number].context for number in numbers])
             return self.draft.forward_tokens(
-                [lanes[i] for i in indices], [self.draft.to_draft_ids(active_chains[i].tokens[-1:]) for i in indices]
+                selected, [self.draft.to_draft_ids(chains[number].tokens[-1:]) for number in numbers]
             )
 
-        def is_complete(i: int, chain: Chain) -> bool:
-            stopped = (
-                chain.draft_tokens[-1].confidence < self.options.min_confidence
-                if stop is None
-                else stop(active[i], chain)
-            )
-            return stopped or not self.draft.num_free_positions(lanes[i]) or not self.pays(chain)
+        def is_complete(number: int, chain: Chain) -> bool:
+            return not self.draft.num_free_positions(lanes[number]) or self.is_complete(stop, number, chain)
 
-        if len(active_chains) == 1 and self.draft.supports_draft_chain(active_chains[0].context):
-            self.draft.draft_chain(lanes[0], active_chains[0], lambda chain: is_complete(0, chain))
+        if len(active) == 1 and self.draft.supports_draft_chain(chains[active[0]].context):
+            number = active[0]
+            self.draft.draft_chain(lanes[number], chains[number], partial(is_complete, number))
         else:
-            extend_chains(active_chains, next_logits, is_complete)
+            extend_chains({number: chains[number] for number in active}, next_logits, is_complete)
         return chains
 
     def shadow(self, context: DraftContext[DraftState]) -> bool:
-        return shadow(self.draft, context.state.lane, context, self.source)
-
-    def stop(self, state: DraftState) -> None:
-        self.draft.release(state.lane)
-
-    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
+        lane = context.state.lane
+        num_unread = context.root - lane.start - len(lane.tokens) - len(lane.tree or ())
+        if lane.reencoder is not None or not self.can_count(context, num_unread):
+            return False
+        (unread,) = self.draft.align_lanes([lane], [context])
+        if unread is None:
+            return False
+        if len(unread) > MAX_COUNTED + 1:
+            self.draft.forward_tokens([lane], [unread[: -MAX_COUNTED - 1]])
+            unread = unread[-MAX_COUNTED - 1 :]
+        skipped = MIN_COUNTED if lane.start and not lane.tokens else 0
+        first = lane.start + len(lane.tokens) + 1  # index in the text of the token after the first unread one
+        (logits,) = self.draft.forward_trees([lane], [TokenTree.chain(unread[:-1])], [[]])
+        self.count_choices(context, logits[skipped:], first + skipped)
+        return True
 
     def chain_price(self, context: DraftContext[DraftState]) -> ChainPrice | None:
         return self.draft.chain_price(context.state.lane, context)
@@ -125,5 +144,37 @@ class DraftModel(ModelDrafter):
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
 
     def open(self, target: Target) -> DraftRunner:
-        """Load the draft model, and map its vocabulary to the target's."""
-        return DraftRunner.open(self.name, self.model, target, self.dtype, self.weights)
+        name = self.name
+        path = _default_model(name, target) if self.model is None else resolve_model(self.model).absolute()
+
+        def load_runner() -> DraftRunner:
+            config = read_config(path)
+            sizes = target.decoder.config.vocab_size, config.vocab_size
+            translation = Translation(*sizes)
+            if target.tokenizer is not None:
+                tokenizer = Tokenizer.load(path, config.vocab_size)
+                translation = Translation.between(name, target.tokenizer, sizes[0], tokenizer, sizes[1])
+            dtype, backend = parse_dtype(self.dtype, config), target.decoder.backend
+            if backend.kernels is None:
+                backend = open_torch(backend.device, dtype, "as the target")
+            elif not backend.kernels.supports_head_dim(config.head_dim):
+                reason = f"{name}: no kernels for heads of {config.head_dim} in {path.name}"
+                backend = open_torch("cpu", dtype, reason)
+                warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
+            decoder = load_decoder(path, config, dtype=dtype, backend=backend, weights=self.weights)
+            pool = open_pool(target, config, compute_dtype(dtype, backend), backend)
+            relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
+            return DraftRunner(ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size)
+
+        return target.load_shared(path, self.dtype, self.weights, load=load_runner)
+
+
+def _default_model(drafter: str, target: Target) -> Path:
+    """Return the folder of pronk-tiny-draft; raise OptionError if it is absent or of another vocabulary."""
+    path = clone_model("pronk-tiny-draft")
+    tokenizer = target.tokenizer
+    if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
+        found = "none" if path is None else f"none, and {path.name} has another vocabulary"
+        msg = f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this target, found {found}'
+        raise OptionError(msg)
+    return path

@@ -1,13 +1,10 @@
 """Staged speculative decoding: the draft model grows a tree and is itself sped up (Spector & Re 2023).
 
-*The tree.* The children of a node are the ``breadth`` tokens that the draft finds likeliest after it. The tree has the
-``num_nodes`` nodes of largest probability (the product along the path), down to ``depth``. It grows best first: the
-likeliest candidate becomes a node of the tree, and the children of that node become candidates. The children are known
-only when the draft has computed the node. While the search waits for that, the node is *pending*.
-
-*The draft's forward passes.* One forward pass computes the pending node, the ``width - 1`` likeliest candidates, and
-the nodes that a smaller drafter (``parts[1]``) proposes below the pending node. The smaller drafter saves forward
-passes and never changes the tree. For example, ``the cat sat`` occurs earlier, so prompt lookup proposes ``cat sat``::
+The tree grows best first: the likeliest candidate becomes a node of the tree, and the children of that node become
+candidates. The children are known only when the draft has computed the node. While the search waits for that, the node
+is *pending*. One forward pass of the draft computes the pending node, the ``width - 1`` likeliest candidates, and the
+nodes that a smaller drafter (``parts[1]``) proposes below the pending node. For example, ``the cat sat`` occurs
+earlier, so prompt lookup proposes ``cat sat``::
 
     pass 1   computes the, cat, sat       the → cat .6, dog .3       cat → sat .8       sat → on .9
     pass 2   computes on, dog             on (.6 · .8 · .9 = .43) is pending; dog (.3) is the likeliest candidate
@@ -182,7 +179,6 @@ class Staged(Composite):
             check_integer(f"{self.name}: {option}", getattr(self, option), minimum, maximum)
 
     def bind(self, target: Target) -> StagedProposer:
-        """Return the proposer, with the draft model loaded beside the target."""
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
         smaller_drafter = rest[0] if rest else PromptLookup()

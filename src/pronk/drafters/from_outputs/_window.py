@@ -81,9 +81,7 @@ class Window:
 
     def shift_to(self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
         """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``."""
-        rows = self.rows[-shape.ngram :]
-        if len(rows) == shape.ngram:  # N rows, one too many after the latest outputs: drop the oldest
-            rows = rows[1:]
+        rows = self.rows[-(shape.ngram - 1) :]  # with the latest outputs there may be N rows: drop the oldest
         # ``shifted_rows[r][column]`` and ``self.rows[r + num_dropped][column + shift]`` are for the same text position.
         num_dropped = len(self.rows) - len(rows)
         shift = position - self.position - num_dropped

@@ -1,12 +1,8 @@
 """Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
 
-The tree is a chain with one draft token per unknown position. The target's output after position p is the draft token
-for position p + 1 in the next forward pass. A block is ``num_tokens`` positions. The chain ends at the end of the
-block, so it gets shorter with every committed token. The next block begins when all positions have one. This is
-algorithm 2 of the lookahead paper (Fu et al. 2024); ``docs/methods/jacobi.md`` has an example.
-
-In Gauss-Seidel decoding every accepted token adds a new position, so the chain has ``num_tokens`` draft tokens in every
-forward pass.
+The target's output after position p is the draft token for position p + 1 in the next forward pass. The chain ends at
+the end of a block of ``num_tokens`` positions. This is algorithm 2 of the lookahead paper (Fu et al. 2024). In
+Gauss-Seidel decoding every accepted token adds a new position. ``docs/methods/jacobi.md`` has an example.
 """
 
 from __future__ import annotations
@@ -58,11 +54,9 @@ class Jacobi(Proposer[JacobiState]):
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
 
     def start(self, prompt: Sequence[int]) -> JacobiState:
-        """Return a state without outputs."""
         return JacobiState(tuple(prompt))
 
     def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
-        """Return for each context the chain of draft tokens up to the end of its block."""
         return [self._build_chain(context) for context in contexts]
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:

@@ -110,11 +110,9 @@ class Lookahead(Drafter):
         check_choice(f"{self.name}: warm_up", self.warm_up, ("grow", "random"))
 
     def bind(self, target: Target) -> LookaheadProposer:
-        """Return the proposer for the target."""
         return LookaheadProposer(self, target)
 
     def for_adapter(self) -> Lookahead | None:
-        """Return these options, if all requests share a pool."""
         return self if self.shared else None
 
 

@@ -24,8 +24,8 @@ import numpy as np
 from pronk.arrays import FLOAT32, Array, split_rows
 from pronk.drafters.from_target.modules.eagle import EagleHead, HeadFeature
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft_prices import DraftPrices
 from pronk.drafters.shared.side_cache import CHUNK, SideLane, SideLanes
+from pronk.drafters.shared.stepwise import DraftPrices
 from pronk.execution.layer_executor import draft_chain
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
@@ -38,6 +38,9 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
+
+# A request's KV slots, the tree of its rows after the cached ones, and the number of nodes that are computed already.
+_Segment = tuple[BlockTable, TokenTree, int]
 
 _MAX_ROWS = 4  # rows per request, above which a pass is measured as one that reads a text
 
@@ -93,10 +96,8 @@ class EagleRunner(SideLanes):
         self._costs = CostModel()
         relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
         self._prices = DraftPrices(self._costs, target.costs, relative_size)
-        self._programs: dict[tuple[bool, int], Program] = {}
 
     def chain_price(self, lane: SideLane, context: DraftContext[Any]) -> ChainPrice | None:
-        """Return the price of draft tokens; ``None`` if all are wanted."""
         num_unread = max(0, context.block_table.length - len(lane.tokens) - 1)
         return self._prices.chain_price(context.policy, len(context.tokens), num_unread)
 
@@ -189,7 +190,7 @@ class EagleRunner(SideLanes):
                 on_token=append,
                 ids=self.head.draft_ids,
             )
-            self._append(lane, tokens)
+            lane.append(tokens)
         seconds = clock() - start_time
         if len(tokens) <= _MAX_ROWS:
             self._costs.learn(1, lane.block_table.length, seconds / num_passes, plain=True)
@@ -197,7 +198,7 @@ class EagleRunner(SideLanes):
     def end(self, drafts: Sequence[HeadDraft]) -> None:
         """Drop the rows of draft tokens, and keep the last row of each text."""
         for draft in drafts:
-            self._append(draft.lane, draft.tokens[:1])
+            draft.lane.append(draft.tokens[:1])
 
     def _reserve(self, context: DraftContext[Any], lane: SideLane, rows: int) -> bool:
         """Allocate the slots of a proposal; return False if the request cannot draft in this step.
@@ -208,9 +209,7 @@ class EagleRunner(SideLanes):
         num_released = context.block_table.num_released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
             return False
-        with uninterrupted():  # the last row is run again, because its output is the root
-            del lane.tokens[num_rows - 1 :]
-            lane.block_table.length = min(lane.block_table.length, num_rows - 1)
+        lane.cut(num_rows - 1)  # the last row is run again, because its output is the root
         # The lane's token of row i is text token i + 1. Token 0 also determines the rows, but has no row of its own.
         salt = context.salt + int(context.tokens[0]).to_bytes(4, "little")
         return self.reserve(lane, replace(context, tokens=context.tokens[1:], salt=salt), rows)
@@ -229,7 +228,7 @@ class EagleRunner(SideLanes):
         features = np.concatenate([rows for _, rows in new])
         outputs, logits = self._run(segments, [token for tokens, _ in new for token in tokens], features, last)
         for number, (draft, (tokens, _)) in enumerate(zip(drafts, new, strict=True)):
-            self._append(draft.lane, tokens[:-1])
+            draft.lane.append(tokens[:-1])
             draft.add(-1, tokens[-1])
             draft.outputs.append(outputs[last[number]])
             draft.logits.append(logits[number])
@@ -239,7 +238,7 @@ class EagleRunner(SideLanes):
         tokens, features = self._next_rows(draft, count)
         segment = draft.lane.block_table, TokenTree.chain(tokens), 0
         _, scores = self._run([segment], tokens, features, range(len(tokens)) if logits else ())
-        self._append(draft.lane, tokens)
+        draft.lane.append(tokens)
         return scores
 
     def _next_rows(self, draft: HeadDraft, count: int) -> tuple[list[int], Array]:
@@ -249,20 +248,13 @@ class EagleRunner(SideLanes):
         features = self.target.cache.read_hidden(self.feature, block_table, start, stop)
         return list(draft.context.tokens[start + 1 : stop + 1]), features
 
-    @staticmethod
-    def _append(lane: SideLane, tokens: Sequence[int]) -> None:
-        """Keep the rows of a text that a forward pass has just computed."""
-        with uninterrupted():
-            lane.tokens += tokens
-            lane.block_table.length = len(lane.tokens)
-
     def _run(
         self, segments: Sequence[_Segment], tokens: list[int], features: Array, wanted: Sequence[int]
     ) -> tuple[Array, Array]:
         """Run rows of several requests.
 
         Args:
-            segments: each request's KV slots, the tree of its new rows, and the number of its nodes without a row.
+            segments: one per request.
             tokens: for each row, the token whose embedding the row has.
             features: feature of each row, ``[rows, hidden]``; overwritten.
             wanted: indices of the rows whose logits are needed.
@@ -283,15 +275,5 @@ class EagleRunner(SideLanes):
         return features, logits
 
     def _program(self, *, logits: bool) -> Program:
-        """Return the program of a forward pass; compile it once per version of the KV pool."""
-        key = (logits, self.cache.version)
-        if key not in self._programs:
-            program = self.head.backend.program(self.cache.config.hidden_size, self.cache.dtype, self.cache)
-            self.head.compile_pass(program, logits=logits)
-            self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
-            self._programs[key] = program
-        return self._programs[key]
-
-
-# A request's KV slots, the tree of its rows after the cached ones, and the number of nodes that are computed already.
-_Segment = tuple[BlockTable, TokenTree, int]
+        """Return the program of a forward pass, with or without logits."""
+        return self.program(int(logits), lambda _, program: self.head.compile_pass(program, logits=logits))

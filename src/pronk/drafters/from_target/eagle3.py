@@ -1,38 +1,35 @@
 """EAGLE-3 (Li et al. 2025) and MTP heads: one light layer on the target's hidden states.
 
-The head reads the hidden states that the target has computed anyway, and predicts a further token from each row and the
-embedding of its next token (:mod:`pronk.drafters.from_target.modules.eagle`). Draft tokens are drafted one by one: a
-row's output takes the place of the hidden states of the next row. MTP heads are part of some checkpoints; EAGLE-3 heads
-are trained afterwards. The two kinds differ only in their input.
-
-By default the proposal is a chain. With ``num_nodes`` it is a tree by the rule of EAGLE-2 (Li et al. 2024, section
-4.1): at each depth, the ``beam`` likeliest nodes by the product of the head's probabilities get children, in one pass
-of the head; in the end, the ``num_nodes`` draft tokens of largest gain are proposed.
+:mod:`pronk.drafters.from_target.modules.eagle` has the formulas. MTP heads are part of some checkpoints; EAGLE-3 heads
+are trained afterwards. The two kinds differ only in their input. With ``num_nodes`` the proposal is a tree by the rule
+of EAGLE-2 (Li et al. 2024, section 4.1): at each depth, the ``beam`` likeliest nodes by the product of the head's
+probabilities get children, in one pass of the head; in the end, the draft tokens of largest gain are proposed.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafters.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafters.from_target.modules.eagle_names import find_mtp_names
-from pronk.drafters.from_target.modules.packaged_heads import PACKAGED, find_packaged_head
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
-from pronk.drafters.shared.shadow import MAX_TOKENS, can_count, count_choices
 from pronk.drafters.shared.side_cache import SideLane
-from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
-from pronk.errors import CheckpointError, OptionError
+from pronk.drafters.shared.stepwise import MAX_COUNTED, StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.hub.resolve import resolve_model
-from pronk.models.checkpoint import Checkpoint
+from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.linear import WEIGHTS
+from pronk.models.loader import describe_architecture
 from pronk.sampling.draft_token import DraftIds
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
@@ -42,6 +39,7 @@ from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
+_PACKAGED = Path(__file__).parents[2] / "heads"  # folders of the heads that come with pronk; each has a card
 
 EagleState: TypeAlias = StepwiseState[SideLane]
 
@@ -75,7 +73,6 @@ class Eagle3(StepwiseDrafter):
 
     @property
     def proposes_tree(self) -> bool:
-        """Whether proposals are trees; if so, wrappers such as ``cape`` refuse this drafter."""
         return self.num_nodes is not None
 
     def find_default(self, target: Target) -> Path | None:
@@ -83,10 +80,9 @@ class Eagle3(StepwiseDrafter):
         folder = None if target.folder is None else target.folder / _FOLDER
         if folder is not None and (folder / "config.json").is_file():
             return folder
-        return find_packaged_head(target.decoder.config)
+        return _find_packaged_head(target.decoder.config)
 
     def bind(self, target: Target) -> Eagle3Proposer:
-        """Return the proposer, with the head loaded beside the target; errors are those of :func:`load_head`."""
         folder = self.find_default(target) if self.model is None else resolve_model(self.model).absolute()
         if folder is None:
             msg = f'{self.name}: expected model="…", a folder or a Hub id of a head for this target, found none'
@@ -97,7 +93,7 @@ class Eagle3(StepwiseDrafter):
 
         def load_runner() -> EagleRunner:
             head = load_head(self.name, folder, target.decoder, self.weights)
-            if folder.parent != PACKAGED:
+            if folder.parent != _PACKAGED:
                 _check_target(self.name, folder, head, target)
             return EagleRunner(target, head)
 
@@ -127,56 +123,41 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
     options: Eagle3
 
     def __init__(self, options: Eagle3, runner: EagleRunner) -> None:
-        super().__init__(options)
-        self.runner, self.target, self.models = runner, runner.target, (runner,)
-
-    @property
-    def proposes_tree(self) -> bool:
-        """The same as :attr:`Eagle3.proposes_tree`."""
-        return self.options.proposes_tree
-
-    def start(self, prompt: Sequence[int]) -> EagleState:  # noqa: ARG002 - the first proposal reads it
-        """Return the state of a new request, with nothing cached."""
-        return EagleState(SideLane())
+        super().__init__(options, runner, runner.target)
+        self.runner = runner
 
     def chains(self, contexts: Sequence[DraftContext[EagleState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
         chains, active = self.begin(contexts, stop)
+        is_complete = partial(self.is_complete, stop)
         if len(active) == 1 and self.runner.supports_draft_chain(chains[active[0]].context):
             chain = chains[active[0]]
-
-            def ends(chain: Chain) -> bool:
-                return (stop is not None and stop(active[0], chain)) or not self.pays(chain)
-
-            self.runner.draft_chain(chain.context.state.lane, chain, ends)
+            self.runner.draft_chain(chain.context.state.lane, chain, partial(is_complete, active[0]))
             return chains
         most = max([chains[number].max_tokens for number in active], default=0)
-        drafts = self._drafts([chains[number].context for number in active], most)
-        numbers, own = [active[index] for index in drafts], [*drafts.values()]
+        drafts = self._drafts({number: chains[number].context for number in active}, most)
 
-        def next_logits(indices: Sequence[int]) -> Sequence[Array | None]:
-            if chains[numbers[indices[0]]].draft_tokens:  # otherwise all chains are empty
-                for i in indices:
-                    own[i].add(len(own[i].outputs) - 1, chains[numbers[i]].tokens[-1])
-                self.runner.extend([own[i] for i in indices])
-            return [own[i].logits[-1] for i in indices]
+        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
+            own = [drafts[number] for number in numbers]
+            if chains[numbers[0]].draft_tokens:  # otherwise all chains are empty
+                for number, draft in zip(numbers, own, strict=True):
+                    draft.add(len(draft.outputs) - 1, chains[number].tokens[-1])
+                self.runner.extend(own)
+            return [draft.logits[-1] for draft in own]
 
-        def is_complete(i: int, chain: Chain) -> bool:
-            return (stop is not None and stop(numbers[i], chain)) or not self.pays(chain)
-
-        extend_chains([chains[number] for number in numbers], next_logits, is_complete, self.runner.head.draft_ids)
-        self.runner.end(own)
+        empty = {number: chains[number] for number in drafts}
+        extend_chains(empty, next_logits, is_complete, self.runner.head.draft_ids)
+        self.runner.end([*drafts.values()])
         return chains
 
     def propose(self, contexts: Sequence[DraftContext[EagleState]]) -> list[TokenTree]:
-        """Return a chain, or with the option ``num_nodes`` a tree, for each context."""
         if self.options.num_nodes is None:
             return super().propose(contexts)
         trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
-        active = [number for number, context in enumerate(contexts) if self.begins(context)]
-        drafts = self._drafts([contexts[number] for number in active], self.options.num_tokens * self.options.beam)
+        active = {number: context for number, context in enumerate(contexts) if self.begins(context)}
+        drafts = self._drafts(active, self.options.num_tokens * self.options.beam)
         ids = self.runner.head.draft_ids
-        searches = {active[index]: _Search(draft, self.options, self.source, ids) for index, draft in drafts.items()}
+        searches = {number: _Search(draft, self.options, self.source, ids) for number, draft in drafts.items()}
         live = [*searches.values()]
         while live := [search for search in live if search.expand() and self._pays(search)]:
             for search in live:
@@ -188,18 +169,19 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         return trees
 
     def shadow(self, context: DraftContext[EagleState]) -> bool:
-        """Count the head's choices at the last tokens of the text."""
         lane = context.state.lane
-        if not can_count(context, context.root - 1 - len(lane.tokens)):
+        if not self.can_count(context, context.root - 1 - len(lane.tokens)):
             return False
-        read = self.runner.read(context, lane, MAX_TOKENS)
+        read = self.runner.read(context, lane, MAX_COUNTED)
         if read is None:
             return False
-        count_choices(context, *read, self.source, self.runner.head.draft_ids)
+        self.count_choices(context, *read, self.runner.head.draft_ids)
         return True
 
-    def _drafts(self, contexts: Sequence[DraftContext[EagleState]], rows: int) -> dict[int, HeadDraft]:
-        return self.runner.begin(contexts, [context.state.lane for context in contexts], rows)
+    def _drafts(self, contexts: Mapping[int, DraftContext[EagleState]], rows: int) -> dict[int, HeadDraft]:
+        numbers, lanes = [*contexts], [context.state.lane for context in contexts.values()]
+        drafts = self.runner.begin([*contexts.values()], lanes, rows)
+        return {numbers[index]: draft for index, draft in drafts.items()}
 
     def _pays(self, search: _Search) -> bool:
         """Return whether children of the best nodes raise the step's expected tokens per second."""
@@ -216,14 +198,7 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         more = Offer.of([*gains, *(gain * rate for gain, *_ in search.best)], price.curve, requests)
         return more.tokens * (now.seconds + drafting) > now.tokens * (more.seconds + more_drafting)
 
-    def stop(self, state: EagleState) -> None:
-        """Free the request's blocks in the head's KV cache."""
-        self.runner.release(state.lane)
-
-    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
-
     def chain_price(self, context: DraftContext[EagleState]) -> ChainPrice | None:
-        """Return the price of draft tokens; ``None`` if all are wanted."""
         return self.runner.chain_price(context.state.lane, context)
 
 
@@ -282,6 +257,19 @@ class _Search:
         with sampler.after(path):
             drawn = sampler.draft_token(self.draft.logits[own], self.draft.context.root, draw=False, ids=self.ids)
         return [] if drawn is None else drawn.top_tokens(self.options.beam)
+
+
+def _find_packaged_head(target: ModelConfig) -> Path | None:
+    """Return the folder of the EAGLE-3 head for targets of this architecture; ``None`` if there is none.
+
+    A head is used whatever the weights: quantizations and fine-tunes of its target accept many of its draft tokens,
+    and the policy does not ask a head that does not pay.
+    """
+    architecture = describe_architecture(target)
+    for config in sorted(_PACKAGED.glob("*/config.json")):
+        if read_json(config, ConfigError)["pronk"]["target"]["architecture"] == architecture:
+            return config.parent
+    return None
 
 
 def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:

@@ -47,27 +47,6 @@ class _GlideRunner(DraftRunner):
 
     max_unread = None  # the positions are the target's, and a small model reads fast
 
-    @classmethod
-    def load(cls, drafter: str, model: str | None, default_folder: str, target: Target) -> DraftRunner:
-        """Load a trained model; arguments and errors are those of :func:`read_trained_drafter`."""
-        if target.is_split:
-            msg = f"{drafter}: expected the target's whole KV cache in one process, found it split; use parallel='tree'"
-            raise OptionError(msg)
-        trained = read_trained_drafter(drafter, model, default_folder, target)
-
-        def load_runner() -> DraftRunner:
-            shape = trained.make_shape(GlideShape)
-            config, backend = target.decoder.config, target.decoder.backend
-            module = trained.load(target, lambda weights: GlideDecoder(shape, config, backend, weights))
-            layers = tuple(layer - 1 for layer in module.cache_layers)  # layer numbers from 1 to indices from 0
-            cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
-            runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
-            size = config.vocab_size
-            relative_size = len(module.layers) / len(target.decoder.layers)
-            return cls(runner, Translation.with_equal_ids(size, size), target, relative_size)
-
-        return target.load_shared(trained.folder, drafter, load=load_runner)
-
     def make_lane(self) -> DraftLane:
         return _GlideLane()
 
@@ -101,8 +80,25 @@ class Glide(ModelDrafter):
     default_folder: ClassVar[str] = "pronk-tiny-glide"  # folder in ``models`` of a clone of this repository
 
     def open(self, target: Target) -> DraftRunner:
-        """Load the trained model; raise OptionError if it was not trained on this target."""
-        return _GlideRunner.load(self.name, self.model, self.default_folder, target)
+        if target.is_split:
+            msg = (
+                f"{self.name}: expected the target's whole KV cache in one process, found it split; use parallel='tree'"
+            )
+            raise OptionError(msg)
+        trained = read_trained_drafter(self.name, self.model, self.default_folder, target)
+
+        def load_runner() -> DraftRunner:
+            shape = trained.make_shape(GlideShape)
+            config, backend = target.decoder.config, target.decoder.backend
+            module = trained.load(target, lambda weights: GlideDecoder(shape, config, backend, weights))
+            layers = tuple(layer - 1 for layer in module.cache_layers)  # layer numbers from 1 to indices from 0
+            cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
+            runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
+            size = config.vocab_size
+            relative_size = len(module.layers) / len(target.decoder.layers)
+            return _GlideRunner(runner, Translation(size, size), target, relative_size)
+
+        return target.load_shared(trained.folder, self.name, load=load_runner)
 
 
 @dataclass(frozen=True)

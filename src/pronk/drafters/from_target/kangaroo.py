@@ -2,28 +2,167 @@
 
 The draft model is the target up to layer ``l``, a small trained adapter, and the target's head
 (:mod:`pronk.drafters.from_target.modules.kangaroo`). The chain ends after the first token with
-``confidence <= eta`` (equation 4); this token is proposed too. The target's forward pass computes only the later layers
-of these rows (:mod:`pronk.drafters.from_target._early_exit`).
+``confidence <= eta`` (equation 4); this token is proposed too.
+
+A draft token runs through the first ``l`` layers only once. Its keys and values, and its output of layer ``l``, are
+stored in the target's KV slots of the token. The target's forward pass reads them there and computes only the later
+layers of such an *early row*.
+
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). From the outputs of layer
+``l``, which the target's cache keeps, tokens that the adapter did not draft (the prompt, bonus tokens, other drafters'
+tokens) are run through the adapter at the next proposal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
-from pronk.arrays import Array
+import numpy as np
+
+from pronk.arrays import Array, is_finite
 from pronk.checks import check_number
-from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.files import read_trained_drafter
+from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
-from pronk.drafters.shared.side_cache import SideLane
-from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
+from pronk.drafters.shared.stepwise import DraftPrices, StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.execution.forward_job import EarlyTokens, ForwardJob, Segment
+from pronk.execution.model_runner import ModelRunner
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
+from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 KangarooState: TypeAlias = StepwiseState[SideLane]
+
+
+@dataclass
+class ExitDraft:
+    """One request's chain of draft tokens in one step."""
+
+    chain: Chain  # the draft tokens so far
+    lane: SideLane  # the adapter's KV cache of this request
+    num_early_rows: int = 0  # number of leading rows of ``segment`` whose first layers are already computed
+    is_finite: bool = True  # False if the first layers have output an infinity or NaN in this step
+
+    @property
+    def block_table(self) -> BlockTable:
+        """The request's KV blocks in the target's cache."""
+        return self.chain.context.block_table
+
+    def tokens_from(self, start: int) -> list[int]:
+        """Return the token ids from text position ``start`` on: the rest of the text, then the draft tokens."""
+        tokens = self.chain.context.tokens
+        return [*tokens[start:], *self.chain.tokens[max(0, start - len(tokens)) :]]
+
+    @property
+    def segment(self) -> Segment:
+        """Rows for the tokens that are not in the target's cache: the text's end, then the draft tokens."""
+        return Segment(
+            self.block_table, TokenTree.chain(self.tokens_from(self.block_table.length)), self.num_early_rows
+        )
+
+
+class EarlyExit:
+    """Owns the adapter and its KV pool; drafts for several requests in shared forward passes.
+
+    As long as this object exists, the target's cache also stores the output of layer ``exit_layer`` for every token.
+    Raises ``OptionError`` if there is no memory for the outputs of layer ``exit_layer``.
+    """
+
+    def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
+        self.target = target
+        self.adapter = adapter
+        self.exit_layer = adapter.shape.exit_layer
+        self.runner = target.runner or ModelRunner(target.decoder, target.cache)
+        has_attention = adapter.shape.has_attention
+        self._side_cache = SideCache(target, adapter.config, adapter.compile_part) if has_attention else None
+        target.keep_hidden(self.exit_layer, self)
+        self._cost_model = CostModel()
+        self._program: Program | None = None
+
+    def make_lane(self) -> SideLane:
+        return SideLane()
+
+    def release(self, lane: SideLane) -> None:
+        if self._side_cache is not None:
+            self._side_cache.release(lane)
+
+    def reserve(self, draft: ExitDraft) -> bool:
+        """Allocate the chain's slots in the adapter's cache; return False if it or the target's lacks slots."""
+        context, lane = draft.chain.context, draft.lane
+        max_tokens = min(context.max_depth, context.max_nodes)
+        block_table = draft.block_table
+        if self.target.cache.allocator.num_missing(block_table, len(context.tokens) + max_tokens) > 0:
+            return False  # the scheduler has allocated too few slots in the target's cache
+        if self._side_cache is None:
+            return True
+        # Drop the text's last token, to run it again: the first draft token needs the adapter's output for it.
+        del lane.tokens[len(context.tokens) - 1 :]
+        return self._side_cache.reserve(lane, context, max_tokens)
+
+    def next_logits(self, drafts: Sequence[ExitDraft]) -> Array:
+        """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
+        start_time = self.target.clock()
+        jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
+        for draft in drafts:  # remove the old early rows first: an error below must not leave incomplete ones
+            self.runner.early_tokens.pop(id(draft.block_table), None)
+        outputs = self.runner.run_first_layers(jobs, self.exit_layer)
+        for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
+            # Outputs that overflow are cached as zeros. After an overflow, the target computes all layers of the rows
+            # itself, and so detects the error.
+            draft.is_finite = draft.is_finite and is_finite(rows)
+            draft.num_early_rows = len(job.segment.tree)
+            if draft.is_finite:
+                early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens)
+                self.runner.early_tokens[id(draft.block_table)] = early_tokens
+        if self._side_cache is None:
+            hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
+        else:
+            hidden = np.stack([rows[-1] for rows in self._run_side_cache(self._side_cache, drafts)])
+        logits = (self.adapter.head or self.target.decoder.head).logits(hidden)
+        context = sum(draft.block_table.length for draft in drafts)
+        self._cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True)
+        return logits
+
+    def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Array]:
+        """Run the adapter on the tokens that its cache lacks; return ``[tokens, hidden]`` for each draft."""
+        tokens, rows = list[list[int]](), list[Array]()
+        for draft in drafts:
+            lane, block_table = draft.lane, draft.block_table
+            if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks first
+                side_cache.catch_up(lane, draft.chain.context.tokens, block_table, self.exit_layer, _run_adapter)
+            num_cached, stop = len(lane.tokens), block_table.length + draft.num_early_rows
+            tokens.append(draft.tokens_from(num_cached))
+            rows.append(self.target.cache.read_hidden(self.exit_layer, block_table, num_cached, stop))
+        return side_cache.run([draft.lane for draft in drafts], tokens, rows, _run_adapter)
+
+    def _run_mlp_adapter(self, rows: Array) -> Array:
+        """Run an adapter without attention (kind ``mlp``) on rows ``[drafts, hidden]``."""
+        if self._program is None:
+            program = self.target.decoder.backend.program(rows.shape[1], rows.dtype)
+            self.adapter.compile_part(0, program)
+            self._program = program
+        out = rows.copy()
+        self._program.run(ProgramRows.without_segments(len(rows)), out)
+        return out
+
+    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
+        fraction = self.exit_layer / len(self.target.decoder.layers)
+        prices = DraftPrices(self._cost_model, self.target.costs, fraction)
+        price = prices.chain_price(context.policy, len(context.tokens), 0)
+        return None if price is None else price._replace(curve=price.curve.rest(fraction))
+
+
+def _run_adapter(x: Array, apply: Apply) -> Array:
+    return apply(0, x)
 
 
 @dataclass(frozen=True)
@@ -47,11 +186,13 @@ class Kangaroo(StepwiseDrafter):
         check_number(f"{self.name}: eta", self.eta, 0, 1)
 
     def bind(self, target: Target) -> KangarooProposer:
-        """Return the proposer; errors are those of :func:`read_trained_drafter` and :class:`EarlyExit`."""
         trained = read_trained_drafter(self.name, self.model, "pronk-tiny-kangaroo", target)
-        return KangarooProposer(
-            self, target.load_shared(trained.folder, self.name, load=lambda: EarlyExit.load(trained, target))
-        )
+
+        def load_early_exit() -> EarlyExit:
+            shape, config = trained.make_shape(KangarooShape), target.decoder.config
+            return EarlyExit(target, trained.load(target, lambda weights: KangarooAdapter(shape, config, weights)))
+
+        return KangarooProposer(self, target.load_shared(trained.folder, self.name, load=load_early_exit))
 
 
 class KangarooProposer(StepwiseProposer[SideLane]):
@@ -60,32 +201,22 @@ class KangarooProposer(StepwiseProposer[SideLane]):
     options: Kangaroo
 
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
-        super().__init__(options)
-        self.early_exit, self.target, self.models = early_exit, early_exit.target, (early_exit,)
+        super().__init__(options, early_exit, early_exit.target)
+        self.early_exit = early_exit
 
-    def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - the first proposal reads it
-        return KangarooState(SideLane())
+    def ends(self, chain: Chain) -> bool:
+        return chain.draft_tokens[-1].confidence <= self.options.eta
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
         chains, active = self.begin(contexts, stop)
         drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in active}
         drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
-        numbers = [*drafts]
 
-        def next_logits(indices: Sequence[int]) -> Sequence[Array | None]:
-            return list(self.early_exit.next_logits([drafts[numbers[i]] for i in indices]))
+        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
+            return list(self.early_exit.next_logits([drafts[number] for number in numbers]))
 
-        def is_complete(i: int, chain: Chain) -> bool:
-            ended = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
-            return ended or not self.pays(chain)
-
-        extend_chains([chains[number] for number in numbers], next_logits, is_complete)
+        extend_chains({number: chains[number] for number in drafts}, next_logits, partial(self.is_complete, stop))
         return chains
-
-    def stop(self, state: KangarooState) -> None:
-        self.early_exit.release(state.lane)
-
-    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
     def chain_price(self, context: DraftContext[KangarooState]) -> ChainPrice | None:
         return self.early_exit.chain_price(context)

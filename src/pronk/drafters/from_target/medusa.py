@@ -1,8 +1,7 @@
 """Medusa: heads on the target's last hidden state predict later tokens (Cai et al. 2024).
 
-From the hidden state of a token the target's own head predicts the next token, which is the root of the next tree.
-Head 1 predicts the token after the root, head 2 the one after that, and so on, all from the same hidden state. All
-heads of all requests run in one batch. Their likeliest tokens form a tree of constant shape
+From the hidden state of a token the target's own head predicts the root of the next tree, and head 1 the token after
+the root. All heads of all requests run in one batch. Their likeliest tokens form a tree of constant shape
 (:mod:`pronk.drafters.shared.rank_tree`).
 """
 
@@ -16,7 +15,7 @@ import numpy as np
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
 from pronk.drafters.from_target.modules.files import TrainedDrafter, read_trained_drafter
-from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
+from pronk.drafters.from_target.modules.heads import MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, draft_tree, main_chain_first
 from pronk.models.decoder import Decoder
 from pronk.models.program import Program
@@ -97,10 +96,6 @@ class Medusa(Drafter):
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
 
     def bind(self, target: Target) -> MedusaProposer:
-        """Return the proposer, with the heads loaded beside the target.
-
-        Errors are those of :func:`read_trained_drafter`, and OptionError if a path of ``tree`` needs more heads.
-        """
         trained = read_trained_drafter(self.name, self.model, _DEFAULT_FOLDER, target)
         shape, decoder = trained.make_shape(MedusaShape), target.decoder
         paths = main_chain_first(self._choose_paths(trained, shape))
@@ -115,11 +110,11 @@ class Medusa(Drafter):
         """Return the paths of the option ``tree``; if it has none, derive them from ``drafter.json``."""
         tree = self.tree
         if isinstance(tree, tuple):
-            return check_paths(self.name, "tree", tree, shape.num_heads)
+            return check_paths(self.name, tree, shape.num_heads)
 
         def paths_of_file() -> tuple[Path, ...]:
             paths = best_paths(shape.accuracies, tree) if isinstance(tree, int) else shape.tree
-            return check_paths(self.name, "tree", paths, shape.num_heads)
+            return check_paths(self.name, paths, shape.num_heads)
 
         return trained.make_checked(paths_of_file)
 

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from pronk.arrays import Array
-from pronk.checks import check_integer, check_path
+from pronk.checks import check_integer
 from pronk.drafters.from_target.modules.files import read_trained_drafter
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop, extend_chains
+from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree, draft_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.drafters.shared.stepwise import StepwiseState
+from pronk.drafters.shared.stepwise import LaneDrafter, LaneProposer, StepwiseState
 from pronk.errors import OptionError
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
-from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
+from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -38,19 +37,17 @@ _MAX_HEADS = 63
 MultiTokenState: TypeAlias = StepwiseState[SideLane]
 
 
-class _HeadsRunner:
+class _HeadsRunner(SideCache):
     """Owns the heads and their KV pool; runs the heads for several requests in shared forward passes."""
 
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
-        self.target, self.heads = target, heads
+        super().__init__(target, heads.config, heads.compile_part)
+        self.heads = heads
         self.layer = heads.shape.layer
-        self.side_cache = SideCache(target, heads)
         self._unembeddings: dict[int, Program] = {}  # by head: the program of its norm and unembedding
         target.keep_hidden(self.layer, self)
 
-    def next_logits(
-        self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int
-    ) -> Array:
+    def next_logits(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> Array:
         """Run ``count`` heads on all tokens not yet cached; return logits ``[requests, count, vocab]``."""
         tokens, rows = list[Sequence[int]](), list[Array]()
 
@@ -58,17 +55,18 @@ class _HeadsRunner:
             outputs = dict(self.heads.run(x, apply, count))
             return np.stack([outputs[index] for index in range(count)], axis=1)
 
-        for state, context in zip(states, contexts, strict=True):
-            lane, block_table = state.lane, context.block_table
+        for context in contexts:
+            lane, block_table = context.state.lane, context.block_table
             if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks; run its last row again
-                self.side_cache.catch_up(lane, context.tokens[: block_table.length], block_table, self.layer, forward)
-                _rollback(lane, block_table.length - 1)
+                self.catch_up(lane, context.tokens[: block_table.length], block_table, self.layer, forward)
+                lane.cut(block_table.length - 1)
             tokens.append(context.tokens[len(lane.tokens) : block_table.length])
             rows.append(self.target.cache.read_hidden(self.layer, block_table, len(lane.tokens), block_table.length))
-        outputs = self.side_cache.run([state.lane for state in states], tokens, rows, forward)
-        return self._logits(np.stack([request_rows[-1] for request_rows in outputs]))
+        outputs = self.run([context.state.lane for context in contexts], tokens, rows, forward)
+        last = np.stack([request_rows[-1] for request_rows in outputs])  # ``[requests, heads, hidden]``
+        return np.stack([self._head_logits(head, last[:, head]) for head in range(count)], axis=1)
 
-    def reserve(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
+    def begins(self, context: DraftContext[MultiTokenState]) -> bool:
         """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
 
         Reasons: no draft token is allowed, hidden states or slots are missing, or the text ends with draft tokens.
@@ -80,12 +78,8 @@ class _HeadsRunner:
         if len(context.tokens) - 1 > num_committed:  # the end is another drafter's draft tokens, without hidden states
             return False
         # Drop the last row from the heads' cache, to run it again: the heads' outputs for it give the draft tokens.
-        _rollback(state.lane, num_committed - 1)
-        return self.side_cache.reserve(state.lane, context, 0)
-
-    def _logits(self, rows: Array) -> Array:
-        """Return logits ``[requests, heads, vocab]`` for the heads' outputs ``[requests, heads, hidden]``."""
-        return np.stack([self._head_logits(head, rows[:, head]) for head in range(rows.shape[1])], axis=1)
+        context.state.lane.cut(num_committed - 1)
+        return self.reserve(context.state.lane, context, 0)
 
     def _head_logits(self, head: int, rows: Array) -> Array:
         """Return logits ``[requests, vocab]`` for outputs ``[requests, hidden]`` of a head, counted from 0."""
@@ -101,7 +95,7 @@ class _HeadsRunner:
 
 
 @dataclass(frozen=True)
-class MultiToken(ChainDrafter):
+class MultiToken(LaneDrafter):
     """Options of multi-token heads.
 
     Attributes:
@@ -116,28 +110,23 @@ class MultiToken(ChainDrafter):
 
     name = "multi_token"
 
-    model: str | None = None
     num_tokens: int | None = None
     tree: int | tuple[Ranks, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_path(f"{self.name}: model", self.model)
+        super().__post_init__()
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
         object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # converts lists to tuples
 
     def bind(self, target: Target) -> MultiTokenProposer:
-        """Return the proposer, with the heads loaded beside the target.
-
-        Errors are those of :func:`read_trained_drafter`, and OptionError for too few heads or memory for their cache.
-        """
         trained = read_trained_drafter(self.name, self.model or find_target_heads(target), _DEFAULT_FOLDER, target)
         shape = trained.make_shape(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
             msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"
             raise OptionError(msg)
         if isinstance(self.tree, tuple):
-            check_paths(self.name, "tree", self.tree, shape.num_heads)
+            check_paths(self.name, self.tree, shape.num_heads)
 
         def load_runner() -> _HeadsRunner:
             config = target.decoder.config
@@ -146,35 +135,18 @@ class MultiToken(ChainDrafter):
         return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=load_runner))
 
     @property
-    def source(self) -> str:
-        """Drafter name in ``TokenTree.origin``: ``multi_token``, followed by the folder name of ``model``."""
-        return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
-
-    @property
     def proposes_tree(self) -> bool:
-        """Whether proposals are trees; if so, wrappers such as ``cape`` refuse this drafter."""
         return self.tree is not None
 
 
-class MultiTokenProposer(ChainProposer[MultiTokenState]):
+class MultiTokenProposer(LaneProposer[SideLane]):
     """Proposes chains or trees of the heads' tokens; ``runner`` runs the heads."""
 
-    name = MultiToken.name
-    capabilities = Capabilities(observes_all_steps=False)
+    options: MultiToken
 
     def __init__(self, options: MultiToken, runner: _HeadsRunner) -> None:
-        self.options, self.runner, self.target, self.models = options, runner, runner.target, (runner,)
-
-    @property
-    def source(self) -> str:
-        return self.options.source
-
-    @property
-    def proposes_tree(self) -> bool:
-        return self.options.proposes_tree
-
-    def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - the first proposal reads it
-        return MultiTokenState(SideLane())
+        super().__init__(options, runner, runner.target)
+        self.runner = runner
 
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
@@ -185,15 +157,14 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         count = num_heads if stop is not None else self.options.num_tokens or num_heads
         chains = [Chain(context, self.source) for context in contexts]
         rows = self._run_heads(contexts, count)
-        numbers = [*rows]
 
-        def next_logits(indices: Sequence[int]) -> Sequence[Array | None]:
-            return [rows[numbers[i]][len(chains[numbers[i]])] for i in indices]
+        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
+            return [rows[number][len(chains[number])] for number in numbers]
 
-        def is_complete(i: int, chain: Chain) -> bool:
-            return len(chain) >= count or (stop is not None and stop(numbers[i], chain))
+        def is_complete(number: int, chain: Chain) -> bool:
+            return len(chain) >= count or (stop is not None and stop(number, chain))
 
-        extend_chains([chains[number] for number in numbers], next_logits, is_complete)
+        extend_chains({number: chains[number] for number in rows}, next_logits, is_complete)
         return chains
 
     def propose(self, contexts: Sequence[DraftContext[MultiTokenState]]) -> list[TokenTree]:
@@ -208,29 +179,10 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
 
     def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Array]:
         """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
-        active = list[int]()
-        for number, context in enumerate(contexts):
-            if self.runner.reserve(context.state, context) and min(context.max_depth, context.max_nodes):
-                active.append(number)
+        active = [number for number, context in enumerate(contexts) if self.runner.begins(context)]
         if not active:
             return {}
-        selected = [contexts[number] for number in active]
-        return dict(
-            zip(active, self.runner.next_logits([context.state for context in selected], selected, count), strict=True)
-        )
-
-    def observe(self, outcome: Outcome[MultiTokenState]) -> None: ...
-
-    def stop(self, state: MultiTokenState) -> None:
-        self.runner.side_cache.release(state.lane)
-
-    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
-
-
-def _rollback(lane: SideLane, length: int) -> None:
-    """Cut the heads' KV cache of a request to its first ``length`` tokens, without freeing blocks."""
-    del lane.tokens[length:]
-    lane.block_table.length = min(lane.block_table.length, length)
+        return dict(zip(active, self.runner.next_logits([contexts[number] for number in active], count), strict=True))
 
 
 def find_target_heads(target: Target) -> str | None:

@@ -17,7 +17,7 @@ from functools import cache
 from heapq import nlargest
 from itertools import islice
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pronk.kernels.library import KernelsError
 from pronk.kernels.suffixes import NUM_BUCKETS, CompiledSuffixes, NativeTreeBuilder, TreeLimits, open_suffix_library
@@ -63,35 +63,6 @@ def _kind_of(*, stored: bool, length: int, share: float) -> int:
     return 16 * stored + 4 * bisect(_LENGTH_BOUNDS, length) + bisect(_SHARE_BOUNDS, share)
 
 
-class SuffixIndex(Protocol):
-    """An index of all substrings of texts: ``PythonSuffixes``, or ``CompiledSuffixes`` in C++."""
-
-    max_match: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of tokens added."""
-
-    def extend(self, tokens: Sequence[int], /) -> None:
-        """Append tokens to the current text."""
-
-    def end_text(self) -> None:
-        """End the current text: the next token begins another one."""
-
-
-class TreeBuilder(Protocol):
-    """Builder of one request's trees: ``PythonTreeBuilder`` or ``CompiledTreeBuilder``."""
-
-    rates: SourceRates  # acceptance rates, from which the gains follow
-
-    def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Return a tree of continuations of the text's longest matches, chosen by gain.
-
-        ``indexes`` are that of the request's text, then those of earlier outputs; all of the same class. ``tokens`` may
-        end with another drafter's draft tokens, which the indexes lack; the last token is the root.
-        """
-
-
 @cache
 def _library() -> Any:
     """Return the shared library of the compiled suffix automaton, or ``None`` if it is not installed."""
@@ -99,18 +70,6 @@ def _library() -> Any:
         return open_suffix_library()
     except KernelsError:
         return None
-
-
-def make_suffix_index(max_match: int) -> SuffixIndex:
-    """Return an empty index for matches of up to ``max_match`` tokens."""
-    library = _library()
-    return PythonSuffixes(max_match) if library is None else CompiledSuffixes(library, max_match)
-
-
-def make_tree_builder(rates: SourceRates, drafter: str) -> TreeBuilder:
-    """Return the tree builder of a request; ``drafter`` is the drafter name in the origins of the nodes."""
-    library = _library()
-    return PythonTreeBuilder(rates, drafter) if library is None else CompiledTreeBuilder(library, rates, drafter)
 
 
 class CompiledTreeBuilder:
@@ -121,8 +80,8 @@ class CompiledTreeBuilder:
         self._builder = NativeTreeBuilder(library, rates.prior, rates.PRIOR_WEIGHT)
         self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
 
-    def build(self, indexes: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Implement :meth:`TreeBuilder.build`."""
+    def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+        """Return the same tree as :meth:`PythonTreeBuilder.build`; ``indexes`` are :class:`CompiledSuffixes`."""
         builder, origins = self._builder, self._origins
         builder.set_counts(self.rates.offered, self.rates.taken)
         tail = tokens[-indexes[0].max_match :]
@@ -186,8 +145,12 @@ class PythonTreeBuilder:
     rates: SourceRates
     drafter: str
 
-    def build(self, indexes: Sequence[PythonSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Implement :meth:`TreeBuilder.build`."""
+    def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+        """Return a tree of continuations of the text's longest matches, chosen by gain.
+
+        ``indexes`` are :class:`PythonSuffixes`: that of the request's text, then those of earlier outputs. ``tokens``
+        may end with another drafter's draft tokens, which the indexes lack; the last token is the root.
+        """
         trie, candidates = Trie(tokens[-1]), Frontier[_Candidate]()
 
         def push(parent: int, number: int, string: list[int], max_depth: int, seen_tokens: set[int]) -> None:
@@ -220,3 +183,20 @@ class PythonTreeBuilder:
             node = trie.add(parent, token, gain, (self.drafter, kind))
             push(node, number, indexes[number].longest_match([*string, token]), max_depth, set())
         return trie.tree(limits.max_nodes)
+
+
+# An index of all substrings of texts, and the builder of one request's trees: in Python or in C++.
+SuffixIndex = PythonSuffixes | CompiledSuffixes
+TreeBuilder = PythonTreeBuilder | CompiledTreeBuilder
+
+
+def make_suffix_index(max_match: int) -> SuffixIndex:
+    """Return an empty index for matches of up to ``max_match`` tokens."""
+    library = _library()
+    return PythonSuffixes(max_match) if library is None else CompiledSuffixes(library, max_match)
+
+
+def make_tree_builder(rates: SourceRates, drafter: str) -> TreeBuilder:
+    """Return the tree builder of a request; ``drafter`` is the drafter name in the origins of the nodes."""
+    library = _library()
+    return PythonTreeBuilder(rates, drafter) if library is None else CompiledTreeBuilder(library, rates, drafter)

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pronk.drafters.from_text._growth import SuffixIndex, make_suffix_index
 from pronk.errors import OptionError
@@ -137,11 +137,16 @@ def _read_file(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: 
     return outputs
 
 
-def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
+def _parse_json(line: bytes) -> Any:
+    """Return the value of a line; ``None`` if it is no JSON."""
     try:
-        fields = json.loads(header)
+        return json.loads(line)
     except (ValueError, RecursionError):
-        fields = None
+        return None
+
+
+def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
+    fields = _parse_json(header)
     if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
         msg = f"{path}, line 1: expected the header of a {_FORMAT} file, found {header[:60]!r}; choose another file"
         raise OptionError(msg)
@@ -173,10 +178,7 @@ def _read_outputs(
 
 
 def _parse_line(path: Path, line_number: int, line: bytes, vocab_size: int) -> list[int]:
-    try:
-        output = json.loads(line)
-    except (ValueError, RecursionError):
-        output = None
+    output = _parse_json(line)
     if not isinstance(output, list) or not all(type(token) is int and 0 <= token < vocab_size for token in output):
         problem = f"expected a list of ids below {vocab_size}, found {line[:60]!r}; repair or delete the file"
         msg = f"{path}, line {line_number}: {problem}"

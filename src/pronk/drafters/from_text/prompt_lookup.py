@@ -93,17 +93,14 @@ class PromptLookup(Proposer[TextIndex]):
             raise OptionError(msg)
 
     def start(self, prompt: Sequence[int]) -> TextIndex:
-        """Index the prompt."""
         index = TextIndex(tuple(range(self.min_ngram, self.max_ngram + 1)))
         index.extend(prompt)
         return index
 
     def propose(self, contexts: Sequence[DraftContext[TextIndex]]) -> list[TokenTree]:
-        """Return a tree for each context: continuations of earlier occurrences of its last tokens."""
         return [self._build_tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[TextIndex]) -> None:
-        """Index the committed tokens."""
         outcome.state.extend(outcome.committed)
 
     def _build_tree(self, context: DraftContext[TextIndex]) -> TokenTree:

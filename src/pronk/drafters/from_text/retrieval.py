@@ -1,12 +1,7 @@
 """Retrieval (He et al. 2023, REST): propose the most frequent continuations in a datastore.
 
 The longest suffix of the request's text that occurs in the corpus (the match) is looked up in a datastore, a tokenized
-corpus on disk with an index. The tokens that follow the match there become the tree, the most frequent path first ::
-
-    corpus    return self . _name      3 ×
-              return self . _value     2 ×        return self ┬ .  5 of 6 ┬ _name   3 of 5
-              return self ,            1 ×                    │           └ _value  2 of 5
-                                                              └ ,  1 of 6
+corpus on disk with an index. The tokens that follow the match there become the tree, the most frequent path first.
 """
 
 from __future__ import annotations
@@ -43,11 +38,7 @@ _PRIORS = (
     (0.02, 0.04, 0.15, 0.12, 0.35, 0.35, 0.47, 0.75, 0.90),
     (0.02, 0.05, 0.15, 0.12, 0.45, 0.50, 0.70, 0.90, 0.95),
 )
-_PRIORS_BY_KIND = {
-    row * _NUM_SHARE_CLASSES + column: prior
-    for row, priors in enumerate(_PRIORS)
-    for column, prior in enumerate(priors)
-}
+_PRIORS_BY_KIND = dict(enumerate(prior for row in _PRIORS for prior in row))
 
 
 @dataclass(frozen=True)
@@ -81,11 +72,6 @@ class Retrieval(Drafter):
             raise OptionError(msg)
 
     def bind(self, target: Target) -> RetrievalProposer:
-        """Open the datastore and return a proposer.
-
-        Raises ``CheckpointError`` if the datastore is missing or damaged, ``OptionError`` if the datastore was made
-        with another tokenizer, or none is given outside a clone of pronk.
-        """
         store = Datastore.open(self._folder())
         header = store.header
         if target.vocabulary not in {None, header.vocabulary} or header.largest_id >= target.decoder.config.vocab_size:

@@ -1,16 +1,9 @@
 """Suffix decoding (Oliaro et al. 2024): propose the likeliest continuations of the longest match.
 
 The longest suffix of the text that occurs in the request's text or in the *store* of earlier outputs (the match) is
-looked up in suffix automata, which are indexes of all substrings. The tree grows from the tokens that follow the match
-there, likeliest first; shorter matches add tokens that no longer match has. The numbers are gains ::
-
-    store   …for i in range(n): …  (6 times)          in ─┬─ range .6 ─── ( .5 ─┬─ n .4 ─── ): .3
-            …for i in range(10): … (2 times)              │                     └─ 10 .1
-    text    …for i in names: … for i in                   └─ names .3
-
-A node's gain is its parent's gain times the measured acceptance rate of its kind. If the cost of forward passes is
-known, nodes with too small a gain to pay for their row are left out. A match that no token follows, at the end of the
-text, is shortened at its front until one does.
+looked up in suffix automata, which are indexes of all substrings. ``docs/methods/suffix.md`` describes the tree. A
+match that no token follows, at the end of the text, is shortened at its front until one does. If the cost of forward
+passes is known, nodes with too small a gain to pay for their row are left out.
 
 Security: all requests with equal options share a store, so response times may reveal other users' outputs. Set
 ``store_tokens=0`` to disable the store, or bind one proposer for each user (``Suffix(…).bind(target)``).
@@ -81,7 +74,6 @@ class Suffix(Drafter):
             raise OptionError(msg)
 
     def bind(self, target: Target) -> SuffixProposer:
-        """Read the store's file, if one is given, and return a proposer."""
         store = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
         if store.path is not None:  # without a file the vocabulary, whose hash takes a second, is not needed
             store.open(target.vocabulary, target.decoder.config.vocab_size)

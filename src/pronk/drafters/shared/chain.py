@@ -7,7 +7,7 @@ acceptance rule the draft token is drawn with the same random numbers as the tar
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ class Chain:
         draft_tokens: the tokens so far, each with the drafter's scores of all tokens and its confidence.
         gains: for each token, the estimated probability that it and all tokens before it are accepted.
         cumulative_confidence: for each token, the product of the confidences up to it.
-        origin: for each token, the pair of :attr:`ChainDrafter.source` and its confidence in thousandths, 1..999.
+        origin: for each token, the pair of :attr:`Proposer.source` and its confidence in thousandths, 1..999.
     """
 
     def __init__(self, context: DraftContext[Any], source: str) -> None:
@@ -121,11 +121,6 @@ class ChainDrafter(Drafter):
         """Whether proposals have siblings; if so, ``cape`` and ``threshold`` cannot wrap this drafter."""
         return False
 
-    @property
-    def source(self) -> str:
-        """Name of the drafter in ``TokenTree.origin``; different for each drafter and draft model."""
-        return self.name
-
     @abstractmethod
     def bind(self, target: Target) -> ChainProposer[Any]:
         """Return the proposer for the target."""
@@ -143,31 +138,30 @@ class ChainProposer(Proposer[State], ChainDrafter):
         """
 
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
-        """Return the chains as trees."""
         return [chain.tree() for chain in self.chains(contexts)]
 
 
 def extend_chains(
-    chains: Sequence[Chain],
+    chains: Mapping[int, Chain],
     next_logits: Callable[[Sequence[int]], Sequence[Array | None]],
     is_complete: Callable[[int, Chain], bool],
     ids: DraftIds | None = None,
 ) -> None:
     """Add one token per round to every incomplete one of the empty ``chains``, until all are complete.
 
-    ``next_logits``, given indices of ``chains``, returns the drafter's logits ``[draft vocab]`` after each of these
-    chains; ``None`` ends a chain. ``is_complete``, given an index and that chain, returns whether the chain is
-    complete. ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
+    ``next_logits``, given keys of ``chains``, returns the drafter's logits ``[draft vocab]`` after each of these
+    chains; ``None`` ends a chain. ``is_complete``, given a key and that chain, returns whether the chain is complete.
+    ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
     """
-    incomplete = [index for index, chain in enumerate(chains) if not chain.is_full]
+    incomplete = [number for number, chain in chains.items() if not chain.is_full]
     with ExitStack() as stack:
-        for chain in chains:
+        for chain in chains.values():
             stack.enter_context(chain.context.sampler.after())
         while incomplete:
             all_logits = next_logits(incomplete)
             incomplete = [
-                index
-                for index, logits in zip(incomplete, all_logits, strict=True)
-                if logits is not None and chains[index].append_from_logits(logits, ids)
+                number
+                for number, logits in zip(incomplete, all_logits, strict=True)
+                if logits is not None and chains[number].append_from_logits(logits, ids)
             ]
             incomplete = [i for i in incomplete if not chains[i].is_full and not is_complete(i, chains[i])]

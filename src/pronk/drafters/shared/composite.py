@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pronk.errors import OptionError
-from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer, bind_proposer
+from pronk.speculation.proposer import Capabilities, Drafter, Outcome, Proposer, bind_proposer
 from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
 
-# State of a composite drafter for one request: the state of each wrapped drafter, in order.
+# State of a composite drafter for one request: the state of each wrapped drafter, in order, then perhaps its own.
 States = tuple[Any, ...]
 
 
@@ -55,7 +54,6 @@ class CompositeProposer(Proposer[States]):
         self.models = tuple(model for proposer in self.parts for model in proposer.models)
 
     def bind(self, target: Target) -> Self:
-        """Bind every wrapped proposer to the target and return itself."""
         for proposer in self.parts:
             proposer.bind(target)
         return self
@@ -73,13 +71,11 @@ class CompositeProposer(Proposer[States]):
         return tuple(states)
 
     def observe(self, outcome: Outcome[States]) -> None:
-        """Pass the outcome to each wrapped proposer, as the verified tree may have draft tokens of each."""
-        for proposer, part_state in zip(self.parts, outcome.state, strict=True):
+        for proposer, part_state in zip(self.parts, outcome.state, strict=False):
             proposer.observe(outcome.with_state(part_state))
 
     def on_preempt(self, state: States) -> None:
-        """Let the wrapped proposers release the KV blocks that they hold for a preempted request."""
-        for proposer, part_state in zip(self.parts, state, strict=True):
+        for proposer, part_state in zip(self.parts, state, strict=False):
             proposer.on_preempt(part_state)
 
     def stop(self, state: States) -> None:
@@ -92,8 +88,3 @@ class CompositeProposer(Proposer[States]):
                 errors.append(error)
         if errors:
             raise errors[0]
-
-    def proposals(self, contexts: Sequence[DraftContext[States]]) -> Iterator[list[TokenTree]]:
-        """Yield, for each wrapped proposer in order, its proposals for all contexts."""
-        for index, proposer in enumerate(self.parts):
-            yield proposer.propose([context.with_state(context.state[index]) for context in contexts])

@@ -10,35 +10,26 @@ costs many forward passes of the target, and draft tokens depend mostly on the t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from pronk.arrays import Array
-from pronk.backends import open_torch
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft_prices import DraftPrices
-from pronk.drafters.shared.side_cache import CHUNK, common_prefix_length, open_pool
+from pronk.drafters.shared.side_cache import CHUNK, SideLane, common_prefix_length
+from pronk.drafters.shared.stepwise import DraftPrices
 from pronk.drafters.shared.vocabulary.reencoder import Reencoder
 from pronk.drafters.shared.vocabulary.translation import Translation
-from pronk.errors import CacheFullError, OptionError
+from pronk.errors import CacheFullError
 from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
-from pronk.hub.resolve import resolve_model
 from pronk.interrupts import uninterrupted
-from pronk.kv_cache.blocks import BlockTable
-from pronk.models.clone_models import clone_model
-from pronk.models.decoder import forward_weights
-from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
-from pronk.tokenization.tokenizer import Tokenizer
 
 # Most tokens that a draft model reads before it drafts. In four answers to HumanEval and GSM8K, Qwen2.5-Coder 0.5 B
 # chose the token of the 1.5 B model in 86 % of cases after the whole prompt, in 84 % after 64 tokens, in 81 % after 32.
@@ -46,18 +37,14 @@ MAX_UNREAD = 64
 
 
 @dataclass
-class DraftLane:
-    """The KV cache that a draft model has for one request, and the cached tokens."""
+class DraftLane(SideLane):
+    """The KV cache that a draft model has for one request; ``tokens`` are ids of the draft model."""
 
-    block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``, then of the nodes of ``tree``
-    tokens: list[int] = field(default_factory=list)  # cached tokens, as ids of the draft model: text, then draft tokens
     start: int = 0  # index in the text of the first one of ``tokens``; what is before it is not read
     # For drafters that propose trees: the cached nodes of the last proposal, as ids of the draft model. The root is the
     # text's token after ``tokens``. ``None`` if no tree is cached.
     tree: TokenTree | None = None
-    num_target_committed: int = 0  # number of committed tokens at the last proposal, counted in the target's tokens
-    num_committed: int = 0  # number of leading ``tokens`` that cannot change; only these may enter the prefix cache
-    salt: bytes = b""  # the request's salt for prefix caching
+    num_final: int = 0  # number of leading ``tokens`` that cannot change; only these may enter the prefix cache
     reencoder: Reencoder | None = None  # re-encodes the text for the draft model; ``None`` if the ids are equal
 
 
@@ -81,50 +68,14 @@ class DraftRunner:
         self.prices = DraftPrices(runner.cost_model, target.costs, relative_size)
         self.context_length = runner.decoder.config.context
 
-    @classmethod
-    def open(cls, drafter: str, model: str | None, target: Target, dtype: str, weights: str) -> DraftRunner:
-        """Load a draft model, once for all drafters of the target with the same model, dtype and weights.
-
-        ``model`` is a folder or a Hub id; ``None`` is ``models/pronk-tiny-draft`` of a clone of the repository.
-        ``dtype`` and ``weights`` are those of :class:`~pronk.llm.LLM`. Errors begin with the name ``drafter``. Raises
-        ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if the vocabularies cannot be translated, or
-        there is no default for this target.
-        """
-        path = _default_model(drafter, target) if model is None else resolve_model(model).absolute()
-
-        def load() -> DraftRunner:
-            config = read_config(path)
-            sizes = target.decoder.config.vocab_size, config.vocab_size
-            translation = Translation.with_equal_ids(*sizes)
-            if target.tokenizer is not None:
-                tokenizer = Tokenizer.load(path, config.vocab_size)
-                translation = Translation.between(drafter, target.tokenizer, sizes[0], tokenizer, sizes[1])
-            weights_dtype = parse_dtype(dtype, config)
-            backend = target.decoder.backend
-            if backend.kernels is None:
-                backend = open_torch(backend.device, weights_dtype, "as the target")
-            elif not backend.kernels.supports_head_dim(config.head_dim):
-                reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
-                backend = open_torch("cpu", weights_dtype, reason)
-                warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
-            decoder = load_decoder(path, config, dtype=weights_dtype, backend=backend, weights=weights)
-            pool = open_pool(target, config, compute_dtype(weights_dtype, backend), backend)
-            relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
-            return cls(ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size)
-
-        return target.load_shared(path, dtype, weights, load=load)
-
     def chain_price(self, lane: DraftLane, context: DraftContext[Any]) -> ChainPrice | None:
-        """Return the price of draft tokens; ``None`` if all are wanted."""
-        unread = max(0, len(context.tokens) - 1 - lane.num_target_committed)
+        unread = max(0, len(context.tokens) - 1 - lane.num_committed)
         return self.prices.chain_price(context.policy, len(context.tokens), min(unread, self.max_unread or unread))
 
     def make_lane(self) -> DraftLane:
-        """Return an empty lane (a request's draft KV cache) for a new request."""
         return DraftLane(reencoder=self.translation.make_reencoder())
 
     def release(self, lane: DraftLane) -> None:
-        """Free the KV blocks of a lane, and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.runner.cache.release(lane.block_table)
@@ -154,19 +105,19 @@ class DraftRunner:
         """
         pending: list[list[int] | None] = []
         for lane, context in zip(lanes, contexts, strict=True):
-            text, num_unchanged = context.tokens, lane.num_target_committed
+            text, num_unchanged = context.tokens, lane.num_committed
             with uninterrupted():
                 if lane.reencoder is not None:
-                    num_unchanged = lane.reencoder.update(context.tokens, lane.num_target_committed)
+                    num_unchanged = lane.reencoder.update(context.tokens, lane.num_committed)
                     text = lane.reencoder.tokens
                 self._match_prefix(lane, text, context.salt)
                 if context.policy.curve is not None:
                     self._skip_text(lane, len(text))
                 self._align(lane, text, num_unchanged)
                 # ``context.tokens`` may be longer and end with draft tokens of a drafter that wraps this one.
-                lane.num_target_committed = context.block_table.length + 1
-                lane.num_committed = lane.num_target_committed if lane.reencoder is None else num_unchanged
-                lane.num_committed = max(0, lane.num_committed - lane.start)
+                lane.num_committed = context.block_table.length + 1
+                lane.num_final = lane.num_committed if lane.reencoder is None else num_unchanged
+                lane.num_final = max(0, lane.num_final - lane.start)
                 self._register_prefix(lane)
                 fits = self._reserve(lane, len(text) - lane.start, context)
             fits = fits and (lane.reencoder is None or lane.reencoder.is_complete)
@@ -194,9 +145,8 @@ class DraftRunner:
             return []
         jobs = [self._chain_job(lane, new) for lane, new in zip(lanes, tokens, strict=True)]
         rows = self._run(jobs)
-        with uninterrupted():
-            for lane, new in zip(lanes, tokens, strict=True):
-                _append(lane, new)
+        for lane, new in zip(lanes, tokens, strict=True):
+            lane.append(new)
         return [row[0] for row in rows]
 
     def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
@@ -216,7 +166,7 @@ class DraftRunner:
 
         with chain.context.sampler.after(), uninterrupted():
             num_passes = self.runner.draft_chain(job, chain.context.sampler, max_steps, append)
-            _append(lane, [*new, *chain.tokens[: num_passes - 1]])
+            lane.append([*new, *chain.tokens[: num_passes - 1]])
 
     def forward_trees(
         self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], pending_texts: Sequence[Sequence[int]]
@@ -235,7 +185,7 @@ class DraftRunner:
         rows = self._run(jobs)
         with uninterrupted():
             for lane, tree, pending in zip(lanes, trees, pending_texts, strict=True):
-                _append(lane, pending)
+                lane.append(pending)
                 lane.tree = tree
         return rows
 
@@ -281,7 +231,7 @@ class DraftRunner:
             lane.block_table, lane.tokens = cached, list(text[: cached.length])
 
     def _register_prefix(self, lane: DraftLane) -> None:
-        self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_committed)
+        self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_final)
 
     def _skip_text(self, lane: DraftLane, length: int) -> None:
         """Empty a lane that lacks too many of ``length`` tokens, or begins after them."""
@@ -300,7 +250,7 @@ class DraftRunner:
         if lane.tree is not None and num_kept == num_cached < len(text) - 1 - start:
             path = _matching_path(lane.tree, text[start + num_kept : -1])
             self.runner.cache.commit(lane.block_table, path)
-            _append(lane, text[start + num_kept : start + num_kept + len(path)])
+            lane.append(text[start + num_kept : start + num_kept + len(path)])
         else:
             self._rollback(lane, min(num_kept, len(text) - 1 - start))
         lane.tree = None
@@ -322,12 +272,6 @@ class DraftRunner:
         return False
 
 
-def _append(lane: DraftLane, new: Sequence[int]) -> None:
-    """Record tokens whose keys and values a forward pass has just written to the lane's KV slots."""
-    lane.tokens += new
-    lane.block_table.length = len(lane.tokens)
-
-
 def _matching_path(tree: TokenTree, text: Sequence[int]) -> list[int]:
     """Return the longest path of nodes from the root whose tokens are the first tokens of ``text``."""
     path: list[int] = []
@@ -335,15 +279,4 @@ def _matching_path(tree: TokenTree, text: Sequence[int]) -> list[int]:
     while node is not None:
         path.append(node)
         node = tree.child(node, text[len(path)]) if len(path) < len(text) else None
-    return path
-
-
-def _default_model(drafter: str, target: Target) -> Path:
-    """Return the folder of pronk-tiny-draft; raise OptionError if it is absent or of another vocabulary."""
-    path = clone_model("pronk-tiny-draft")
-    tokenizer = target.tokenizer
-    if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
-        found = "none" if path is None else f"none, and {path.name} has another vocabulary"
-        msg = f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this target, found {found}'
-        raise OptionError(msg)
     return path

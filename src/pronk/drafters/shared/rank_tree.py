@@ -64,23 +64,21 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
     return tuple(paths)
 
 
-def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[Path, ...]:
+def check_paths(drafter: str, paths: object, depth: int) -> tuple[Path, ...]:
     """Return a user's paths; raise OptionError unless each has 1..``depth`` ranks and a parent before it."""
     if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_NODES:
-        msg = (
-            f"{drafter}: {option}: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
-        )
+        msg = f"{drafter}: tree: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
         raise OptionError(msg)
     checked = list[Path]()
     for path in paths:
         has_ranks = isinstance(path, tuple | list) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in path)
         if not has_ranks or not 1 <= len(path) <= depth:
-            msg = f"{drafter}: {option}: expected paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, found {path!r}"
+            msg = f"{drafter}: tree: expected paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, found {path!r}"
             raise OptionError(msg)
         ranks = tuple(path)
         if ranks in checked or (len(ranks) > 1 and ranks[:-1] not in checked):
             defect = "twice" if ranks in checked else f"without {ranks[:-1]} before it"
-            msg = f"{drafter}: {option}: expected each path once and after its parent, found {ranks} {defect}"
+            msg = f"{drafter}: tree: expected each path once and after its parent, found {ranks} {defect}"
             raise OptionError(msg)
         checked.append(ranks)
     return tuple(checked)
@@ -92,7 +90,7 @@ def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...]
         check_integer(f"{drafter}: tree", tree, 1, MAX_NODES)
     if tree is None or isinstance(tree, int):
         return tree
-    return main_chain_first(check_paths(drafter, "tree", tree, depth))
+    return main_chain_first(check_paths(drafter, tree, depth))
 
 
 def main_chain_first(paths: Sequence[Path]) -> tuple[Path, ...]:

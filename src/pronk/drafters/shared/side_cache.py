@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -42,13 +42,8 @@ Apply = Callable[[int, Array], Array]
 Forward = Callable[[Array, Apply], Array]
 
 
-class AttendingModule(Protocol):
-    """A module of several *parts* (such as heads), each with at most one attention layer."""
-
-    config: ModelConfig
-
-    def compile_part(self, index: int, program: Program) -> None:
-        """Append the operations of part ``index`` to a program."""
+# Callback ``compile_part(index, program)``: appends the operations of part ``index`` of a module to a program.
+CompilePart = Callable[[int, Program], None]
 
 
 @dataclass
@@ -60,6 +55,18 @@ class SideLane:
     num_committed: int = 0  # number of committed tokens at the last proposal
     salt: bytes = b""  # the request's salt for prefix caching
 
+    def append(self, new: Sequence[int]) -> None:
+        """Record tokens whose keys and values a forward pass has just written to the lane's KV slots."""
+        with uninterrupted():
+            self.tokens += new
+            self.block_table.length = len(self.tokens)
+
+    def cut(self, length: int) -> None:
+        """Drop the tokens after the first ``length``, to run them again; keep their blocks."""
+        with uninterrupted():
+            del self.tokens[length:]
+            self.block_table.length = min(self.block_table.length, length)
+
 
 class SideLanes:
     """Owns the KV pool of a module with this configuration, and allocates the slots of its lanes."""
@@ -68,6 +75,7 @@ class SideLanes:
         self.target = target
         self.cache = open_pool(target, config)
         self.rope = RopeTable(config.rope)
+        self._programs: dict[tuple[int, int], Program] = {}  # by part, and version of the KV pool
 
     def reserve(self, lane: SideLane, context: DraftContext[Any], extra_rows: int) -> bool:
         """Drop the cached tokens that differ from the text, and allocate KV slots for the whole text.
@@ -116,21 +124,36 @@ class SideLanes:
         if self.cache.config.window is None:
             self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
 
+    def make_lane(self) -> SideLane:
+        return SideLane()
+
     def release(self, lane: SideLane) -> None:
-        """Free the KV blocks of a lane, and clear the lane."""
         with uninterrupted():
             self._register_prefix(lane)
             self.cache.release(lane.block_table)
             lane.tokens.clear()
 
+    def program(self, part: int, compile_part: CompilePart) -> Program:
+        """Return the program of a part of the module; compile it once per version of the KV pool."""
+        key = (part, self.cache.version)
+        if key not in self._programs:
+            backend = self.target.decoder.backend
+            program = backend.program(self.cache.config.hidden_size, self.cache.dtype, self.cache)
+            compile_part(part, program)
+            self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
+            self._programs[key] = program
+        return self._programs[key]
+
 
 class SideCache(SideLanes):
-    """Runs ``module`` (one layer of the KV pool per part) for several requests."""
+    """Runs a module of several *parts* (such as heads), each with at most one attention layer.
 
-    def __init__(self, target: Target, module: AttendingModule) -> None:
-        super().__init__(target, module.config)
-        self.module = module
-        self._programs: dict[tuple[int, int], Program] = {}
+    The KV pool has one layer per part.
+    """
+
+    def __init__(self, target: Target, config: ModelConfig, compile_part: CompilePart) -> None:
+        super().__init__(target, config)
+        self._compile_part = compile_part
 
     def catch_up(
         self, lane: SideLane, text: Sequence[int], block_table: BlockTable, layer: int, forward: Forward
@@ -157,10 +180,8 @@ class SideCache(SideLanes):
         """
         segments = [Segment(lane.block_table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
         outputs = forward(np.concatenate(rows), self._make_apply(segments))
-        with uninterrupted():
-            for lane, new in zip(lanes, tokens, strict=True):
-                lane.tokens += new
-                lane.block_table.length = len(lane.tokens)
+        for lane, new in zip(lanes, tokens, strict=True):
+            lane.append(new)
         return split_rows(outputs, [len(new) for new in tokens])
 
     def _make_apply(self, segments: Sequence[Segment]) -> Apply:
@@ -169,20 +190,10 @@ class SideCache(SideLanes):
 
         def apply(index: int, x: Array) -> Array:
             out = x.copy()
-            self._program(index).run(packed, out)
+            self.program(index, self._compile_part).run(packed, out)
             return out
 
         return apply
-
-    def _program(self, index: int) -> Program:
-        key = (index, self.cache.version)
-        if key not in self._programs:
-            size = self.cache.config.hidden_size
-            program = self.target.decoder.backend.program(size, self.cache.dtype, self.cache)
-            self.module.compile_part(index, program)
-            self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
-            self._programs[key] = program
-        return self._programs[key]
 
 
 def open_pool(

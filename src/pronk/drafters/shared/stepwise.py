@@ -2,22 +2,34 @@
 
 A chain ends where the next token would cost more time than it saves (:mod:`pronk.speculation.policy`). With
 ``budget="all"`` a chain has all its tokens.
+
+A *shadow pass* learns acceptance rates without draft tokens: one forward pass of the drafter's model over tokens of the
+text that it has not read gives its choice after each of them, and the next token of the text tells whether the choice
+is right. So 16 to 64 choices are counted for the price of reading; drafting would count one or two. If more than 64 are
+unread, the earlier ones are read without counting. The tokens of the prompt are not the target's choices and do not
+count, nor do the first 16 that a model reads without the text before them.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop
+from pronk.sampling.draft_token import DraftIds
+from pronk.speculation.cost_model import CostModel
+from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
 from pronk.speculation.step_value import ChainPrice
+from pronk.speculation.target import Target
 
 Lane = TypeVar("Lane")
+
+MIN_COUNTED, MAX_COUNTED = 16, 64  # numbers of tokens whose choices are counted in one shadow pass
 
 
 @dataclass
@@ -31,7 +43,17 @@ class StepwiseState(Generic[Lane]):
 
 
 @dataclass(frozen=True)
-class StepwiseDrafter(ChainDrafter):
+class LaneDrafter(ChainDrafter):
+    """Options of drafters whose model has a KV cache of its own; ``model`` is its folder or Hub id."""
+
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        check_path(f"{self.name}: model", self.model)
+
+
+@dataclass(frozen=True)
+class StepwiseDrafter(LaneDrafter):
     """Options of drafters that draft token by token.
 
     Attributes:
@@ -39,36 +61,58 @@ class StepwiseDrafter(ChainDrafter):
         num_tokens: maximum number of draft tokens, 1..64.
     """
 
-    model: str | None = None
     num_tokens: int = 7
 
     def __post_init__(self) -> None:
-        check_path(f"{self.name}: model", self.model)
+        super().__post_init__()
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
 
-    @property
-    def source(self) -> str:
-        """Name in the statistics: the drafter's name, followed by the name of its model's folder."""
-        return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
+
+class LaneOwner(Protocol[Lane]):
+    """Runner of a drafter's model, with a KV cache of its own."""
+
+    def make_lane(self) -> Lane:
+        """Return an empty lane for a new request."""
+
+    def release(self, lane: Lane) -> None:
+        """Free the KV blocks of a lane, and clear the lane."""
 
 
-class StepwiseProposer(ChainProposer[StepwiseState[Lane]]):
-    """Proposes chains token by token."""
+class LaneProposer(ChainProposer[StepwiseState[Lane]]):
+    """Base of proposers whose model has a KV cache of its own; ``runner`` is freed with its last proposer."""
 
     capabilities = Capabilities(observes_all_steps=False)
 
-    def __init__(self, options: StepwiseDrafter) -> None:
-        self.options = options
+    def __init__(self, options: LaneDrafter, runner: LaneOwner[Lane], target: Target) -> None:
+        self.options, self.target, self.models = options, target, (runner,)
         self.name = options.name
+        self._lanes = runner
 
     @property
     def source(self) -> str:
-        """The same as :attr:`StepwiseDrafter.source`."""
-        return self.options.source
+        model = self.options.model
+        return self.name if model is None else f"{self.name} {Path(model).name}"
 
-    @abstractmethod
-    def chain_price(self, context: DraftContext[StepwiseState[Lane]]) -> ChainPrice | None:
-        """Return the price of draft tokens; ``None`` if all are wanted."""
+    @property
+    def proposes_tree(self) -> bool:
+        return self.options.proposes_tree
+
+    def start(self, prompt: Sequence[int]) -> StepwiseState[Lane]:  # noqa: ARG002 - the first proposal reads it
+        return StepwiseState(self._lanes.make_lane())
+
+    def observe(self, outcome: Outcome[StepwiseState[Lane]]) -> None:
+        """Do nothing: the next context has the text."""
+
+    def stop(self, state: StepwiseState[Lane]) -> None:
+        self._lanes.release(state.lane)
+
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
+
+
+class StepwiseProposer(LaneProposer[Lane]):
+    """Proposes chains token by token."""
+
+    options: StepwiseDrafter
 
     def begin(
         self, contexts: Sequence[DraftContext[StepwiseState[Lane]]], stop: Stop | None
@@ -79,13 +123,68 @@ class StepwiseProposer(ChainProposer[StepwiseState[Lane]]):
         chains = [Chain(context, self.source) for context in contexts]
         return chains, [number for number, chain in enumerate(chains) if self.begins(chain.context)]
 
+    def can_count(self, context: DraftContext[Any], num_unread: int) -> bool:
+        """Return whether the choices at the last ``num_unread`` tokens of the text are worth a shadow pass.
+
+        False if fewer than 16 of them are the target's, or if draft tokens depend on more than logits, seed and
+        position.
+        """
+        num_own = len(context.tokens) - context.sampler.context.num_prompt
+        return context.sampler.drafts_statelessly and min(num_unread, num_own) >= MIN_COUNTED
+
+    def count_choices(self, context: DraftContext[Any], logits: Array, first: int, ids: DraftIds | None = None) -> None:
+        """Count choices in the drafter's acceptance rates, by their confidence.
+
+        ``logits`` ``[choices, draft vocab]`` are the drafter's for successive tokens of the text; ``first`` is the
+        index in the text of the token that the first choice is compared with. ``ids`` has the target's token of each
+        logit.
+        """
+        sampler, rates = context.sampler, context.policy.acceptance.source(self.source)
+        skipped = max(0, sampler.context.num_prompt - first)
+        for position, row in enumerate(logits[skipped:], first + skipped):
+            choice = sampler.draft_token_at(row, position, ids)
+            if choice is not None:
+                kind = rates.confidence_kind(choice.confidence)
+                rates.learn(kind, 1, right=choice.token == context.tokens[position], share=True)
+
     def begins(self, context: DraftContext[Any]) -> bool:
         """Return whether to draft a first token."""
         return min(context.max_depth, context.max_nodes) > 0 and context.policy.extends(self, context, ())
 
-    def pays(self, chain: Chain) -> bool:
-        """Return whether the next token of a chain pays."""
-        return chain.context.policy.extends(self, chain.context, chain.gains)
+    def ends(self, chain: Chain) -> bool:  # noqa: ARG002 - for overrides
+        """Return whether the drafter's own rule ends a chain."""
+        return False
 
-    def observe(self, outcome: Outcome[StepwiseState[Lane]]) -> None:
-        """Do nothing: the next context has the text."""
+    def is_complete(self, stop: Stop | None, number: int, chain: Chain) -> bool:
+        """Return whether ``stop`` or else the drafter's rule ends a chain, or its next token does not pay."""
+        ended = self.ends(chain) if stop is None else stop(number, chain)
+        return ended or not chain.context.policy.extends(self, chain.context, chain.gains)
+
+
+@dataclass(frozen=True)
+class DraftPrices:
+    """Prices of a draft model's draft tokens, also before its forward passes have been measured.
+
+    Attributes:
+        own: measured costs of the draft model's forward passes.
+        target: costs of the target's forward passes.
+        relative_size: size of the draft model divided by that of the target, for prices before any measurement.
+    """
+
+    own: CostModel
+    target: CostModel
+    relative_size: float
+
+    def chain_price(self, policy: RequestPolicy, length: int, num_unread: int) -> ChainPrice | None:
+        """Return the price of draft tokens; ``None`` if all are wanted.
+
+        ``length`` is the number of tokens of the request's text, ``num_unread`` how many of them the draft model has to
+        read before it drafts.
+        """
+        if policy.curve is None:
+            return None
+        measured = self.own
+        own = measured.costs(policy.num_requests * length)
+        own = own or policy.curve._replace(speed=self.relative_size * policy.curve.speed)
+        reading = measured.prompt_row or self.relative_size * (self.target.prompt_row or 0.0)
+        return ChainPrice(policy.curve, own.at(policy.num_requests), num_unread * reading)

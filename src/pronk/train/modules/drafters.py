@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.glide import GlideShape
-from pronk.drafters.from_target.modules.heads import HeadsShape, heads_config
+from pronk.drafters.from_target.modules.heads import HeadsShape, MedusaShape, heads_config
 from pronk.drafters.from_target.modules.kangaroo import KangarooShape
-from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.train.attention import DelayedAttention
 from pronk.train.modules.decoder import (
     Attend,

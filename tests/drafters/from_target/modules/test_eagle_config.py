@@ -224,8 +224,7 @@ def test_default_heads(tmp_path: Path) -> None:
 
 def test_packaged_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
     """A head that comes with pronk is used for all targets of its architecture, and for no others."""
-    for module in ("eagle3", "modules.packaged_heads"):
-        monkeypatch.setattr(f"pronk.drafters.from_target.{module}.PACKAGED", tmp_path)
+    monkeypatch.setattr("pronk.drafters.from_target.eagle3._PACKAGED", tmp_path)
     target = make_engine(tiny_decoder()).target
     assert Eagle3().find_default(target) is None
     architectures = {"a": "llama of 9 layers", "b": describe_architecture(target.decoder.config)}

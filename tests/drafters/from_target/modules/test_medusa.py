@@ -9,7 +9,7 @@ import torch
 
 from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from pronk import LLM
-from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
+from pronk.drafters.from_target.modules.heads import MedusaHeads, MedusaShape
 from pronk.errors import OptionError
 from pronk.models.linear import Norm
 from pronk.torch_backend.convert import to_array

@@ -218,7 +218,7 @@ def test_shared_tokens_have_the_same_text(target: str, draft: str) -> None:
     found = translation.to_target(logits)
     assert found.shape == (2, target_tokenizer.vocab_size + 5)
     pairs = {t: d for t in range(target_tokenizer.vocab_size) if (d := translation.to_draft(t)) is not None}
-    assert len(pairs) == translation.num_shared > 60
+    assert len(pairs) > 60
     assert len(set(pairs.values())) == len(pairs)
     front = (
         target_tokenizer.encode("a", add_special_tokens=False),
@@ -256,7 +256,6 @@ def test_padded_and_added_tokens_do_not_change_ids() -> None:
     assert padded.identical
     assert np.shares_memory(padded.to_target(logits), logits)
     assert np.array_equal(padded.to_target(logits), logits[:, :4096])
-    assert padded.num_shared == 4096
 
     shorter = between(tiny, tiny, 4160, 4096)
     found = shorter.to_target(logits[:, :4096])

@@ -60,11 +60,7 @@ def default_sources(num_layers: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Sizes and features of a head.
-
-    With the target's hidden states ``h``, a row of the head is made of a feature of position ``i`` and of the embedding
-    of token ``i + 1``. EAGLE-3: the feature is ``fc(concat(h_a, h_b, …))``. MTP: it is the target's last hidden state
-    after the final norm, and ``fc`` takes the normed feature and embedding.
+    """Sizes and features of a head; :mod:`~pronk.drafters.from_target.modules.eagle` has the formulas.
 
     Attributes:
         kind: ``"eagle3"`` or ``"mtp"``.

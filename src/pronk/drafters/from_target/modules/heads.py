@@ -1,7 +1,8 @@
-"""Multi-token heads (Gloeckle et al. 2024, *Better & Faster LLMs via Multi-token Prediction*).
+"""Multi-token heads (Gloeckle et al. 2024) and Medusa heads (Cai et al. 2024).
 
-Let ``z`` be the output of one of the target's layers at position ``t``, ``u`` the unembedding, and ``h_i`` the head for
-the token at position ``t + i``. The target itself predicts the next token, ``i = 1``; the heads have ``i = 2 … n``::
+Multi-token heads are those of *Better & Faster LLMs via Multi-token Prediction*. Let ``z`` be the output of one of the
+target's layers at position ``t``, ``u`` the unembedding, and ``h_i`` the head for the token at ``t + i``. The target
+itself predicts the next token, ``i = 1``; the heads have ``i = 2 … n``::
 
     parallel       P(x[t+i] | z) = softmax u(norm(h_i(z)))                        section 2
     causal         P(x[t+i] | z) = softmax u(norm(h_i(… h_3(h_2(z)))))            appendix B
@@ -9,6 +10,13 @@ the token at position ``t + i``. The target itself predicts the next token, ``i 
 
 Each ``h_i`` is a transformer layer, which attends to its own keys and values of all earlier rows, or a single linear
 layer. Each head has its own norm. The unembedding is the target's, or a copy for each head ("replicated").
+
+*Medusa heads* (Cai et al. 2024) read the output ``h`` of the target's last layer and final norm at position ``t``. Head
+``i`` (1 is the first) predicts the token at ``t + 1 + i``, with ``n`` residual blocks::
+
+    h_0 = h      h_j = h_(j-1) + SiLU(W_j h_(j-1) + b_j)  for j = 1 … n      logits = u h_n
+
+``W_j`` and ``b_j`` are initialized to zeros, so every head at first predicts what the target predicts.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
 from pronk.models.decoder import Layer
+from pronk.models.linear import Linear, Norm
 from pronk.models.program import Program
 
 KINDS = ("transformer", "linear")
@@ -91,8 +100,7 @@ class MultiTokenHeads:
             for head in heads
         ]
         self.norms = [weights.norm(f"norms.{head}", target, size) for head in heads]
-        with_copy = heads if shape.unembeddings == "replicated" else ()
-        self.unembeddings = [weights.linear(f"unembeddings.{head}", target.vocab_size, size) for head in with_copy]
+        self.unembeddings = _own_unembeddings(shape, target, weights)
 
     def compile_part(self, index: int, program: Program) -> None:
         """Append the operations of the layer of head ``index`` to a program, on the stream ``[rows, hidden]``.
@@ -118,3 +126,52 @@ class MultiTokenHeads:
             out = apply(index, x)
             x = out if self.shape.is_chained else z
             yield index, out
+
+
+@dataclass(frozen=True)
+class MedusaShape:
+    """Sizes of the heads, and the tree of their tokens."""
+
+    num_heads: int = 4  # number of heads, 1..16
+    blocks: int = 2  # number of residual blocks of a head, 1..8
+    unembeddings: str = "shared"  # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
+    tree: tuple[tuple[int, ...], ...] = ()  # paths of ranks (``rank_tree``), parents first; empty during training
+    # ``accuracies[head][rank]``: fraction of positions, 0..1, at which the head's token of this rank is the target's
+    # likeliest token; empty during training.
+    accuracies: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        # Convert the lists of a JSON file to tuples, so that the shape is hashable.
+        object.__setattr__(self, "tree", tuple(tuple(path) for path in self.tree))
+        object.__setattr__(self, "accuracies", tuple(tuple(ranks) for ranks in self.accuracies))
+        for name, value, maximum in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
+            check_integer(name, value, 1, maximum)
+        check_choice("unembeddings", self.unembeddings, UNEMBEDDINGS)
+        if self.accuracies and len(self.accuracies) != self.num_heads:
+            msg = f"accuracies: expected those of {self.num_heads} heads, found {len(self.accuracies)}"
+            raise OptionError(msg)
+
+
+class MedusaHeads:
+    """Heads of one target, whose configuration is ``config``."""
+
+    def __init__(self, shape: MedusaShape, config: ModelConfig, weights: DrafterWeights) -> None:
+        self.shape = shape
+        size = config.hidden_size
+        self._blocks = [
+            [weights.linear(f"layers.{head}.blocks.{block}", size, size, bias=True) for block in range(shape.blocks)]
+            for head in range(shape.num_heads)
+        ]
+        self.unembeddings = _own_unembeddings(shape, config, weights)
+
+    def compile(self, head: int, norm: Norm, program: Program) -> None:
+        """Append the target's final ``norm``, then the residual blocks of head number ``head`` (from 0)."""
+        program.norm(norm)
+        for block in self._blocks[head]:
+            program.linear(block, activation="silu", residual=True)
+
+
+def _own_unembeddings(shape: HeadsShape | MedusaShape, target: ModelConfig, weights: DrafterWeights) -> list[Linear]:
+    """Return each head's copy of the unembedding; an empty list if all heads use the target's."""
+    heads = range(shape.num_heads) if shape.unembeddings == "replicated" else ()
+    return [weights.linear(f"unembeddings.{head}", target.vocab_size, target.hidden_size) for head in heads]

@@ -6,7 +6,6 @@ takes 20 bytes of memory per token (50 for vocabularies of 65,536 ids or more), 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from pronk.drafters.from_text.datastore.layout import (
+from pronk.drafters.from_text.datastore.reader import (
     FORMAT,
     HEADER,
     SUFFIX_TYPES,
@@ -23,6 +22,7 @@ from pronk.drafters.from_text.datastore.layout import (
     TOKEN_TYPES,
     TOKENS,
     Header,
+    sha256,
 )
 from pronk.errors import OptionError
 
@@ -82,8 +82,8 @@ def write_datastore(
         documents=num_documents,
         token_type=token_type.str,
         suffix_type=suffix_type.str,
-        tokens_sha256=_sha256(folder / TOKENS),
-        suffixes_sha256=_sha256(folder / SUFFIXES),
+        tokens_sha256=sha256(folder / TOKENS),
+        suffixes_sha256=sha256(folder / SUFFIXES),
         sources=tuple(sources),
     )
     fields = {"format": FORMAT, **asdict(header)}
@@ -115,8 +115,3 @@ def _write_tokens(
             if num_tokens == limit:
                 break
     return num_tokens, largest_id, num_documents
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

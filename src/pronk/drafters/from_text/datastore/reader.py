@@ -1,6 +1,6 @@
-"""Reader of a datastore: the token ids of a corpus and their suffix array.
+"""Files of a datastore and their reader: the token ids of a corpus and their suffix array.
 
-::
+``datastore.json`` is the header. The binary files are::
 
     tokens.bin      a b c | a b d |     the documents, each ended by a separator
     suffixes.bin    0 4 1 5 2 6 7 3     start positions of all suffixes, sorted by their tokens
@@ -25,14 +25,23 @@ import mmap
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.drafters.from_text.datastore.layout import SUFFIXES, TOKENS, Header
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import CheckpointError
+from pronk.models.checkpoint import read_json
+
+FORMAT = "pronk-datastore/1"
+HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
+
+# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix (its start position). Token ids are big-endian, so that ids
+# sort like their bytes. Suffixes have native byte order, since the reader calculates with them.
+TOKEN_TYPES = (">u2", ">u4")
+SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 
 # If a phrase occurs more than 1024 times, its continuations are counted in 1024 evenly spaced occurrences. A token that
 # follows at least 1/1024 of all occurrences is always found.
@@ -40,6 +49,75 @@ _SAMPLE = 1024
 
 # Opening compares the first 8 tokens of 65 evenly spaced suffixes (64 intervals), as reading all would take seconds.
 _SPOT_INTERVALS, _SPOT_TOKENS = 64, 8
+
+
+@dataclass(frozen=True)
+class Header:
+    """Fields of ``datastore.json``, without the field ``format``, which :meth:`read` checks."""
+
+    vocabulary: str  # fingerprint of the tokenizer
+    largest_id: int  # largest token id in the documents
+    tokens: int  # number of tokens without separators, at least 1
+    documents: int  # number of documents, each ended by one separator
+    token_type: str  # numpy type of ``tokens.bin``, one of ``TOKEN_TYPES``
+    suffix_type: str  # numpy type of ``suffixes.bin``, one of ``SUFFIX_TYPES``
+    tokens_sha256: str  # checksum of ``tokens.bin``
+    suffixes_sha256: str  # checksum of ``suffixes.bin``
+    sources: tuple[str, ...]  # names of the files that the documents come from
+
+    @property
+    def num_entries(self) -> int:
+        """Return the number of entries of each binary file: one per token and one per separator."""
+        return self.tokens + self.documents
+
+    @property
+    def separator(self) -> int:
+        """Return the id that ends a document in ``tokens.bin``: the largest number of ``token_type``."""
+        return int(np.iinfo(self.token_type).max)
+
+    def file_sizes(self) -> dict[str, int]:
+        """Return ``{file name: size in bytes}`` of ``tokens.bin`` and ``suffixes.bin``, in this order."""
+        types = {TOKENS: self.token_type, SUFFIXES: self.suffix_type}
+        return {name: self.num_entries * np.dtype(entry_type).itemsize for name, entry_type in types.items()}
+
+    @classmethod
+    def read(cls, folder: Path) -> Header:
+        """Read and check ``datastore.json``.
+
+        Raises ``CheckpointError`` if the file is missing, damaged, or of another format.
+        """
+        path = folder / HEADER
+        if not path.is_file():
+            msg = f"{folder}: expected a datastore with {HEADER}, found none; make one with pronk datastore build"
+            raise CheckpointError(msg)
+        raw = read_json(path)
+        if (found := raw.pop("format", None)) != FORMAT:
+            msg = f"{path}: expected format {FORMAT!r}, found {found!r}; build the datastore again"
+            raise CheckpointError(msg)
+        if isinstance(raw.get("sources"), list):
+            raw["sources"] = tuple(raw["sources"])
+        types = {"str": str, "int": int}
+        wrong = (each.name for each in fields(cls) if type(raw.get(each.name)) is not types.get(str(each.type), tuple))
+        if (damaged := next(wrong, None)) is None:
+            header = cls(**{field.name: raw[field.name] for field in fields(cls)})
+            damaged = header._find_invalid()
+        if damaged is not None:
+            found = f"found a damaged {damaged}: {raw.get(damaged)!r:.60}"
+            msg = f"{path}: {found}; build the datastore again or restore the file"
+            raise CheckpointError(msg)
+        return header
+
+    def _find_invalid(self) -> str | None:
+        """Return the name of the first field with an invalid value; ``None`` if all are valid."""
+        valid = {
+            "sources": all(isinstance(name, str) for name in self.sources),
+            "token_type": self.token_type in TOKEN_TYPES,
+            "suffix_type": self.suffix_type in SUFFIX_TYPES,
+            "tokens": self.tokens >= 1,
+            "documents": 1 <= self.documents <= self.tokens,
+            "largest_id": self.token_type not in TOKEN_TYPES or 0 <= self.largest_id < self.separator,
+        }
+        return next((name for name in valid if not valid[name]), None)
 
 
 class Match(NamedTuple):
@@ -73,20 +151,12 @@ class Datastore:
         self._separator = header.separator.to_bytes(self._token_size, "big")
 
     @classmethod
-    def open(cls, folder: Path, vocabulary: str | None = None) -> Datastore:
+    def open(cls, folder: Path) -> Datastore:
         """Map the files of a datastore that ``pronk datastore build`` wrote into ``folder``.
 
-        ``vocabulary`` is the expected fingerprint of the tokenizer; ``None`` accepts any. Raises ``CheckpointError`` if
-        a file is missing, damaged, or of another format, ``OptionError`` if the datastore was made with another
-        tokenizer.
+        Raises ``CheckpointError`` if a file is missing, damaged, or of another format.
         """
         header = Header.read(folder)
-        if vocabulary is not None and header.vocabulary != vocabulary:
-            msg = (
-                f"{folder}: expected a datastore of tokenizer {vocabulary}, found one of {header.vocabulary}; "
-                "build one for this model: pronk datastore build OUT FILES --model MODEL"
-            )
-            raise OptionError(msg)
         store = cls(folder, header, *(_map_file(folder / name, size) for name, size in header.file_sizes().items()))
         store._spot_check()
         return store
@@ -107,8 +177,7 @@ class Datastore:
         Raises ``CheckpointError`` if a file has changed since the datastore was built.
         """
         for name, expected in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
-            with (self.folder / name).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            found = sha256(self.folder / name)
             if found != expected:
                 msg = (
                     f"{self.folder / name}: expected sha256 {expected[:16]}…, found {found[:16]}…; "
@@ -213,6 +282,12 @@ class Datastore:
     def _read(self, start: int, count: int) -> bytes:
         """Return bytes of ``tokens.bin``: ``count`` token ids from index ``start``, or up to the file's end."""
         return self._token_bytes[start * self._token_size : (start + count) * self._token_size]
+
+
+def sha256(path: Path) -> str:
+    """Return the checksum of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _map_file(path: Path, size: int) -> mmap.mmap:

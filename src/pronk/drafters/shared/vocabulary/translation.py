@@ -11,7 +11,7 @@ A wrong or incomplete translation cannot change the output. It only lowers the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import takewhile
 
 import numpy as np
@@ -34,33 +34,31 @@ class Translation:
 
     Attributes:
         identical: whether every token has the same id in both, apart from padding and added tokens.
-        num_shared: number of tokens that both vocabularies have.
         is_identity: whether padding and added tokens agree, too, so that :meth:`to_target` returns its argument.
     """
 
     def __init__(
         self,
-        pairs: Mapping[int, int],
         target_size: int,
         draft_size: int,
-        recoding: Recoding | None,
-        missing_ids: set[int],
+        missing_ids: Collection[int] = (),
+        recoding: Recoding | None = None,
+        pairs: Mapping[int, int] | None = None,
     ) -> None:
+        """Equal ids are equal tokens, except ``missing_ids``, unless ``recoding`` is given.
+
+        ``pairs`` maps the target's ids of the common tokens to the draft's.
+        """
         self.identical = recoding is None
-        self.num_shared = len(pairs)
-        self._pairs, self._recoding, self._missing_ids = pairs, recoding, frozenset(missing_ids)
+        self._pairs, self._recoding, self._missing_ids = pairs or {}, recoding, frozenset(missing_ids)
         self._target_size, self._draft_size = target_size, draft_size
         if self.identical:  # ``_index`` lists the ids whose tokens differ: the draft must not propose them
             self._index = np.array(sorted(i for i in missing_ids if i < target_size), np.intp)
         else:  # ``_index[target's id]`` is the draft's id, or ``draft_size`` if the draft lacks the token
             self._index = np.full(target_size, draft_size, np.intp)
-            self._index[list(pairs)] = list(pairs.values())
-        self.is_identity = self.identical and target_size == draft_size and not len(self._index)
-
-    @classmethod
-    def with_equal_ids(cls, target_size: int, draft_size: int) -> Translation:
-        """Return a translation for models without tokenizers, assuming that equal ids are equal tokens."""
-        return cls({i: i for i in range(min(target_size, draft_size))}, target_size, draft_size, None, set())
+            self._index[list(self._pairs)] = list(self._pairs.values())
+        self._reads_all_ids = self.identical and draft_size >= target_size and not len(self._index)
+        self.is_identity = self._reads_all_ids and target_size == draft_size
 
     @classmethod
     def between(
@@ -73,9 +71,7 @@ class Translation:
         """
         missing_ids = _differences(target, draft)
         if missing_ids is not None:
-            ids = target.backend.get_vocab(with_added_tokens=True).values()
-            equal_ids = {i: i for i in ids if i not in missing_ids and i < min(target_size, draft_size)}
-            return cls(equal_ids, target_size, draft_size, None, missing_ids)
+            return cls(target_size, draft_size, missing_ids)
         target_spelling, draft_spelling = spell(target), spell(draft)
         texts = _pair_texts(target_spelling, draft_spelling)
         specials = _pair_specials(target, draft)
@@ -98,11 +94,11 @@ class Translation:
             encoder=without_prefix(draft),
             byte_tokens={text[0]: token for token, text in draft_spelling.texts.items() if len(text) == 1},
         )
-        return cls(pairs, target_size, draft_size, recoding, set())
+        return cls(target_size, draft_size, recoding=recoding, pairs=pairs)
 
     def to_target(self, logits: Array) -> Array:
         """Map logits ``[rows, draft_size]`` to ``[rows, target_size]``; ``-inf`` if the draft lacks a token."""
-        if self.identical and self._draft_size >= self._target_size and not len(self._index):
+        if self._reads_all_ids:
             return logits[:, : self._target_size]
         # If the ids differ, ``_index`` takes the tokens that the draft lacks from an added last column.
         columns = self._target_size if self.identical else self._draft_size + 1
@@ -122,7 +118,7 @@ class Translation:
 
     def make_reencoder(self) -> Reencoder | None:
         """Return a converter for one request's text; ``None`` if the draft reads the target's ids unchanged."""
-        if self.identical and self._draft_size >= self._target_size and not len(self._index):
+        if self._reads_all_ids:
             return None
         return Reencoder(self._recoding, self._missing_ids, self._draft_size)
 
