@@ -78,7 +78,6 @@ LAYERS = (
     {"engine"},
     {"outputs"},
     {"llm"},
-    {"admission"},
     {"engine_thread", "explain", "moderation"},
     {"async_llm"},
     {"testing", "verification"},

@@ -6,23 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
+from pronk import errors
 from pronk.drafters.registry import class_modules
 
 if TYPE_CHECKING:
     from pronk.async_llm import AsyncLLM as AsyncLLM
     from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
-    from pronk.errors import CacheFullError as CacheFullError
-    from pronk.errors import CheckpointError as CheckpointError
-    from pronk.errors import ClosedError as ClosedError
-    from pronk.errors import ConfigError as ConfigError
-    from pronk.errors import ContextError as ContextError
-    from pronk.errors import DeadlineError as DeadlineError
-    from pronk.errors import GuideError as GuideError
-    from pronk.errors import OptionError as OptionError
-    from pronk.errors import OverloadedError as OverloadedError
-    from pronk.errors import PromptError as PromptError
-    from pronk.errors import PronkError as PronkError
-    from pronk.errors import TokenizerError as TokenizerError
+    from pronk.errors import *  # noqa: F403 - the exceptions, for type checkers
     from pronk.llm import LLM as LLM
     from pronk.outputs import Choice as Choice
     from pronk.outputs import Completion as Completion
@@ -36,20 +26,7 @@ __version__ = "0.2.0"
 # Public names of each module. The first use of a name imports its module, so that `pronk --help` loads no NumPy.
 _NAMES = {
     "pronk.drafters": ("Drafter", "Proposer"),
-    "pronk.errors": (
-        "CacheFullError",
-        "CheckpointError",
-        "ClosedError",
-        "ConfigError",
-        "ContextError",
-        "DeadlineError",
-        "GuideError",
-        "OptionError",
-        "OverloadedError",
-        "PromptError",
-        "PronkError",
-        "TokenizerError",
-    ),
+    "pronk.errors": errors.__all__,
     "pronk.async_llm": ("AsyncLLM",),
     "pronk.llm": ("LLM",),
     "pronk.outputs": ("Choice", "Completion", "Piece"),

@@ -12,23 +12,25 @@ Requests join and leave the batch between steps. Other threads may use the same 
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
-from pronk.admission import AdmissionLimit
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_number
 from pronk.drafters import Drafter
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request import Request
 from pronk.engine_thread import EngineThread, PendingRequests
-from pronk.errors import DeadlineError, OptionError
+from pronk.errors import DeadlineError, OptionError, OverloadedError
 from pronk.llm import LLM, Prompt
 from pronk.outputs import Completion, Piece
+from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
 
 
@@ -49,6 +51,35 @@ class EngineLoad(NamedTuple):
     disk_bytes_written: int = 0
     disk_blocks_evicted: int = 0
     disk_blocks_damaged: int = 0
+
+
+class AdmissionLimit:
+    """Thread-safe counter of samples (outputs of requests) in progress; it never exceeds ``limit``."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.num_admitted = limit, 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def hold(self, count: int) -> Generator[None]:
+        """Add ``count`` samples to the samples in progress for the duration of a ``with`` block.
+
+        Raises ``OptionError`` if ``count`` alone exceeds ``limit``, ``OverloadedError`` if ``count`` and the samples
+        already in progress together exceed ``limit``.
+        """
+        if count > self.limit:
+            msg = f"n: expected at most {self.limit} samples at a time, found {count}; ask for fewer"
+            raise OptionError(msg)
+        with self._lock:
+            if self.num_admitted + count > self.limit:
+                msg = f"expected at most {self.limit} requests at a time, found {count} more; try again later"
+                raise OverloadedError(msg)
+            self.num_admitted += count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.num_admitted -= count
 
 
 class _Schedule(NamedTuple):
@@ -198,7 +229,8 @@ class AsyncLLM:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
         with self._admission.hold(len(prompts) * params.n):
-            requests = await self._prepare(prompts, params, drafter, adapter, deadline, given or {})
+            create = partial(self._create_requests, prompts, params, drafter, adapter, given or {})
+            requests = await self._prepare(create, params.guide, deadline)
             schedule.apply(requests.values())
             call = PendingRequests(requests, asyncio.get_running_loop())
             try:
@@ -256,20 +288,14 @@ class AsyncLLM:
         await self.close()
 
     async def _prepare(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        drafter: str | Drafter | None,
-        adapter: str | None,
-        deadline: float | None,
-        given: Mapping[int, Sequence[Piece]],
+        self, create: Callable[[], dict[int, Request]], guide: Guide | None, deadline: float | None
     ) -> dict[int, Request]:
-        """Create the requests, one per sample index, in another thread, because a drafter may load a model."""
+        """Call ``create`` in another thread, because a drafter may load a model; compile the guide first."""
         try:
             async with asyncio.timeout(deadline) as limit:
-                if params.guide is not None:
-                    await asyncio.wrap_future(self.llm.request_factory.grammars.submit(params.guide))
-                return await asyncio.to_thread(self._create_requests, prompts, params, drafter, adapter, given)
+                if guide is not None:
+                    await asyncio.wrap_future(self.llm.request_factory.grammars.submit(guide))
+                return await asyncio.to_thread(create)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -284,13 +310,8 @@ class AsyncLLM:
         adapter: str | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        found = self.llm.adapters.find(adapter)
-        request_factory, proposer = self.llm.request_factory, self.llm.get_proposer(drafter, adapter)
-        samples = (
-            request_factory.create_samples(request_factory.encode_prompt(prompt), params, proposer, adapter=found)
-            for prompt in prompts
-        )
-        requests = dict(enumerate(request for group in samples for request in group))
+        groups = self.llm.create_requests(prompts, params, drafter, adapter)
+        requests = dict(enumerate(request for group in groups for request in group))
         for index, pieces in given.items():
             if pieces and pieces[-1].completion is not None:
                 del requests[index]

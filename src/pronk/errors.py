@@ -7,6 +7,21 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+__all__ = [  # the names in ``pronk``; the other exceptions concern servers and several processes
+    "CacheFullError",
+    "CheckpointError",
+    "ClosedError",
+    "ConfigError",
+    "ContextError",
+    "DeadlineError",
+    "GuideError",
+    "OptionError",
+    "OverloadedError",
+    "PromptError",
+    "PronkError",
+    "TokenizerError",
+]
+
 
 class PronkError(Exception):
     """Base of every error that pronk raises on purpose."""

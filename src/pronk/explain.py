@@ -77,16 +77,10 @@ class Explanation:
 def explain(
     llm: LLM, prompt: str | list[int], params: SamplingParams | None = None, drafter: str | Drafter | None = None
 ) -> Explanation:
-    """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record each step.
-
-    Raises:
-        OptionError: ``n`` is above 1; other errors are those of :meth:`~pronk.llm.LLM.generate`.
-    """
+    """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record each step; ``n`` must be 1."""
     if params is not None:
         check_integer("n", params.n, 1, 1)
-    (request,) = llm.request_factory.create_samples(
-        llm.request_factory.encode_prompt(prompt), params or SamplingParams(), llm.get_proposer(drafter)
-    )
+    ((request,),) = llm.create_requests([prompt], params, drafter, None)
     request.decision_trace = DecisionTrace()
     llm.engine.run([request])
     steps = tuple(request.decision_trace.steps)

@@ -12,6 +12,7 @@ from pronk.checks import check_choice, check_integer
 from pronk.drafters import Drafter, Proposer, Target, make_drafter
 from pronk.engine.loading import EngineSource, load_engine, prefill_size
 from pronk.engine.pooling import EmbeddingOptions, Pooling
+from pronk.engine.request import Request
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
 from pronk.hub.resolve import resolve_model
@@ -228,13 +229,7 @@ class LLM:
         """
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
-        options = params_per_prompt(params, len(batch))
-        create, encode = self.request_factory.create_samples, self.request_factory.encode_prompt
-        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
-        groups = [
-            create(encode(prompt), prompt_params, proposer, adapter=found)
-            for prompt, prompt_params in zip(batch, options, strict=True)
-        ]
+        groups = self.create_requests(batch, params, drafter, adapter)
         requests = [request for group in groups for request in group]
         self.engine.run(requests, None if progress is None else lambda finished: progress(finished, len(requests)))
         completions = [Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups]
@@ -249,10 +244,7 @@ class LLM:
         adapter: str | None = None,
     ) -> Generator[Piece]:
         """Continue one prompt and yield the new tokens; closing the iterator aborts the request."""
-        (options,) = params_per_prompt(params, 1)
-        ids, found = self.request_factory.encode_prompt(prompt), self.adapters.find(adapter)
-        proposer = self.get_proposer(drafter, adapter)
-        requests = self.request_factory.create_samples(ids, options, proposer, adapter=found)
+        (requests,) = self.create_requests([prompt], params, drafter, adapter)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
@@ -305,9 +297,7 @@ class LLM:
             options: 1..1024 distinct, non-empty texts.
             adapter: see :meth:`generate`.
 
-        Raises:
-            OptionError: an option is empty, repeated or has no tokens.
-            PronkError: see :meth:`generate`.
+        Raises ``OptionError`` if an option is empty, repeated or has no tokens; other errors: :meth:`generate`.
         """
         texts, ids = check_texts("options", options), self.request_factory.encode_prompt(prompt)
         continuations = self.request_factory.encode_continuations(prompt, ids, texts)
@@ -335,13 +325,25 @@ class LLM:
         """Return the token ids of a conversation, with tools in OpenAI's format; errors: :meth:`chat`."""
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
+    def create_requests(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        drafter: str | Drafter | None,
+        adapter: str | None,
+    ) -> list[list[Request]]:
+        """Return the engine's requests of each prompt, one per sample; arguments as for :meth:`generate`."""
+        pairs = zip(prompts, params_per_prompt(params, len(prompts)), strict=True)
+        create, encode = self.request_factory.create_samples, self.request_factory.encode_prompt
+        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
+        return [create(encode(prompt), options, proposer, adapter=found) for prompt, options in pairs]
+
     def get_proposer(self, spec: str | Drafter | None = None, adapter: str | None = None) -> Proposer[Any]:
         """Return the proposer for a drafter; ``None`` is the default drafter.
 
         Calling this before :meth:`generate` loads the draft model and reports errors early. Equal drafters share one
         proposer until its model's files change. Besides the default, the 64 most recently used without a draft model
         and the 4 most recently used with one are kept. Drafters that keep texts have a proposer for each adapter.
-
         Raises ``OptionError`` or ``CheckpointError``.
         """
         return self._proposers.get_proposer(spec, adapter)

@@ -1,23 +1,29 @@
-"""Classification of texts by the model itself (Mistral 7B, section 5.2: self-reflection).
+"""Guardrails of Mistral 7B (section 5): a system prompt, and classification of texts by the model.
 
-The model assigns a prompt or an answer to a category. In the paper, it writes the name of the category. Here each
-category has a letter, and the score of a category is the probability of its letter as the first token of the answer,
-so that no text is parsed.
+The system prompt asks for careful answers (section 5.1). To classify a text (section 5.2, self-reflection), the paper's
+model writes the name of a category. Here each category has a letter, and the score of a category is the probability of
+its letter as the first token of the answer, so that no text is parsed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import ascii_uppercase
 from typing import Any
 
-from pronk.errors import OptionError, TokenizerError
+from pronk.errors import OptionError, PromptError, TokenizerError
 from pronk.outputs import Choice
 from pronk.sampling.params import SamplingParams
 from pronk.tokenization.chat.messages import thinking_options
 from pronk.tokenization.tokenizer import Tokenizer
+
+# System prompt of section 5.1 of the paper, word for word.
+MISTRAL_PROMPT = (
+    "Always assist with care, respect, and truth. Respond with utmost utility yet securely. Avoid harmful, unethical, "
+    "prejudiced, or negative content. Ensure replies promote fairness and positivity."
+)
 
 # Category to its description: the categories of section 5.2, and a last category for acceptable texts.
 CATEGORIES = {
@@ -102,3 +108,34 @@ class ModerationPrompt:
 def _fill(template: str, values: Mapping[str, str]) -> str:
     """Replace all placeholders at once, so that placeholders within a value stay as they are."""
     return re.sub("|".join(map(re.escape, values)), lambda placeholder: values[placeholder[0]], template)
+
+
+def add_system_prompt(
+    messages: Sequence[Mapping[str, Any]], prompt: str | None, *, system: bool
+) -> list[dict[str, Any]]:
+    """Return a copy of the conversation with ``prompt`` before its system prompt; ``None`` adds nothing.
+
+    ``system`` is the result of :func:`has_system_role`. If False, ``prompt`` is put before the first user message.
+    """
+    plain = [dict(message) for message in messages]
+    if prompt is None:
+        return plain
+    role = "system" if system else "user"
+    first = next((message for message in (plain[:1] if system else plain) if message["role"] == role), None)
+    if first is None:
+        return [{"role": role, "content": prompt}, *plain]
+    content = first["content"]
+    first["content"] = (
+        f"{prompt}\n\n{content}" if isinstance(content, str) else [{"type": "text", "text": prompt}, *content]
+    )
+    return plain
+
+
+def has_system_role(tokenizer: Tokenizer) -> bool:
+    """Return whether the chat template renders the text of system messages."""
+    word = "Zanzibar"
+    try:
+        text = tokenizer.chat([{"role": "system", "content": word}, {"role": "user", "content": "?"}])
+    except PromptError:
+        return False
+    return word in text

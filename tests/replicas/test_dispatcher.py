@@ -19,7 +19,6 @@ from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedErro
 from pronk.kv_cache.budget import BLOCK_SIZE
 from pronk.outputs import Piece
 from pronk.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
-from pronk.replicas.identity import identity
 from pronk.replicas.messages import (
     GenerateRequest,
     ReplicaInfo,
@@ -27,6 +26,7 @@ from pronk.replicas.messages import (
     RequestAccepted,
     RequestFailed,
     StepReply,
+    identity,
 )
 from pronk.replicas.prefix_routes import InFlightRequests, PrefixRoutes, prefix_digests
 

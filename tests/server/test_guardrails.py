@@ -8,9 +8,8 @@ import pytest
 
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.moderation import ModerationPrompt
+from pronk.moderation import MISTRAL_PROMPT, ModerationPrompt, add_system_prompt, has_system_role
 from pronk.sampling.params import SamplingParams
-from pronk.server.guardrails import MISTRAL_PROMPT, add_system_prompt, has_system_role
 from pronk.tokenization.tokenizer import Tokenizer
 from server.serving import Running, running
 

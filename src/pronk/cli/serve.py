@@ -266,7 +266,7 @@ def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port:
 def _guardrails(which: str | None) -> str | None:
     if which is None:
         return None
-    from pronk.server.guardrails import MISTRAL_PROMPT
+    from pronk.moderation import MISTRAL_PROMPT
 
     if which == "mistral":
         return MISTRAL_PROMPT

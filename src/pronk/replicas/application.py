@@ -24,7 +24,7 @@ from ray.serve.exceptions import RayServeException
 from pronk.errors import OptionError, PronkError
 from pronk.hub.cache import model_label
 from pronk.hub.resolve import resolve_model
-from pronk.replicas.cluster import ReplicaPlan, connect_replicas, model_deployment
+from pronk.replicas.cluster import RayReplicas, ReplicaPlan, model_deployment
 from pronk.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
@@ -122,7 +122,7 @@ class _AsgiApplication:
         return self._guard
 
     async def _build(self) -> Guard:
-        replicas = connect_replicas(serve.get_replica_context().app_name)
+        replicas = RayReplicas(serve.get_replica_context().app_name)
         path = await asyncio.to_thread(resolve_model, self.model)
         description = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)

@@ -65,11 +65,7 @@ class ReplicaPlan:
 
 
 def connect(address: str | None, cpus: int) -> None:
-    """Connect to the cluster at an address, or start a local one with ``cpus`` cores.
-
-    Raises:
-        OptionError: the address has no cluster.
-    """
+    """Connect to a cluster, or start one with ``cpus`` cores; raise ``OptionError`` if there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
     if address is None:
@@ -86,11 +82,7 @@ def connect(address: str | None, cpus: int) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Check within seconds that Ray answers at ``host:port``; ``ray.init`` would wait for minutes.
-
-    Raises:
-        OSError: the machine is unreachable, or the port belongs to another service.
-    """
+    """Raise ``OSError`` unless Ray answers at ``host:port`` in seconds; ``ray.init`` waits for minutes."""
     target = address.rpartition("://")[2]
     host, _, port = target.rpartition(":")
     if not (host and port.isdecimal()):
@@ -128,11 +120,6 @@ def model_deployment(plan: ReplicaPlan) -> Any:
         **num_replicas,
     )(Replica)
     return deployment.bind(dict(plan.options), list(plan.extra_drafters), plan.folder, plan.app)
-
-
-def connect_replicas(app: str) -> RayReplicas:
-    """Return an object that calls the running replicas of the Ray Serve application ``app``."""
-    return RayReplicas(serve.get_deployment_handle(MODEL, app))
 
 
 @contextmanager
@@ -202,7 +189,7 @@ def _start(plan: ReplicaPlan, app: str) -> RayReplicas:
         target = serve.RunTarget(model_deployment(plan), name=app, route_prefix=None, logging_config=_QUIET)
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         _wait_until_running(app)
-        return connect_replicas(app)
+        return RayReplicas(app)
     except (RuntimeError, RayError, RayServeException) as error:
         msg = f"replicas: expected {plan.replicas} with the model loaded, found an error: {_app_error(app, error)}"
         raise PronkError(msg) from error
@@ -221,24 +208,24 @@ def _wait_until_running(app: str) -> None:
 
 
 class RayReplicas:
-    """Client of the replicas; ``handle`` is the ``ray.serve.handle.DeploymentHandle`` that calls them."""
+    """Client of the running replicas of the Ray Serve application ``app``."""
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
+    def __init__(self, app: str) -> None:
+        self.handle: Any = serve.get_deployment_handle(MODEL, app)  # its stream has no type
 
     def about(self) -> ReplicaInfo:
         """Return the :class:`ReplicaInfo` of any replica; blocks, so do not call this in an event loop."""
         return self.handle.about.remote().result(timeout_s=60.0)
 
     async def about_async(self) -> ReplicaInfo:
-        """Implement :meth:`Replicas.about_async <pronk.replicas.dispatcher.Replicas.about_async>`."""
+        """Return the description of a replica that works; raise ``ReplicaLostError`` if it has died."""
         try:
             return await self.handle.about.remote()
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(cause_of(error)) from error
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Implement :meth:`Replicas.generate <pronk.replicas.dispatcher.Replicas.generate>`."""
+        """Run a request on one replica and yield its messages; raise ``ReplicaLostError`` if it dies."""
         response = self.handle.options(stream=True, method_name="steps").remote(request)
         try:
             async for message in response:

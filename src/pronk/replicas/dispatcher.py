@@ -9,24 +9,32 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from pronk.admission import AdmissionLimit
 from pronk.arrays import Array
-from pronk.async_llm import EngineLoad
+from pronk.async_llm import AdmissionLimit, EngineLoad
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.request_factory import RequestFactory
 from pronk.errors import ClosedError, DeadlineError, OptionError, ResumeError
 from pronk.llm import Prompt
 from pronk.models.loader import read_config
 from pronk.outputs import Piece
-from pronk.replicas.identity import check_model
-from pronk.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage, RequestAccepted, StepReply
+from pronk.replicas.messages import (
+    GenerateRequest,
+    ReplicaInfo,
+    ReplicaMessage,
+    RequestAccepted,
+    StepReply,
+    check_model,
+)
 from pronk.replicas.prefix_routes import prefix_digests
 from pronk.replicas.stream_resume import ReplicaMismatchError, ResumableStream
 from pronk.sampling.noise import random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the dispatcher itself works without Ray
+    from pronk.replicas.cluster import RayReplicas
 
 # Limits of the fields of :class:`_FailureCounts`; a request fails when a field reaches its limit.
 _MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS, _MAX_MISMATCHES = 3.0, 50, 8, 3
@@ -38,20 +46,6 @@ _GRACE = 1.0  # seconds after the deadline in which the replica itself may still
 
 class ReplicaLostError(Exception):
     """The replica is gone or unreachable."""
-
-
-class Replicas(Protocol):
-    """Set of replicas; :class:`~pronk.replicas.cluster.RayReplicas` implements it with Ray."""
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Run ``request`` on one replica and yield its messages; raise ``ReplicaLostError`` if it dies."""
-
-    async def about_async(self) -> ReplicaInfo:
-        """Return the description of a replica that works, once there is one.
-
-        Raises:
-            ReplicaLostError: the replica has died, or its engine has stopped.
-        """
 
 
 @dataclass(frozen=True)
@@ -90,11 +84,7 @@ class ModelReader:
         self.kernels, self.adapters = about.kernels, adapters
 
     def get_proposer(self, spec: str | Drafter | None = None) -> NamedProposer | Drafter:
-        """Check the options of a drafter; without ``spec``, return the default of the replicas.
-
-        Raises:
-            OptionError: the drafter is unknown, or an option is out of range.
-        """
+        """Check a drafter, or raise ``OptionError``; without ``spec``, return the replicas' default."""
         return NamedProposer(self.about.drafter) if spec is None else make_drafter(spec)
 
 
@@ -106,7 +96,7 @@ class Dispatcher:
     request fails.
     """
 
-    def __init__(self, llm: ModelReader, replicas: Replicas, *, max_requests: int = 1024) -> None:
+    def __init__(self, llm: ModelReader, replicas: RayReplicas, *, max_requests: int = 1024) -> None:
         """Create a dispatcher; ``max_requests`` limits the samples in progress, queued ones included."""
         self.llm = llm
         self.resumed = 0  # number of times that a request was sent to another replica
@@ -182,9 +172,9 @@ class Dispatcher:
             encode = self.llm.request_factory.encode_prompt
             ids = await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
             prefix = await asyncio.to_thread(prefix_digests, ids[0], salt + (adapter or "").encode())
-            model = self.llm.about.model
-            request = GenerateRequest(ids, params, prefix, model, None, {}, bound, priority, None, salt, tenant)
-            request = replace(request, adapter=adapter)
+            request = GenerateRequest(
+                ids, params, prefix, self.llm.about.model, None, {}, bound, priority, None, salt, tenant, adapter
+            )
             async with aclosing(self._run_with_retries(request, ends_at)) as steps:
                 async for pieces in steps:
                     yield pieces
@@ -304,8 +294,7 @@ class _FailureCounts:
 async def _next_message(messages: AsyncGenerator[ReplicaMessage], ends_at: float | None) -> ReplicaMessage | None:
     """Return the next message of a replica; ``None`` at the end of the stream.
 
-    Raises:
-        DeadlineError: the deadline has passed, and the replica has not reported the error itself.
+    Raises ``DeadlineError`` if the deadline has passed, and the replica has not reported the error itself.
     """
     wait = None if ends_at is None else max(0.0, ends_at - perf_counter()) + _GRACE
     try:

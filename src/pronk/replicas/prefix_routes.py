@@ -7,9 +7,10 @@ share this prefix. A prompt goes to the replica that was the last to accept a pr
 from __future__ import annotations
 
 import hashlib
+from asyncio import Future
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -69,19 +70,12 @@ class PrefixRoutes:
             self._replicas.popitem(last=False)
 
 
-class PendingRoute(Protocol):
-    """Future of a request that no replica has accepted yet."""
-
-    def cancelled(self) -> bool:
-        """Return whether the caller has cancelled the request."""
-
-
 class InFlightRequests(Generic[Name]):
     """Current requests of each replica; a request counts from the selection of its replica to its end."""
 
     def __init__(self) -> None:
         # Request id to its selected replica, and its future until the replica accepts it (then None).
-        self._requests: dict[str, tuple[Name, PendingRoute | None]] = {}
+        self._requests: dict[str, tuple[Name, Future[Any] | None]] = {}
         # (request id, replica) if Ray has reported the end of the request, but not that the replica accepted it.
         self._early_ends = deque[tuple[str, Name]](maxlen=_MAX_EARLY_ENDS)
 
@@ -93,7 +87,7 @@ class InFlightRequests(Generic[Name]):
         counts = Counter(replica for replica, _ in self._requests.values())
         return {replica: counts[replica] for replica in replicas}
 
-    def choose(self, request: str, replica: Name, future: PendingRoute) -> None:
+    def choose(self, request: str, replica: Name, future: Future[Any]) -> None:
         """Record which replica the router selected; ``future`` tells whether the request is cancelled."""
         self._requests[request] = (replica, future)
         if (request, replica) in self._early_ends:  # the replica rejected the request before, and now gets it again

@@ -11,7 +11,6 @@ from typing import Any
 from pronk.async_llm import AsyncLLM
 from pronk.errors import ClosedError, ConnectionLostError, PronkError
 from pronk.llm import LLM
-from pronk.replicas.identity import identity
 from pronk.replicas.messages import (
     GenerateRequest,
     ReplicaInfo,
@@ -19,6 +18,7 @@ from pronk.replicas.messages import (
     RequestAccepted,
     RequestFailed,
     StepReply,
+    identity,
 )
 
 _log = logging.getLogger(__name__)

@@ -45,8 +45,7 @@ class ResumableStream:
     def next_request(self, deadline: float | None, num_failures: int) -> GenerateRequest:
         """Return the request for the next replica, with a priority higher by ``num_failures``.
 
-        Raises:
-            ResumeError: no other replica can continue the text.
+        Raises ``ResumeError`` if no other replica can continue the text.
         """
         if self._given and self._from_start and self._request.params.rejects:
             rule = self._request.params.rule

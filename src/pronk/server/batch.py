@@ -50,11 +50,7 @@ class BatchLine(NamedTuple):
 
 
 def read_batch(path: Path) -> Iterator[BatchLine]:
-    """Yield the requests of a file.
-
-    Raises:
-        OptionError: the path is no regular file, a line is malformed, or a ``custom_id`` occurs twice.
-    """
+    """Yield the requests of a file; raise ``OptionError`` if the file or one of its lines is malformed."""
     if path.exists() and not path.is_file():
         msg = f"{path}: expected a regular file (it is read twice), found another kind; write its lines to a file first"
         raise OptionError(msg)
@@ -119,11 +115,7 @@ class BatchOutput:
             raise
 
     def write(self, custom_id: str, status: int, body: Mapping[str, Any]) -> None:
-        """Append an answer and flush it to the disk.
-
-        Raises:
-            PronkError: the write failed, e.g. because the disk is full.
-        """
+        """Append an answer and flush it to the disk; raise ``PronkError`` if the disk is full or fails."""
         request = f"batch_req_{uuid4().hex}"
         response = {"status_code": int(status), "request_id": request, "body": body}
         line = {"id": request, "custom_id": custom_id, "response": response, "error": None}
@@ -199,11 +191,8 @@ async def run_batch(
 ) -> int:
     """Answer the requests that have no answer yet, and call ``progress`` after each new answer.
 
-    Returns:
-        Number of new answers with an HTTP status other than 200.
-
-    Raises:
-        PronkError: an answer cannot be written, or the service fails (see :func:`answer_line`).
+    Returns the number of new answers with an HTTP status other than 200. Raises ``PronkError`` if an answer cannot be
+    written, or the service fails (see :func:`answer_line`).
     """
     num_failed = 0
     unanswered = (line for line in read_batch(source) if line.custom_id not in answers.answered_ids)

@@ -28,11 +28,7 @@ class DrafterRules:
         self.select = lru_cache(256)(self._select)
 
     def _select(self, spec: str) -> Drafter:
-        """Return the drafter of a request if it reads no files, or if the server's settings allow it.
-
-        Raises:
-            ApiError: the drafter is invalid or not allowed.
-        """
+        """Return the drafter of a request; raise ``ApiError`` if it is invalid or not allowed."""
         try:
             drafter = make_drafter(spec)
         except OptionError as error:

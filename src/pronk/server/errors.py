@@ -7,18 +7,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from pronk.errors import (
-    CacheFullError,
-    ClosedError,
-    ConnectionLostError,
-    ContextError,
-    DeadlineError,
-    OptionError,
-    OverloadedError,
-    PromptError,
-    ResumeError,
-    TokenizerError,
-)
+from pronk import errors
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
 # HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.
@@ -56,17 +45,17 @@ class ApiError(Exception):
 
 # (class, HTTP status, code). The first match counts, so a class is before its base class: ContextError, PromptError.
 _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
-    (ClosedError, HTTPStatus.SERVICE_UNAVAILABLE, "closed"),
-    (ResumeError, HTTPStatus.SERVICE_UNAVAILABLE, "not_resumed"),
-    (ConnectionLostError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
-    (OverloadedError, HTTPStatus.TOO_MANY_REQUESTS, "overloaded"),
-    (DeadlineError, HTTPStatus.REQUEST_TIMEOUT, "timeout"),
-    (CacheFullError, HTTPStatus.BAD_REQUEST, "cache_too_small"),
-    (ContextError, HTTPStatus.BAD_REQUEST, "context_length_exceeded"),
-    (PromptError, HTTPStatus.BAD_REQUEST, "invalid_prompt"),
-    (OptionError, HTTPStatus.BAD_REQUEST, "invalid_value"),
+    (errors.ClosedError, HTTPStatus.SERVICE_UNAVAILABLE, "closed"),
+    (errors.ResumeError, HTTPStatus.SERVICE_UNAVAILABLE, "not_resumed"),
+    (errors.ConnectionLostError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
+    (errors.OverloadedError, HTTPStatus.TOO_MANY_REQUESTS, "overloaded"),
+    (errors.DeadlineError, HTTPStatus.REQUEST_TIMEOUT, "timeout"),
+    (errors.CacheFullError, HTTPStatus.BAD_REQUEST, "cache_too_small"),
+    (errors.ContextError, HTTPStatus.BAD_REQUEST, "context_length_exceeded"),
+    (errors.PromptError, HTTPStatus.BAD_REQUEST, "invalid_prompt"),
+    (errors.OptionError, HTTPStatus.BAD_REQUEST, "invalid_value"),
     # The request needs what the model's tokenizer lacks, such as a chat template.
-    (TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
+    (errors.TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
 # Pydantic's error type to our message; pydantic's ``ctx``, such as {"min_length": 1}, has the values to insert.
 _LENGTH_MESSAGES = {
@@ -90,7 +79,7 @@ def to_api_error(error: BaseException) -> ApiError:
     for error_class, status, code in _RESPONSES:
         if isinstance(error, error_class):
             # By convention, the message of an OptionError begins with the name of the option: ``top_k: expected …``.
-            option = str(error).partition(":")[0] if error_class is OptionError else ""
+            option = str(error).partition(":")[0] if error_class is errors.OptionError else ""
             param = option if option.isidentifier() else None
             return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(status))
     message = "internal server error; the cause is in the log of the server"
@@ -103,30 +92,30 @@ def unknown_model(name: str, *names: str) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
 
 
-def validation_to_api_error(errors: Sequence[Any], body: object) -> ApiError:
+def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     """Convert pydantic's errors about a request body to one ``ApiError``.
 
     For a field with a union type, pydantic returns the errors of every member. The error at the most deeply nested
     field is used, because it belongs to the member that fits best.
     """
-    paths = [_field_path([part for part in error["loc"] if part != "body"], body) for error in errors]
-    error, path = max(zip(errors, paths, strict=True), key=lambda pair: len(pair[1]))
+    paths = [_field_path([part for part in problem["loc"] if part != "body"], body) for problem in problems]
+    problem, path = max(zip(problems, paths, strict=True), key=lambda pair: len(pair[1]))
     param = ".".join(path) or None
-    error_type, code = str(error["type"]), "invalid_value"
+    error_type, code = str(problem["type"]), "invalid_value"
     if error_type == "extra_forbidden":
         code, message = "unknown_field", "expected only known fields, found an unknown one; remove it"
     elif error_type == "missing":
         message = "expected a value, found no such field; add it"
     elif error_type in _LENGTH_MESSAGES:
-        message = _LENGTH_MESSAGES[error_type].format(**error["ctx"])
+        message = _LENGTH_MESSAGES[error_type].format(**problem["ctx"])
     elif error_type == "union_tag_invalid":
-        message = f"expected the type {error['ctx']['expected_tags']}, found {error['ctx']['tag']!r:.40}"
+        message = f"expected the type {problem['ctx']['expected_tags']}, found {problem['ctx']['tag']!r:.40}"
     elif error_type.startswith("json_"):
         param, message = None, "body: expected JSON, found something else"
     else:
-        message = error["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+        message = problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
         message = message.replace("String should match pattern ", "expected a string that matches ")
-        message += f", found {_describe(error['input'])}" if ", found " not in message else ""
+        message += f", found {_describe(problem['input'])}" if ", found " not in message else ""
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}" if param else message, code, param)
 
 

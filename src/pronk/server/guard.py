@@ -178,14 +178,10 @@ def tenant_of(scope: Scope) -> str:
 
 
 def _json_headers(pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the headers of a request with a JSON body, with the media type of JSON.
+    """Yield ``pairs``, the headers of a request with a JSON body, with the media type of JSON.
 
-    Args:
-        pairs: the headers as ASGI passes them.
-        headers: the same headers by name in small letters.
-
-    Raises:
-        ApiError: the body has another media type, or a page of another origin may have sent the request.
+    ``headers`` are the same headers by name in small letters. Raises ``ApiError`` if the body has another media type,
+    or a page of another origin may have sent the request.
     """
     media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":

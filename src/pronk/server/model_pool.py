@@ -287,8 +287,7 @@ class ModelPool:
     async def _make_room(self, model: PooledModel, estimate: MemoryEstimate) -> bool:
         """Unload other models until ``model`` fits; return False if no request waits for it any more.
 
-        Raises:
-            OptionError: the model does not even fit beside the pinned models alone.
+        Raises ``OptionError`` if the model does not even fit beside the pinned models alone.
         """
         if self.memory is None:
             return True

@@ -30,23 +30,19 @@ class AdapterNames:
     def __init__(self, model: str, adapters: Collection[str]) -> None:
         """Collect the names; raise an OptionError if two are the same."""
         self.model, self.all = model, (model, *adapters)
-        self._adapters = {model_key(name): name for name in adapters}
-        if len({model_key(name) for name in self.all}) < len(self.all):
+        self._adapters = {model_key(model): None} | {model_key(name): name for name in adapters}
+        if len(self._adapters) < len(self.all):
             msg = f"adapter: expected names other than the model's and each other's, found {', '.join(self.all)}"
             raise OptionError(msg)
 
     def __contains__(self, name: str) -> bool:
-        return model_key(name) == model_key(self.model) or model_key(name) in self._adapters
+        return model_key(name) in self._adapters
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter with a name; ``None``: the model itself, also without a name.
-
-        Raises:
-            ApiError: there is no such model.
-        """
-        if name is None or model_key(name) == model_key(self.model):
+        """Return the adapter with a name, ``None`` for the model itself; raise ``ApiError`` without one."""
+        if name is None:
             return None
-        if model_key(name) not in self._adapters:
+        if name not in self:
             raise unknown_model(name, *self.all)
         return self._adapters[model_key(name)]
 

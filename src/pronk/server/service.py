@@ -11,23 +11,19 @@ from functools import cached_property
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from pronk import __version__
 from pronk.arrays import Array
 from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
-from pronk.moderation import ModerationPrompt
+from pronk.moderation import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.drafter_rules import DrafterRules
 from pronk.server.errors import ApiError, to_api_error
-from pronk.server.guardrails import add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
 from pronk.server.names import AdapterNames
-from pronk.server.protocol.chat import template_messages
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
-from pronk.server.protocol.guides import FormattedRequest
 from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
 from pronk.server.protocol.small_routes import (
     DetokenizeRequest,
@@ -146,10 +142,7 @@ class Service:
             async with aclosing(self._steps(prompts, params, texts_request, tenant, start)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
-        scores, flagged = zip(
-            *(self.moderation_prompt.scores(report) for report in _sort_by_index(reports)), strict=True
-        )
-        return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
+        return moderation(self.settings.name, [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)])
 
     async def embed(
         self, request: EmbeddingRequest, tenant: str = "", *, arrived: float | None = None
@@ -209,8 +202,7 @@ class Service:
                     observe(pieces)
                     yield pieces
         except PronkError as error:
-            api_error = request.field_error(error) if isinstance(request, FormattedRequest) else None
-            if api_error is None:
+            if (api_error := request.field_error(error)) is None:
                 raise
             raise api_error from error
 
@@ -252,11 +244,10 @@ class Service:
         # Check the tools before the template is rendered, so that an unsupported format raises its own error.
         request.check_tools(self.engine.llm.request_factory.answer_format)
         tools = request.tool_use().template_tools()
-        messages = self._with_guardrails(request.checked_conversation())
+        messages = add_system_prompt(
+            request.checked_conversation(), self.settings.guardrails, system=self._has_system_role
+        )
         return self._chat_ids(messages, tools, request.template_options())
-
-    def _with_guardrails(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return add_system_prompt(messages, self.settings.guardrails, system=self._has_system_role)
 
     def _chat_ids(
         self,
@@ -278,7 +269,7 @@ class Service:
         self._check_length(request.prompt)
         if request.prompt is not None:
             return tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
-        messages = template_messages(request.messages or [])
+        messages = [message.to_template() for message in request.messages or ()]
         prompted = request.add_generation_prompt is not False
         return tokenizer.chat_ids(messages, add_generation_prompt=prompted, trusted=False)
 

@@ -71,11 +71,7 @@ def model_key(name: str) -> str:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Read API keys from a file, one per line; lines that begin with # are comments.
-
-    Raises:
-        OptionError: the file cannot be read or has no key.
-    """
+    """Read API keys, one per line without # comments; raise ``OptionError`` if there is none."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

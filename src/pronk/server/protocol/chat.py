@@ -11,11 +11,10 @@ from uuid import uuid4
 from pydantic import Field, model_validator
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.answers import AnswerParser, Delta
+from pronk.server.protocol.answers import AnswerParser, Delta, chat_logprobs
 from pronk.server.protocol.conversation import AnswerBuilder, ConversationRequest, check_template_options
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import RequestBody, Text, by_sample, check_max, leaps, refuse, usage
-from pronk.server.protocol.tokens import chat_logprobs
 from pronk.server.protocol.tools import MAX_TOOLS, FunctionChoice, FunctionTool, ToolCall, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.messages import thinking_options
@@ -107,7 +106,6 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
 
     def check(self, limits: RequestLimits) -> None:
-        """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
         check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
         if self.top_logprobs is not None and not self.logprobs:
@@ -118,36 +116,25 @@ class ChatRequest(GuidedRequest, ConversationRequest):
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """Maximum number of tokens to generate, if the request sets one."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages for the chat template."""
-        return template_messages(self.messages)
+        return [message.to_template() for message in self.messages]
 
     def tool_use(self) -> ToolUse:
-        """Return the tools of the request."""
         functions, parallel = [tool.function for tool in self.tools or ()], self.parallel_tool_calls is not False
         if isinstance(self.tool_choice, FunctionChoice):
             return ToolUse(functions, "required", self.tool_choice.function.name, parallel)
         return ToolUse(functions, self.tool_choice or "auto", None, parallel)
 
     def template_options(self) -> dict[str, Any]:
-        """Return further variables for the chat template."""
         return thinking_options(self.reasoning_effort, self.enable_thinking) | (self.chat_template_kwargs or {})
 
     def num_logprobs(self) -> int | None:
-        """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def reply(self, builder: AnswerBuilder) -> ChatReply:
-        """Return the builder of the reply."""
         return ChatReply(self, builder)
-
-
-def template_messages(messages: Sequence[ChatTurn]) -> list[dict[str, Any]]:
-    """Return the messages as dicts for chat templates."""
-    return [message.to_template() for message in messages]
 
 
 @dataclass
@@ -205,7 +192,6 @@ class ChatReply:
         return [{**self._chunk_head, "choices": [], "usage": self._usage(done)}] if self.request.include_usage else []
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Return the whole reply."""
         choices = [
             {
                 "index": index,

@@ -12,6 +12,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from pronk.outputs import Completion, Piece
+from pronk.server.protocol.answers import Report, TokenTexts
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import (
     PreparedRequest,
@@ -24,7 +25,6 @@ from pronk.server.protocol.request import (
     unsupported,
     usage,
 )
-from pronk.server.protocol.tokens import Report, TokenTexts
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -46,7 +46,6 @@ class CompletionRequest(GuidedRequest):
         return list_prompts(self.prompt)
 
     def check(self, limits: RequestLimits) -> None:
-        """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
         count = len(self.prompts())
         if not 1 <= count <= limits.prompts:
@@ -129,7 +128,6 @@ class CompletionReply:
         return chunks
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Return the whole reply."""
         choices = [self._choice(index, completion) for index, completion in enumerate(done)]
         return {**self.shared_fields, "choices": choices, "usage": self._usage(done)}
 

@@ -12,10 +12,8 @@ from pydantic import Field
 
 from pronk.errors import GuideError, OptionError, PromptError, PronkError
 from pronk.server.errors import ApiError
-from pronk.server.protocol.answers import AnswerParser
-from pronk.server.protocol.guides import FormattedRequest
-from pronk.server.protocol.request import PreparedRequest, Reply, refuse, unsupported
-from pronk.server.protocol.tokens import TokenTexts
+from pronk.server.protocol.answers import AnswerParser, TokenTexts
+from pronk.server.protocol.request import PreparedRequest, Reply, TextRequest, refuse, unsupported
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.answers import AnswerFormat
@@ -38,10 +36,11 @@ class AnswerBuilder:
     new_parser: Callable[[], AnswerParser]  # parser of one sample
 
 
-class ConversationRequest(FormattedRequest):
+class ConversationRequest(TextRequest):
     """Base of requests with a conversation."""
 
     messages_field: ClassVar = "messages"  # name of the field with the conversation, for error messages
+    caps_max_tokens: ClassVar = False  # whether a larger ``requested_max_tokens`` than fits means what fits
 
     thinking_budget: int | None = Field(None, ge=0, le=2**31)
 
@@ -50,11 +49,7 @@ class ConversationRequest(FormattedRequest):
         """Return the messages for the chat template."""
 
     def checked_conversation(self) -> list[dict[str, Any]]:
-        """Return the messages for the chat template; check that each result of a tool has a call.
-
-        Raises:
-            ApiError: a result belongs to no earlier call of the conversation.
-        """
+        """Return :meth:`conversation`; raise ``ApiError`` if the result of a tool has no earlier call."""
         messages, called = self.conversation(), set[str]()
         for message in messages:
             called.update(call["id"] for call in message.get("tool_calls", ()))
@@ -85,17 +80,11 @@ class ConversationRequest(FormattedRequest):
         """Maximum number of tokens to generate, if the request sets one."""
         return None
 
-    @property
-    def caps_max_tokens(self) -> bool:
-        """Whether a larger ``requested_max_tokens`` than fits means what fits, instead of an error."""
-        return False
-
     @abstractmethod
     def reply(self, builder: AnswerBuilder) -> Reply:
         """Return the builder of the reply."""
 
     def check(self, limits: RequestLimits) -> None:
-        """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
         self.tool_use().check()
 
@@ -104,18 +93,18 @@ class ConversationRequest(FormattedRequest):
     ) -> PreparedRequest:
         """Return the engine's input and the builder of the reply for ``prompt``, the tokenized conversation.
 
-        Raises:
-            ApiError: a schema is invalid, or the schemas are too large.
+        Raises ``ApiError`` if a schema is invalid, or the schemas are too large.
         """
         use, opened = self.tool_use(), answers.opened_by(prompt)
         names, form = use.allowed_names, self.guide()
+        thoughtless = self.template_options().get("enable_thinking") is False
         try:
             guide = answers.grammar(tools=bool(names)).guide(
                 use.schemas(),
                 form=form,
                 allow_text=use.allows_text,
                 allow_multiple=use.allows_multiple,
-                thinking="open" if opened else "never" if self.thinks is False else "optional",
+                thinking="open" if opened else "never" if thoughtless else "optional",
             )
         except OptionError as error:
             raise self.field_error(error) or error from error
@@ -129,12 +118,6 @@ class ConversationRequest(FormattedRequest):
         builder = AnswerBuilder(shared_fields, TokenTexts(answers.tokenizer), len(prompt), has_blocks, new_parser)
         params = self.params(max_tokens, self.num_logprobs(), guide=guide, thinking_budget=budget)
         return PreparedRequest([prompt], params, self.reply(builder))
-
-    @property
-    def thinks(self) -> bool | None:
-        """Whether the request switches thinking on or off; ``None`` leaves it to the chat template."""
-        value = self.template_options().get("enable_thinking")
-        return value if isinstance(value, bool) else None
 
     def field_error(self, error: PronkError) -> ApiError | None:
         """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``."""

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pronk.errors import GuideError, PronkError
-from pronk.sampling.guide import Guide, GuideKind
-from pronk.server.errors import ApiError
-from pronk.server.protocol.request import RequestBody, Text, TextRequest, Texts, refuse
-from pronk.server.settings import RequestLimits
+from pronk.server.protocol.request import GUIDE_KINDS, RequestBody, Text, TextRequest, Texts, refuse
 from pronk.tokenization.chat.dialects import TOOL_NAME
 
 NAME_PATTERN = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-_KINDS = get_args(GuideKind)
 
 
 class SchemaFormat(RequestBody):
@@ -42,11 +37,7 @@ class TextFormat(SchemaFormat):
     name: Text | None = Field(None, pattern=NAME_PATTERN)  # type: ignore[assignment]
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Implement :meth:`FormattedRequest.guide_arguments` for this field.
-
-        Raises:
-            ApiError: the type is ``json_schema`` without a schema, or another type with a schema.
-        """
+        """Implement :meth:`TextRequest.guide_arguments` for this field."""
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise refuse("text.format.schema", "expected a schema with the type 'json_schema', and with no other")
         schema = {"json_object": _ANY_OBJECT, "json_schema": self.schema_}.get(self.type)
@@ -71,53 +62,14 @@ class StructuredOutputs(RequestBody):
     json_object: bool | None = None
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Implement :meth:`FormattedRequest.guide_arguments` for this field."""
+        """Implement :meth:`TextRequest.guide_arguments` for this field."""
         given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         return _by_field("structured_outputs.", given) | (
             {"structured_outputs.json_object": {"json": _ANY_OBJECT}} if self.json_object else {}
         )
 
 
-class FormattedRequest(TextRequest):
-    """Request that may require a form of the answer, such as JSON."""
-
-    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Map fields that require a form to arguments of ``Guide``: ``{"guided_regex": {"regex": "a+"}}``.
-
-        Raises:
-            ApiError: a field is invalid.
-        """
-        return {}
-
-    def check(self, limits: RequestLimits) -> None:
-        """Check the options, see :meth:`TextRequest.check`, and that at most one form is required."""
-        super().check(limits)
-        fields = [*self.guide_arguments()]
-        if len(fields) > 1:
-            raise refuse(fields[1], f"expected one form of the answer, found {fields[0]} and {fields[1]}")
-
-    def guide(self) -> Guide | None:
-        """Return the guide of the field that requires a form of the answer, if any.
-
-        Raises:
-            ApiError: the schema, expression, list or grammar is invalid.
-        """
-        try:
-            return next((Guide(**arguments) for arguments in self.guide_arguments().values()), None)
-        except GuideError as error:
-            raise self.field_error(error) or error from error
-
-    def field_error(self, error: PronkError) -> ApiError | None:
-        """Convert a ``GuideError`` to an error that names the request's field; ``None`` for other errors."""
-        field = next(iter(self.guide_arguments()), None)
-        if not isinstance(error, GuideError) or field is None:
-            return None
-        message = str(error).removeprefix("guide: ")
-        kind, _, rest = message.partition(": ")
-        return refuse(field, rest if kind in _KINDS else message)
-
-
-class GuidedRequest(FormattedRequest):
+class GuidedRequest(TextRequest):
     """Request with ``response_format``, ``structured_outputs`` or ``guided_*``."""
 
     noop_values: ClassVar = {**TextRequest.noop_values, "guided_whitespace_pattern": []}
@@ -130,8 +82,7 @@ class GuidedRequest(FormattedRequest):
     guided_grammar: Text | None = Field(None, description="Grammar in llguidance's dialect of Lark.")
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Implement :meth:`FormattedRequest.guide_arguments` for the fields listed above."""
-        guided = {name: getattr(self, f"guided_{name}") for name in _KINDS}
+        guided = {name: getattr(self, f"guided_{name}") for name in GUIDE_KINDS}
         structured = {} if self.structured_outputs is None else self.structured_outputs.guide_arguments()
         return {**self._response_form(), **structured, **_by_field("guided_", guided)}
 

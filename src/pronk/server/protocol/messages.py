@@ -76,11 +76,7 @@ class MessagesTurn(RequestBody):
     content: Text | Annotated[list[AnyBlock], Field(fail_fast=True)]
 
     def to_template(self) -> list[dict[str, Any]]:
-        """Return the messages for chat templates: results of tools are messages of their own.
-
-        Raises:
-            ApiError: a block does not fit the role.
-        """
+        """Return the messages for chat templates; raise ``ApiError`` if a block does not fit the role."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         own: tuple[type[RequestBody], ...] = (TextBlock, ToolResultBlock)
@@ -181,7 +177,6 @@ class CountTokensRequest(ConversationRequest):
     cache_control: CacheControl | None = None
 
     def check(self, limits: RequestLimits) -> None:
-        """Check the options; see :meth:`TextRequest.check`."""
         choice = self.tool_choice
         if choice is not None and (choice.type == "tool") != (choice.name is not None):
             raise refuse("tool_choice", "expected a name with the type 'tool', and with no other")
@@ -194,18 +189,15 @@ class CountTokensRequest(ConversationRequest):
             raise unsupported("messages", f"{expected}; the beginning of an answer cannot be given, leave it out")
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Return the arguments of ``Guide`` for ``output_config``; see :meth:`FormattedRequest.guide`."""
         form = None if self.output_config is None else self.output_config.format
         return {} if form is None else {"output_config.format": {"json": form.schema_}}
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the system prompt and the messages for the chat template."""
         system = self.system if isinstance(self.system, str) else "\n".join(block.text for block in self.system or ())
         messages = [message for turn in self.messages for message in turn.to_template()]
         return [{"role": "system", "content": system}, *messages] if system else messages
 
     def tool_use(self) -> ToolUse:
-        """Return the tools of the request."""
         functions = [
             Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
             for tool in self.tools or ()
@@ -222,28 +214,22 @@ class CountTokensRequest(ConversationRequest):
         return thinking_options(effort, self.thinking is not None and self.thinking.type != "disabled")
 
     def max_thought_tokens(self) -> int | None:
-        """Return the thinking budget, if the request sets one."""
         return self.thinking_budget if self.thinking is None else self.thinking.budget_tokens
 
     def reply(self, builder: AnswerBuilder) -> MessagesReply:
-        """Return the builder of the reply."""
         return MessagesReply(builder)
 
 
 class MessagesRequest(CountTokensRequest):
     """Body of ``/v1/messages``."""
 
+    caps_max_tokens: ClassVar = True  # the field is required, and agents send one large number to all models
+
     max_tokens: int = Field(ge=1, le=2**31)
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """Maximum number of tokens to generate."""
         return self.max_tokens
-
-    @property
-    def caps_max_tokens(self) -> bool:
-        """True: the field is required, and agents send one large number to all models."""
-        return True
 
 
 def _text(result: ToolResultBlock) -> str:

@@ -33,7 +33,6 @@ class MessagesReply:
         return [{"type": "message_start", "message": self._message([], None, None, usage)}]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return the events for the tokens of a step."""
         events: list[dict[str, Any]] = []
         for block, content, _ in self._parser.parse(pieces):
             if block is not self._open:
@@ -46,7 +45,6 @@ class MessagesReply:
         return events
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Parse the tokens."""
         self._parser.parse(pieces)
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
@@ -60,7 +58,6 @@ class MessagesReply:
         ]
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Return the whole message."""
         blocks = [block for block in self._parser.blocks if block.content or block.kind == "call"]
         return self._message([_content(block) for block in blocks], *self._stop(done[0]), self._usage(done))
 

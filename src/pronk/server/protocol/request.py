@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from pronk.errors import GuideError, PronkError
 from pronk.outputs import Completion, Piece
-from pronk.sampling.guide import Guide
+from pronk.sampling.guide import Guide, GuideKind
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError
 from pronk.server.settings import RequestLimits
 
+GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
 _NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a negative seed in a request is taken modulo 2**63
 
 
@@ -150,11 +152,7 @@ class TextRequest(RequestBody):
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def check(self, limits: RequestLimits) -> None:
-        """Check the options against the server's limits.
-
-        Raises:
-            ApiError: an option exceeds its limit, or contradicts another option.
-        """
+        """Raise ``ApiError`` if an option exceeds its limit, or contradicts another option."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         for name, value, maximum in (
             ("n", self.n, limits.n),
@@ -171,6 +169,32 @@ class TextRequest(RequestBody):
         for name, given in (("stream_options", self.stream_options is not None), ("leaps", self.leaps)):
             if given and not self.stream:
                 raise refuse(name, "expected stream: true, found no stream; add it, or leave the field out")
+        fields = [*self.guide_arguments()]
+        if len(fields) > 1:
+            raise refuse(fields[1], f"expected one form of the answer, found {fields[0]} and {fields[1]}")
+
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        """Map fields that require a form to arguments of ``Guide``: ``{"guided_regex": {"regex": "a+"}}``.
+
+        Raises ``ApiError`` if a field is invalid.
+        """
+        return {}
+
+    def guide(self) -> Guide | None:
+        """Return the guide of the field that requires a form; raise ``ApiError`` if it is invalid."""
+        try:
+            return next((Guide(**arguments) for arguments in self.guide_arguments().values()), None)
+        except GuideError as error:
+            raise self.field_error(error) or error from error
+
+    def field_error(self, error: PronkError) -> ApiError | None:
+        """Convert a ``GuideError`` to an error that names the request's field; ``None`` for other errors."""
+        field = next(iter(self.guide_arguments()), None)
+        if not isinstance(error, GuideError) or field is None:
+            return None
+        message = str(error).removeprefix("guide: ")
+        kind, _, rest = message.partition(": ")
+        return refuse(field, rest if kind in GUIDE_KINDS else message)
 
     def params(
         self,

@@ -139,7 +139,6 @@ class ResponsesRequest(ConversationRequest):
     parallel_tool_calls: bool | None = None
 
     def check(self, limits: RequestLimits) -> None:
-        """Check the options; see :meth:`TextRequest.check`."""
         super().check(limits)
         check_max("n", self.n, 1)
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
@@ -147,22 +146,18 @@ class ResponsesRequest(ConversationRequest):
             raise unsupported("leaps", "expected no such field in /v1/responses, found true; use /v1/chat/completions")
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Return the arguments of ``Guide`` for ``text.format``; see :meth:`FormattedRequest.guide_arguments`."""
         return {} if self.text is None or self.text.format is None else self.text.format.guide_arguments()
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """Maximum number of tokens to generate, if the request sets one."""
         return self.max_output_tokens
 
     def num_logprobs(self) -> int | None:
-        """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
         if self.top_logprobs is None and "message.output_text.logprobs" not in (self.include or ()):
             return None
         return self.top_logprobs or 0
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return instructions and input as messages for the chat template."""
         messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
@@ -177,18 +172,15 @@ class ResponsesRequest(ConversationRequest):
         return messages
 
     def tool_use(self) -> ToolUse:
-        """Return the tools of the request."""
         choice, parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(choice, ResponsesToolChoice):
             return ToolUse(self.tools or (), "required", choice.name, parallel, "parameters")
         return ToolUse(self.tools or (), choice or "auto", None, parallel, "parameters")
 
     def template_options(self) -> dict[str, Any]:
-        """Return further variables for the chat template."""
         return thinking_options(None if self.reasoning is None else self.reasoning.effort)
 
     def reply(self, builder: AnswerBuilder) -> ResponsesReply:
-        """Return the builder of the reply."""
         return ResponsesReply(self._described(), self.num_logprobs(), builder)
 
     def _described(self) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from typing import Any
 from uuid import uuid4
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.answers import Block, BlockKind
+from pronk.server.protocol.answers import Block, BlockKind, chat_logprobs
 from pronk.server.protocol.conversation import AnswerBuilder
 from pronk.server.protocol.request import usage
-from pronk.server.protocol.tokens import chat_logprobs
 
 _ID_PREFIXES: Mapping[BlockKind, str] = {"thought": "rs", "text": "msg", "call": "fc"}
 # Names of the events with a part of the content, and with all of it.
@@ -52,7 +51,6 @@ class ResponsesReply:
         return events
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return the events for the tokens of a step."""
         events: list[dict[str, Any]] = []
         for block, content, _ in self._parser.parse(pieces):
             if self._open is None or block.number != self._open.number:
@@ -66,7 +64,6 @@ class ResponsesReply:
         return events
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Parse the tokens."""
         self._parser.parse(pieces)
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
@@ -79,7 +76,6 @@ class ResponsesReply:
         return [*events, *self._closed(whole["status"]), self._event(f"response.{whole['status']}", response=whole)]
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Return the whole response."""
         (completion,) = done
         status = "incomplete" if completion.finish_reason == "length" else "completed"
         blocks = self._parser.blocks or [self._empty]

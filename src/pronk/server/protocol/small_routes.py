@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
+from uuid import uuid4
 
 from pydantic import Field
 
@@ -92,17 +93,10 @@ class ModerationRequest(RequestBody):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-def moderation(reply_id: str, model: str, results: list[dict[str, float]], flagged: list[bool]) -> dict[str, Any]:
-    """Return the reply of ``/v1/moderations``.
-
-    Args:
-        reply_id: id of the reply.
-        model: name of the model.
-        results: for each text, category to probability, without the category "acceptable".
-        flagged: for each text, whether a category is more likely than "acceptable".
-    """
+def moderation(model: str, results: Sequence[tuple[dict[str, float], bool]]) -> dict[str, Any]:
+    """Return the reply of ``/v1/moderations`` for the :meth:`ModerationPrompt.scores` of each text."""
     return {
-        "id": reply_id,
+        "id": f"modr-{uuid4().hex}",
         "model": model,
         "results": [
             {
@@ -110,6 +104,6 @@ def moderation(reply_id: str, model: str, results: list[dict[str, float]], flagg
                 "categories": {name: flag and value == max(scores.values()) for name, value in scores.items()},
                 "category_scores": scores,
             }
-            for scores, flag in zip(results, flagged, strict=True)
+            for scores, flag in results
         ],
     }

@@ -96,11 +96,7 @@ class ToolUse:
         return self.parallel and self.name is None
 
     def check(self) -> None:
-        """Check names and choice.
-
-        Raises:
-            ApiError: a name occurs twice, or the chosen tool does not exist.
-        """
+        """Raise ``ApiError`` if a name occurs twice, or the chosen tool does not exist."""
         names = [function.name for function in self.functions]
         duplicate = next((name for number, name in enumerate(names) if name in names[:number]), None)
         if duplicate is not None:
@@ -113,8 +109,7 @@ class ToolUse:
     def template_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools as dicts for chat templates; ``None`` if the answer may not call tools.
 
-        Raises:
-            ApiError: the tools are too large, or a schema is invalid.
+        Raises ``ApiError`` if the tools are too large, or a schema is invalid.
         """
         if not self.allowed_names:
             return None
@@ -126,11 +121,7 @@ class ToolUse:
         return plain
 
     def schemas(self) -> Mapping[str, str]:
-        """Return the schema of the arguments of each allowed tool; check the schemas of all tools.
-
-        Raises:
-            ApiError: a schema is invalid.
-        """
+        """Return the schema of each allowed tool; raise ``ApiError`` if that of any tool is invalid."""
         schemas = {}
         for number, function in enumerate(self.functions):
             try:
