@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pronk.verification import chi_square
+from pronk.verification import distribution as pearson
 
 
 def p_value(counts: ArrayLike, probs: ArrayLike) -> float:
@@ -16,8 +16,8 @@ def p_value(counts: ArrayLike, probs: ArrayLike) -> float:
     expected = expected / expected.sum() * observed.sum()
     assert not bool((observed[expected == 0] > 0).any()), "something occurred that has probability 0"
     possible = expected > 0
-    assert bool((expected[possible] >= chi_square.MIN_EXPECTED).all()), "too few draws for this test"
-    return chi_square.p_value(*chi_square.chi_square(observed[possible].tolist(), expected[possible].tolist()))
+    assert bool((expected[possible] >= pearson.MIN_EXPECTED).all()), "too few draws for this test"
+    return pearson.p_value(*pearson.chi_square(observed[possible].tolist(), expected[possible].tolist()))
 
 
 def p_value_of(sample: Sequence[Hashable], distribution: Mapping[Any, float], least_cells: int = 2) -> float:
@@ -26,6 +26,6 @@ def p_value_of(sample: Sequence[Hashable], distribution: Mapping[Any, float], le
     possible = {value: chance for value, chance in distribution.items() if chance > 0}
     assert counts.keys() <= possible.keys(), "something occurred that has probability 0"
     expected = [chance * len(sample) for chance in possible.values()]
-    observed, expected = chi_square.merge_small([counts[value] for value in possible], expected)
+    observed, expected = pearson.merge_small([counts[value] for value in possible], expected)
     assert len(observed) >= least_cells
-    return chi_square.p_value(*chi_square.chi_square(observed, expected))
+    return pearson.p_value(*pearson.chi_square(observed, expected))
