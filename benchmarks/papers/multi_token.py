@@ -10,12 +10,12 @@
 
 Each command trains models until they are done or ``--minutes`` are over, and then writes a table, a JSON file and a
 plot to ``--out``. The same command continues. If the folder ``--state`` is lost, ``--report`` with the JSON file brings
-its finished models back. Models with further heads have as many weights as the model without: each
-further head replaces a layer. ± is half the width of the 95 % interval of the mean over the seeds (Student's t). A
-model that is not finished counts, with what it has reached, only while no other seed of its row is finished; the
-table and the plot say so. Every training and evaluation uses one thread, and the tables report the processor's time.
-With ``--device cuda``, models are trained on a GPU; these are too small to fill it, so several can be trained at once
-(``--processes``).
+the results of finished models back, though not their weights. Models with further heads have as many weights as the
+model without: each further head replaces a layer. ± is half the width of the 95 % interval of the mean over the seeds
+(Student's t), and ``?`` with one seed. A model that is not finished counts, with what it has reached, only while no
+other seed of its row is finished; the table and the plot say so. Every training and evaluation uses one thread, and the
+tables report the processor's time, also for models that are trained on a GPU (``--device cuda``). One such model does
+not fill a GPU: ``--processes`` trains several at once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ from multi_token_results import Line, by_group, cost, interval, markdown, measur
 from multi_token_tasks import Polynomials, Stories
 from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
 
+from pronk.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.loop import set_all_threads
 
 Result = dict[str, Any]
+# Options that change what a model of a given name learns, or how it is measured.
+_TRAINING = ("texts", "test", "in_domain", "out_of_domain", "vocab", "batch", "text_tokens", "rate", "steps")
 # Millions of weights of a size, for the axis of a plot.
 MILLIONS = {"tiny": 0.05, "0.3M": 0.3, "1M": 1.0, "3M": 3.1, "10M": 10.6}
 
@@ -340,7 +343,7 @@ def differences(results: Sequence[Result], value: Callable[[Result], float], *ke
     """Return lines with the difference between n > 1 and n = 1 of the same seeds, in percentage points."""
     lines = [
         f"- {title}{', ' if title else ''}{', '.join(f'{k} {v}' for k, v in zip(keys, key, strict=True))}, n = {n} "
-        f"minus n = 1: {mean.text()} points, {mean.count} seeds\n"
+        f"minus n = 1: {mean.text()} points, {mean.count} seed{'s' * (mean.count > 1)}\n"
         for key, by_n in paired(results, value, *keys).items()
         for n, mean in by_n.items()
     ]
@@ -373,10 +376,11 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         sub.add_argument("--state", type=Path, required=True, help="folder of the trained models; continued")
         sub.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of tables and plots")
-        sub.add_argument("--minutes", type=float, default=60.0)
-        sub.add_argument("--report", type=Path, help="JSON file of an earlier call; its finished models are kept")
+        sub.add_argument("--minutes", type=float, default=60.0, help="time of this call (default: 60)")
+        if name in {"induction", "arithmetic", "variants", "epochs"}:  # the others need the weights, too
+            sub.add_argument("--report", type=Path, help="JSON file of an earlier call, for the results of its models")
         sub.add_argument("--device", default="cpu", help="device of the training, such as cuda")
-        sub.add_argument("--processes", type=int, default=1, help="models to train at once")
+        sub.add_argument("--processes", type=int, default=1, help="models to train at once (default: 1)")
         is_task = name in {"induction", "arithmetic"}
         sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
         rate_help = f"peak learning rate{' at hidden size 128' if is_task else ''}"
@@ -425,11 +429,16 @@ def add_text_options(sub: argparse.ArgumentParser, name: str) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a command."""
-    options = parser().parse_args(words)
-    if options.report is not None:
-        restore_results(folder_of(options), options.report)
+    made = parser()
+    options = made.parse_args(words)
     if getattr(options, "epochs", None) and isinstance(options.epochs, int):
         options.steps = options.epochs * max(1, options.text_tokens // options.batch)
+    if getattr(options, "report", None) is not None:
+        given = {name: value for name in _TRAINING if (value := getattr(options, name, None)) is not None}
+        try:
+            restore_results(folder_of(options), options.report, options.command, given)
+        except OptionError as error:
+            made.error(str(error))
     print(options.run(options, Deadline(options.minutes)))
 
 

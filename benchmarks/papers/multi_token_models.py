@@ -221,10 +221,25 @@ class Trainable(Protocol):
         """Return the module with its text and evaluation."""
 
 
-def restore_results(state: Path, report: Path) -> None:
-    """Write the results of a report's finished models to ``state``, so that they are not trained again."""
-    for result in json.loads(report.read_text(encoding="utf-8"))["results"]:
-        file = state / result["name"] / "result.json"
+def restore_results(state: Path, report: Path, command: str, settings: Mapping[str, Any]) -> None:
+    """Write the results of a report's finished models to ``state``, so that they are not trained again.
+
+    Raises:
+        OptionError: the file is no report of ``command``, or its models were trained with other ``settings``.
+    """
+    try:
+        document = json.loads(report.read_text(encoding="utf-8"))
+        found = {name: document["settings"][name] for name in ("command", *settings)}
+        results = {Path(result["name"]).name: result for result in document["results"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        msg = f"report: expected a JSON file of {command} at {report}, found none ({error!r}); check the path"
+        raise OptionError(msg) from error
+    expected = {"command": command, **settings}
+    if found != expected:
+        msg = f"report: expected one with {expected}, found {found}; give the options with which it was made"
+        raise OptionError(msg)
+    for name, result in results.items():
+        file = state / name / "result.json"
         if result["finished"] and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, result)

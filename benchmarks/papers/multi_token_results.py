@@ -85,8 +85,8 @@ def seeds_of(group: Sequence[Result]) -> str:
     number = str(len(measured(group)))
     if not rest:
         return number
-    note = "unfinished at" if len(rest) == len(group) else "not counted: unfinished at"
-    return f"{number}, {note} {', '.join(rest)}"
+    stopped = f"stopped at {', '.join(rest)}"
+    return f"{number}, {stopped}" if len(rest) == len(group) else f"{number} ({len(rest)} more {stopped})"
 
 
 def measured(group: Sequence[Result]) -> Sequence[Result]:

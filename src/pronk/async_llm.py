@@ -28,7 +28,7 @@ from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request import Request
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError, OverloadedError
-from pronk.llm import LLM, Prompt
+from pronk.llm import LLM, Prompt, create_requests
 from pronk.outputs import Completion, Piece
 from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
@@ -310,7 +310,7 @@ class AsyncLLM:
         adapter: str | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        groups = self.llm.create_requests(prompts, params, drafter, adapter)
+        groups = create_requests(self.llm, prompts, params, drafter, adapter)
         requests = dict(enumerate(request for group in groups for request in group))
         for index, pieces in given.items():
             if pieces and pieces[-1].completion is not None:

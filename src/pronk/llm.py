@@ -229,7 +229,7 @@ class LLM:
         """
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
-        groups = self.create_requests(batch, params, drafter, adapter)
+        groups = create_requests(self, batch, params, drafter, adapter)
         requests = [request for group in groups for request in group]
         self.engine.run(requests, None if progress is None else lambda finished: progress(finished, len(requests)))
         completions = [Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups]
@@ -244,7 +244,7 @@ class LLM:
         adapter: str | None = None,
     ) -> Generator[Piece]:
         """Continue one prompt and yield the new tokens; closing the iterator aborts the request."""
-        (requests,) = self.create_requests([prompt], params, drafter, adapter)
+        (requests,) = create_requests(self, [prompt], params, drafter, adapter)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
@@ -325,19 +325,6 @@ class LLM:
         """Return the token ids of a conversation, with tools in OpenAI's format; errors: :meth:`chat`."""
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
-    def create_requests(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        drafter: str | Drafter | None,
-        adapter: str | None,
-    ) -> list[list[Request]]:
-        """Return the engine's requests of each prompt, one per sample; arguments as for :meth:`generate`."""
-        pairs = zip(prompts, params_per_prompt(params, len(prompts)), strict=True)
-        create, encode = self.request_factory.create_samples, self.request_factory.encode_prompt
-        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
-        return [create(encode(prompt), options, proposer, adapter=found) for prompt, options in pairs]
-
     def get_proposer(self, spec: str | Drafter | None = None, adapter: str | None = None) -> Proposer[Any]:
         """Return the proposer for a drafter; ``None`` is the default drafter.
 
@@ -347,3 +334,17 @@ class LLM:
         Raises ``OptionError`` or ``CheckpointError``.
         """
         return self._proposers.get_proposer(spec, adapter)
+
+
+def create_requests(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    drafter: str | Drafter | None,
+    adapter: str | None,
+) -> list[list[Request]]:
+    """Return the engine's requests of each prompt, one per sample; arguments as for :meth:`LLM.generate`."""
+    pairs = zip(prompts, params_per_prompt(params, len(prompts)), strict=True)
+    create, encode = llm.request_factory.create_samples, llm.request_factory.encode_prompt
+    found, proposer = llm.adapters.find(adapter), llm.get_proposer(drafter, adapter)
+    return [create(encode(prompt), options, proposer, adapter=found) for prompt, options in pairs]

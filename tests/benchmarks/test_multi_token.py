@@ -182,7 +182,7 @@ def run(load: Load, name: str, words: Sequence[str], out: Path) -> tuple[str, di
 TINY = "--sizes tiny --steps 4 --seeds 0 1 --texts 2 --test 2 --evaluations 2 --heads 1 2".split()
 
 
-def test_induction(load: Load, tmp_path: Path) -> None:
+def test_induction(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, document = run(load, "induction", [*TINY, "--new-names", "0.5"], tmp_path)
     assert "| 0.5 | tiny | 2 |" in text
     assert "n = 2 minus n = 1" in text
@@ -197,6 +197,13 @@ def test_induction(load: Load, tmp_path: Path) -> None:
     table, repeated = run(load, "induction", again, tmp_path)
     assert table == text, "the report alone gives the same table"
     assert repeated["results"] == document["results"]
+    for wrong, said in ((tmp_path / "none.json", "found none"), (report, "give the options")):
+        with pytest.raises(SystemExit, match="2"):
+            load("multi_token").main(
+                ["induction", "--state", str(tmp_path / "new"), *again, "--test", "3", "--report", str(wrong)]
+            )
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_processes_train_the_same_models(load: Load, tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_arithmetic_shows_what_is_unfinished(load: Load, tmp_path: Path) -> None
     assert all(result["cpu_seconds"] > 0 for result in document["results"])
     state = tmp_path / "state" / "arithmetic"
     files = sorted(state.glob("tiny n=1 pauses=0*/result.json"))
-    for file, said in zip(files, ("1, not counted: unfinished at 50%", "2, unfinished at 50%, 50%"), strict=True):
+    for file, said in zip(files, ("| 1 (1 more stopped at 50%) |", "| 2, stopped at 50%, 50% |"), strict=True):
         result = json.loads(file.read_text(encoding="utf-8")) | {"finished": False, "step": 2}
         file.write_text(json.dumps(result), encoding="utf-8")
         text, _ = run(load, "arithmetic", [*TINY, "--pauses", "0", "--minutes", "0"], tmp_path)

@@ -40,7 +40,7 @@ class AnswersHeader:
 
     target: str  # name of the model's file or folder
     architecture: str
-    weights: str  # hash of pronk.models.loader
+    weights: str  # ``Fingerprint.weights`` of the model (pronk.models.loader)
     tokenizer: str  # fingerprint of the tokenizer
     vocab_size: int
     sources: tuple[str, ...]

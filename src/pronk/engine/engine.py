@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import RLock
 from time import perf_counter
 from traceback import clear_frames
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from pronk.arrays import FLOAT32, Array, DType
 from pronk.engine.output_processor import OutputProcessor
@@ -38,6 +38,7 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -255,10 +256,16 @@ class Engine:
                     outcomes[request] = outcome
         return outcomes
 
-    def _attempt(self, request: Request, function: Callable[..., Result | None], *arguments: Any) -> Result | None:
+    def _attempt(
+        self,
+        request: Request,
+        function: Callable[Arguments, Result | None],
+        *args: Arguments.args,
+        **kw: Arguments.kwargs,
+    ) -> Result | None:
         """Call a function for one request; if it raises, end this request, and no other of the step."""
         try:
-            return function(*arguments)
+            return function(*args, **kw)
         except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of one request
             not_finite = isinstance(error, NotFiniteError)
             request.fail(PronkError(_not_finite_message(self.cache.dtype)) if not_finite else error)

@@ -24,11 +24,12 @@ from pronk.sampling.sampler import Sampler
 class LayerExecutor:
     """Runs ranges of layers as programs of the decoder's backend; each program is built once."""
 
-    is_usable = True
+    is_usable = True  # whether forward passes are possible; false after a worker process has been lost
 
     def __init__(self, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None) -> None:
         self.decoder, self.cache, self.cross_source = decoder, cache, cross_source
-        self.communication_seconds, self.num_experts_read = 0.0, 0
+        self.communication_seconds = 0.0  # spent so far on communication with worker processes
+        self.num_experts_read = 0  # experts whose weights this process has read, summed over layers and passes
         self._programs: dict[tuple[object, ...], Program] = {}
         self._version = (-1, -1)
         # RoPE tables of self-attention and, if there is a source, of cross-attention, by the numbers in programs.

@@ -34,7 +34,7 @@ class PoolLayout:
     """Arrangement of keys, values or layer outputs in an array (the pool) with the heads as dimension 0."""
 
     def __init__(self, panel: int = 1, num_adjacent: int = 1, *, int8: bool = False) -> None:
-        """``panel`` is the number of slots per panel, 1 for rows; ``num_adjacent`` is ``n`` of the table."""
+        """``panel``: slots per panel, 1 for rows; ``num_adjacent``: ``n`` in the module's table."""
         self.panel, self._num_adjacent, self._int8 = panel, num_adjacent, int8
 
     def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:

@@ -186,7 +186,7 @@ class Drafter(ABC):
 
         Raises:
             OptionError: the options do not fit the target.
-            CheckpointError: the draft model cannot be loaded.
+            CheckpointError: a file of the drafter, such as a draft model, a table or a datastore, cannot be loaded.
         """
 
     def for_adapter(self) -> Drafter | None:

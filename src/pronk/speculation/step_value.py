@@ -122,9 +122,9 @@ def _best_count(
 ) -> tuple[int, float]:
     """Return how many draft tokens maximize expected tokens per second, and the expected tokens with them.
 
-    Without draft tokens, ``tokens`` are expected of ``rows`` rows. Each draft token adds ``step`` rows: one per request
-    that chooses alike; ``gains`` are falling. Of the forward pass, ``saved`` seconds do not count, and ``most`` seconds
-    are allowed.
+    Without draft tokens, a forward pass over ``rows`` rows gives ``tokens``. Each draft token adds one of ``gains``,
+    which are in falling order, and ``step`` rows: one per request that chooses alike. A forward pass may take ``most``
+    seconds, of which ``saved`` do not count.
     """
     best, count, expected = tokens / (curve.at(rows) - saved), 0, tokens
     for number, gain in enumerate(gains, 1):

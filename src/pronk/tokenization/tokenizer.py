@@ -62,14 +62,15 @@ class Tokenizer:
         if is_gguf(folder):
             from pronk.quantization.gguf.tokenizer import read_tokenizer  # noqa: PLC0415 - for GGUF files only
 
-            backend, special, template = read_tokenizer(opened or GgufCheckpoint(folder))
-            _check_vocabulary(backend, folder, vocab_size)
+            backend, largest_id, special, template = read_tokenizer(opened or GgufCheckpoint(folder))
+            _check_vocabulary(largest_id, folder, vocab_size)
             key = "tokenizer.chat_template in the metadata of the GGUF file"
             return cls(backend, special_tokens=special, chat_template=template, template_key=key)
         config = _read_optional(folder / "tokenizer_config.json")
         special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
         backend = _read_backend(folder / "tokenizer.json")
-        _check_vocabulary(backend, folder, vocab_size)
+        largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        _check_vocabulary(largest_id, folder, vocab_size)
         templates = _find_templates(folder, config)
         return cls(
             backend,
@@ -278,9 +279,8 @@ def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         raise TokenizerError(msg) from error
 
 
-def _check_vocabulary(backend: tokenizers.Tokenizer, folder: Path, vocab_size: int | None) -> None:
-    """Raise a :class:`TokenizerError` if the tokenizer has ids beyond ``vocab_size``; ``None`` allows all."""
-    largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+def _check_vocabulary(largest_id: int, folder: Path, vocab_size: int | None) -> None:
+    """Raise a :class:`TokenizerError` if the largest id is not below ``vocab_size``; ``None`` allows all."""
     if vocab_size is not None and largest_id >= vocab_size:
         msg = (
             f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary has {vocab_size}, "

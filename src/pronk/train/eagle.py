@@ -261,6 +261,7 @@ class EagleTraining(Objective[EagleModule]):
             chains[name][1] += int(chosen.sum())
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the card has them
+        """Write the head to ``folder`` in the layout of the library speculators."""
         documents = {"config.json": self.config.document(self.options.num_tokens)}
         export_tensors(folder, self.module.exported(), documents, card)
 

@@ -203,6 +203,7 @@ class FutureTokens(TextModel[FutureModel]):
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
+        """Return the losses, and alpha, CTAR and S in the engine; each of the two takes about ``seconds / 2``."""
         return super().evaluate(length, seconds / 2) | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
@@ -219,6 +220,7 @@ class FutureTokens(TextModel[FutureModel]):
         return measure(llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS, seconds)
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
+        """Write the model to ``folder``, replacing its contents, and the heads to ``folder / "heads"``."""
         super().export(folder, card, facts)
         shape, fingerprint = self.options.heads, Fingerprint.of(folder)
         rest = {"name": folder.name, **facts}

@@ -53,13 +53,14 @@ def texts(
 
     pronk train texts --model ./model.gguf --data notes/ --out notes.answers --minutes 30
     """
+    from pronk.train.clock import Clock
+
+    clock = Clock(minutes)  # before the imports, which take a second: --minutes counts it
     from pronk.corpus.questions import Questions
     from pronk.corpus.sources import SourceSpec, spec_of
     from pronk.llm import LLM
-    from pronk.train.clock import Clock
     from pronk.train.own_text import answers_header, write_answers
 
-    clock = Clock(minutes)
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     sources = [
         SourceSpec("python", "python", None, 1.0) if what == "python" else spec_of(Path(what), "data") for what in data

@@ -87,12 +87,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 @_no_garbage_collection()
-def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, dict[str, str], str | None]:
+def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, int, dict[str, str], str | None]:
     """Convert the tokenizer of a file; raise a TokenizerError if it is absent, unsupported or damaged.
 
     Returns:
-        The tokenizer; the texts of special tokens, by their names in chat templates, such as ``bos_token``; and the
-        Jinja source of the chat template, ``None`` if the file has none.
+        The tokenizer; its largest id, -1 without tokens; the texts of special tokens, by their names in chat templates,
+        such as ``bos_token``; and the Jinja source of the chat template, ``None`` if the file has none.
     """
     file = checkpoint.header
     model = file.get("tokenizer.ggml.model")
@@ -121,7 +121,8 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, di
         raise TokenizerError(msg) from error
     template_names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     special = {key: vocabulary.special_text(name) for name, key in template_names.items()}
-    return backend, {key: text for key, text in special.items() if text is not None}, template
+    used = (i for i in reversed(range(len(vocabulary.tokens))) if vocabulary.tokens[i] is not None)
+    return backend, next(used, -1), {key: text for key, text in special.items() if text is not None}, template
 
 
 def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:

@@ -73,7 +73,7 @@ class RemoteServer:
             base = base if base.endswith("/v1") else f"{base}/v1"
             self._client = httpx.Client(base_url=base, headers=headers, timeout=self.timeout, limits=limits)
             if self._client.base_url.scheme not in {"http", "https"}:
-                msg = "it has no http:// or https://"
+                msg = f"it has no http:// or https://; write http://{self.url}"
                 raise httpx.UnsupportedProtocol(msg)  # noqa: TRY301 - one message for all wrong addresses
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeEncodeError) as error:
             msg = f"url: expected an address such as http://127.0.0.1:8000, found {self.url!r}: {error}"

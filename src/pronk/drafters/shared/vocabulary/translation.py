@@ -45,8 +45,9 @@ class Translation:
         recoding: Recoding | None = None,
         pairs: Mapping[int, int] | None = None,
     ) -> None:
-        """Equal ids are equal tokens, except ``missing_ids``, unless ``recoding`` is given.
+        """Create the translation between two vocabularies of these sizes.
 
+        Without ``recoding``, an id is the same token in both, except the ids in ``missing_ids``. With it,
         ``pairs`` maps the target's ids of the common tokens to the draft's.
         """
         self.identical = recoding is None
