@@ -142,6 +142,10 @@ def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: s
         if y == "accuracy":
             axis.set_ylim(-0.02, 1.02)  # the interval of two seeds may be wider than all possible values
         axis.set_xscale(scale)
+        if scale == "log":  # the measured places instead of powers of ten, whose labels overlap
+            ticks = sorted({place for line in lines for place, _ in line.points})
+            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.minorticks_off()
         axis.set_title(panel, fontsize=9)
         axis.set_xlabel(x)
         axis.grid(alpha=0.3)
