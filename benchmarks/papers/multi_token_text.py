@@ -154,13 +154,14 @@ def token_losses(model: TextModel[Any], inputs: Tensor, targets: Tensor) -> list
     return losses
 
 
-def choice_points(plain: TextModel[Any], several: TextModel[Any], sequences: int = 32) -> dict[str, float]:
+def choice_points(plain: TextModel[Any], several: TextModel[Any], sequences: int = 64) -> dict[str, float]:
     """Measure how much more a loss over ``n`` tokens weighs choice points (appendix L.3).
 
-    A choice point is a token to which the next-token model ``plain`` gives a loss of at least 3 nats, with a loss below
-    1 nat at the ``n - 1`` tokens before and after it: an isolated surprise. The paper counts ``n (n + 1) / 2`` terms of
-    the loss that span it, if all of them are as hard to predict, against ``n`` terms of another token. The measured
-    weight is the sum of the losses of these terms, divided by ``n`` times the loss of the own head at the choice point.
+    A choice point is a token to which the next-token model ``plain`` gives a loss of at least 3 nats, with a mean loss
+    below 1 nat at the ``n - 1`` tokens before and after it: an isolated surprise. The paper counts ``n (n + 1) / 2``
+    terms of the loss that span it, if all of them are as hard to predict, against ``n`` terms of another token. The
+    measured weight is the sum of the losses of these terms, divided by ``n`` times the loss of the own head at the
+    choice point.
     """
     n = several.module.heads.shape.num_heads + 1
     (_, texts), *_ = held_out_sets(several.data, 256, several.config.vocab_size)
@@ -171,7 +172,7 @@ def choice_points(plain: TextModel[Any], several: TextModel[Any], sequences: int
         for place in range(n, inputs.shape[1] - n):
             pair = (float(one[row, place]), float(own[0][row, place]))
             around = [float(one[row, place + step]) for step in range(1 - n, n) if step]
-            if pair[0] >= 3 and max(around) < 1:
+            if pair[0] >= 3 and fmean(around) < 1:
                 # Head i's prediction of the token at place + j spans the choice point if 0 <= j <= i.
                 spanning = [float(own[i][row, place + j]) for i in range(n) for j in range(i + 1)]
                 weights.append(sum(spanning) / (n * max(pair[1], 1e-6)))
