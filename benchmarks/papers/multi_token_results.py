@@ -128,8 +128,12 @@ def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: s
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     panels = list(dict.fromkeys(line.panel for line in lines))
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False, sharey=True)
-    for axis, panel in zip(axes[0], panels, strict=True):
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False, sharey=True)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, panel in zip(axes.flat, panels, strict=False):
         for line in lines:
             if line.panel != panel:
                 continue
@@ -151,7 +155,8 @@ def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: s
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7, frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel(y)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(y)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})

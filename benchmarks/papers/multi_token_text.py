@@ -129,6 +129,7 @@ def token_losses(model: TextModel[Any], inputs: Tensor, targets: Tensor) -> list
     Head ``i`` predicts a token from the place ``i`` tokens before; places without a prediction are NaN.
     """
     count, length = inputs.shape
+    inputs, targets = inputs.to(model.device), targets.to(model.device)
     if isinstance(model, FutureTokens):
         trunk = model.module.trunk(inputs)
         outputs, x, chained = {}, trunk, model.module.heads.shape.is_chained
@@ -149,7 +150,7 @@ def token_losses(model: TextModel[Any], inputs: Tensor, targets: Tensor) -> list
         log_q = (hidden @ weight.T).log_softmax(-1).view(count, length, -1)
         found = torch.full((count, length), torch.nan)
         at = targets[:, number:, None]
-        found[:, number:] = -log_q[:, : length - number].gather(2, at)[..., 0]
+        found[:, number:] = -log_q[:, : length - number].gather(2, at)[..., 0].cpu()
         losses.append(found)
     return losses
 

@@ -206,11 +206,12 @@ def test_induction(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "new").exists()
 
 
-def test_processes_train_the_same_models(load: Load, tmp_path: Path) -> None:
+def test_processes_train_the_same_models(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     documents = []
     for count in ("1", "2"):
         words = [*TINY[:-2], "1", "--new-names", "0.5", "--processes", count]
         documents.append(run(load, "induction", words, tmp_path / count)[1])
+        assert ("from step 0" in capsys.readouterr().err) == (count == "1"), "with 2, other processes train and say so"
     one, two = ([(each["name"], each["curve"]) for each in document["results"]] for document in documents)
     assert one == two
 
