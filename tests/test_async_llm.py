@@ -171,11 +171,20 @@ def test_a_failed_step_ends_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPat
     drive(llm, work)
 
 
-def test_closing_ends_what_runs(llm: LLM) -> None:
+def test_closing_ends_what_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, first_step_done, stopped = llm.engine.step, threading.Event(), threading.Event()
+
+    def wait_after_the_first_step() -> None:
+        step()
+        first_step_done.set()
+        assert stopped.wait(60)
+
     async def main() -> None:
         made = AsyncLLM(llm)
         task = asyncio.create_task(made.generate(PROMPTS[0], params(0, max_tokens=100)))
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(first_step_done.wait, 60)
+        made.stop()
+        stopped.set()
         await made.close()
         with pytest.raises(ClosedError, match="found one that was closed"):
             await task
@@ -183,6 +192,7 @@ def test_closing_ends_what_runs(llm: LLM) -> None:
             await made.generate(PROMPTS[0])
         assert not made.alive
 
+    monkeypatch.setattr(llm.engine, "step", wait_after_the_first_step)
     asyncio.run(main())
 
 

@@ -91,6 +91,24 @@ async def collect(dispatcher: Dispatcher, prompt: str, own: SamplingParams) -> l
     return [piece async for pieces in dispatcher.steps([prompt], own) for piece in pieces]
 
 
+async def start_streams(
+    dispatcher: Dispatcher, prompts: Sequence[str], options: Sequence[SamplingParams]
+) -> list[asyncio.Task[list[Piece]]]:
+    """Start a stream per prompt and return, once each has its first tokens, the tasks that collect the pieces."""
+    begun = [asyncio.Event() for _ in prompts]
+
+    async def collect(prompt: str, own: SamplingParams, event: asyncio.Event) -> list[Piece]:
+        found = list[Piece]()
+        async for pieces in dispatcher.steps([prompt], own):
+            found += pieces
+            event.set()
+        return found
+
+    tasks = [asyncio.create_task(collect(*each)) for each in zip(prompts, options, begun, strict=True)]
+    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 120)
+    return tasks
+
+
 class ObservedReplicas:
     """Replicas that record which of them accept requests."""
 
@@ -163,12 +181,11 @@ def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: 
     options, prompts = [params(seed, 200) for seed in range(12)], [BEGINNINGS[seed % 2] for seed in range(12)]
 
     async def main() -> list[list[Piece]]:
-        tasks = [asyncio.create_task(collect(dispatcher, *each)) for each in zip(prompts, options, strict=True)]
-        await asyncio.sleep(0.5)
-        os.kill(victim, signal.SIGKILL)
+        tasks = await start_streams(dispatcher, prompts, options)
+        os.kill(replicas_of(dispatcher).processes()[0], signal.SIGKILL)
         return await asyncio.wait_for(asyncio.gather(*tasks), 120)
 
-    (victim, *_), before = replicas_of(dispatcher).processes(), dispatcher.resumed
+    before = dispatcher.resumed
     check(llm, asyncio.run(main()), prompts, options)
     assert dispatcher.resumed > before
     assert dispatcher.num_requests == 0
@@ -201,8 +218,7 @@ def test_stalled_replica_is_replaced(dispatcher: Dispatcher, llm: LLM) -> None:
     options, prompts = [params(seed, 200) for seed in range(8)], [BEGINNINGS[seed % 2] for seed in range(8)]
 
     async def main() -> list[list[Piece]]:
-        tasks = [asyncio.create_task(collect(dispatcher, *each)) for each in zip(prompts, options, strict=True)]
-        await asyncio.sleep(0.5)
+        tasks = await start_streams(dispatcher, prompts, options)
         for victim in replicas_of(dispatcher).processes()[-1:]:
             os.kill(victim, signal.SIGSTOP)
         return await asyncio.wait_for(asyncio.gather(*tasks), 120)
@@ -301,9 +317,10 @@ def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: 
     assert want.encode("unicode_escape").decode() in body or want in body
     assert status_of(f"http://127.0.0.1:{port}/tiny/ready") == 200
     (replica,) = replicas_named("other:model")
-    os.kill(replica, signal.SIGKILL)
+    os.kill(replica, signal.SIGSTOP)  # a killed replica may be replaced before /ready asks again
     assert eventually(lambda: status_of(f"http://127.0.0.1:{port}/tiny/ready") == 503)
     assert status_of(f"http://127.0.0.1:{port}/tiny/health") == 200
+    os.kill(replica, signal.SIGKILL)
     assert eventually(lambda: status_of(f"http://127.0.0.1:{port}/tiny/ready") == 200, 60)
     serve.delete("other")
 

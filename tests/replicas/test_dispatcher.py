@@ -481,8 +481,8 @@ def test_embeddings_are_refused_by_name(llm: LLM) -> None:
 
 
 def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", 0.3)
-    monkeypatch.setattr("pronk.replicas.dispatcher._READY_SECONDS", 0.1)
+    monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", 20.0)
+    monkeypatch.setattr("pronk.replicas.dispatcher._READY_SECONDS", 60.0)
 
     class Answering(DyingReplicas):
         answers: Sequence[str] = ("lost", "fine", "silent")  # of the next calls; the last one is repeated
@@ -504,11 +504,13 @@ def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.Monkey
         assert await made.is_ready()  # the second replica answers
         assert await made.is_ready()  # the answer is still valid
         assert replicas.calls == 2
-        await asyncio.sleep(0.15)
+        made._ready_until = 0.0  # the answer is not valid any more
+        monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", 0.3)
         assert not await made.is_ready()
         replicas.answers = ("lost",)
         assert not await made.is_ready()
         replicas.answers = ("fine",)
+        monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", 20.0)
         assert await made.is_ready()
         made.stop()
         assert not await made.is_ready()
