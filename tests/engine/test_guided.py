@@ -359,9 +359,9 @@ def test_forbidden_draft_tokens_take_no_rows() -> None:
     verified: list[tuple[list[int], Any]] = []
     commit = engine.output_processor.commit
 
-    def watched(each: Any) -> Any:
-        verified.append((list(each.step.request.output), each.step.draft))
-        return commit(each)
+    def watched(step: Any, result: Any) -> Any:
+        verified.append((list(step.request.output), step.draft))
+        return commit(step, result)
 
     engine.output_processor.commit = watched  # type: ignore[method-assign]
     got = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]

@@ -20,8 +20,8 @@ from engine import cases
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
 from pronk.arrays import FLOAT32, Array
 from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
-from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request
+from pronk.engine.request_step import OutputProcessor
 from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob, ForwardResult
 from pronk.kv_cache.blocks import BlockTable

@@ -10,7 +10,7 @@ import numpy as np
 from pronk.arrays import Array
 from pronk.drafters import Drafter
 from pronk.engine.engine import Engine
-from pronk.engine.request_step import RequestStep, VerifiedStep, verify
+from pronk.engine.request_step import RequestStep, verify
 from pronk.execution.model_runner import JobResult
 from pronk.llm import LLM
 from pronk.verification import DrafterReport, NamedPrompt, VerifyReport, VerifySettings, verify_steps
@@ -70,7 +70,7 @@ def nudged(llm: LLM, ulps: float) -> Callable[..., Any]:
     The unit of ``ulps`` is the last place of that logit in the model's dtype; logits may have a more precise dtype.
     """
 
-    def nudged_verify(step: RequestStep, result: JobResult) -> VerifiedStep:
+    def nudged_verify(step: RequestStep, result: JobResult) -> Any:
         proposer = step.request.proposer
         if proposer is not None and proposer.name != "autoregressive":
             logits = result.logits[:].copy()

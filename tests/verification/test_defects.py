@@ -190,7 +190,7 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that differ by a unit in the last place change some choices, all between near ties."""
-    monkeypatch.setattr("pronk.engine.engine.verify", nudged(llm, 1.0))
+    monkeypatch.setattr("pronk.engine.request_step.verify", nudged(llm, 1.0))
     exact = drafter_part(check(llm)).equality
     assert exact is not None
     assert exact.failed
@@ -208,7 +208,7 @@ def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypa
 
 
 def test_large_differences_are_no_near_ties(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.engine.engine.verify", nudged(llm, 1000.0))
+    monkeypatch.setattr("pronk.engine.request_step.verify", nudged(llm, 1000.0))
     monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
     equality = drafter_part(report).equality

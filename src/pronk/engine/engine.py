@@ -13,16 +13,15 @@ from pathlib import Path
 from threading import RLock
 from time import perf_counter
 from traceback import clear_frames
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from pronk.arrays import FLOAT32, Array, DType
-from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request, Token
-from pronk.engine.request_step import RequestStep, VerifiedStep, plan_step, verify
+from pronk.engine.request_step import OutputProcessor, plan_step
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import CacheFullError, PronkError
 from pronk.execution.forward_job import ForwardJob, Segment
-from pronk.execution.model_runner import ForwardResult, ModelRunner
+from pronk.execution.model_runner import ModelRunner
 from pronk.interrupts import interruptible, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import KVBudget
@@ -37,9 +36,6 @@ from pronk.speculation.speculator import Speculator
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
 class Engine:
@@ -230,46 +226,23 @@ class Engine:
             return
         drafts = self.speculator.propose(batch)
         steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
-        result = self._forward(steps)
-        verified = [
-            self._attempt(step.request, verify, step, result.job_result(number)) for number, step in enumerate(steps)
-        ]
-        outcomes = self._commit(verified)
-        self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
-
-    def _forward(self, steps: Sequence[RequestStep]) -> ForwardResult:
         layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
         with interruptible():
             result = self.runner.forward([step.job for step in steps], layers)
         for step in steps:
             step.request.stats.target_seconds += result.seconds
-        return result
-
-    def _commit(self, verified: Sequence[VerifiedStep | None]) -> dict[Request, Outcome[Any]]:
-        """Commit the verified tokens; return the outcome of each decoding request, for its drafter."""
-        outcomes = {}
-        for step in verified:
-            if step is not None:  # otherwise the request has failed during verification
-                request = step.step.request
-                outcome = self._attempt(request, self.output_processor.commit, step)
+        outcomes: dict[Request, Outcome[Any]] = {}
+        for number, step in enumerate(steps):
+            try:
+                outcome = self.output_processor.commit(step, result.job_result(number))
+            except NotFiniteError:
+                step.request.fail(PronkError(_not_finite_message(self.cache.dtype)))
+            except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of a request
+                step.request.fail(error)
+            else:
                 if outcome is not None:
-                    outcomes[request] = outcome
-        return outcomes
-
-    def _attempt(
-        self,
-        request: Request,
-        function: Callable[Arguments, Result | None],
-        *args: Arguments.args,
-        **kw: Arguments.kwargs,
-    ) -> Result | None:
-        """Call a function for one request; if it raises, end this request, and no other of the step."""
-        try:
-            return function(*args, **kw)
-        except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of one request
-            not_finite = isinstance(error, NotFiniteError)
-            request.fail(PronkError(_not_finite_message(self.cache.dtype)) if not_finite else error)
-            return None
+                    outcomes[step.request] = outcome
+        self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
 
     def _remove_finished(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:

@@ -1,22 +1,28 @@
-"""One request's part of a step: its rows in the forward pass, and the verification of its draft.
+"""One request's part of a step: its rows in the forward pass, and the verification and commit of its draft.
 
 Draft node 0 is the last token of the text. During prefill, rows of earlier prompt tokens precede node 0.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from pronk.arrays import Array, is_finite
 from pronk.engine.request import Request
 from pronk.engine.scheduler import ScheduledRequest
+from pronk.engine.stats import StepStats
 from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import JobResult, ModelRunner
+from pronk.kv_cache.paged import PagedCache
 from pronk.sampling.acceptance import acceptance_rule
-from pronk.sampling.sampler import NotFiniteError
+from pronk.sampling.sampler import NotFiniteError, token_logprobs
 from pronk.sampling.stateless import Logits
 from pronk.sampling.verify import VerifiedPath, verify_tree
+from pronk.speculation.proposer import Outcome
 from pronk.speculation.tree import TokenTree
+
+_GUIDE = "guide"  # ``Token.source`` of tokens that a guide forces, so that no forward pass has to choose them
 
 
 class RequestStep(NamedTuple):
@@ -43,16 +49,6 @@ class RequestStep(NamedTuple):
         return "" if self.request.proposer is None else self.request.proposer.name
 
 
-class VerifiedStep(NamedTuple):
-    """A request's step after the verification of its draft."""
-
-    step: RequestStep
-    prompt_logits: Array  # logits ``[rows, vocab]`` of rows before the root, for ``prompt_logprobs``
-    logits: Logits  # logits ``[nodes, vocab]`` of the draft's nodes, root included
-    result: JobResult  # output of the forward pass for this request
-    path: VerifiedPath | None  # accepted nodes and sampled tokens; ``None`` during prefill, and for an embedding
-
-
 def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: ModelRunner) -> RequestStep:
     """Return a request's rows in the next forward pass; the scheduler has reserved their KV slots."""
     request, block_table = scheduled.request, scheduled.request.block_table
@@ -72,16 +68,18 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: Mode
     return RequestStep(scheduled, draft, job)
 
 
-def verify(step: RequestStep, result: JobResult) -> VerifiedStep:
+def verify(step: RequestStep, result: JobResult) -> tuple[Array, Logits, VerifiedPath | None]:
     """Verify one request's draft against the logits of the target.
 
-    The sampler advances past the sampled tokens; :meth:`~pronk.engine.output_processor.OutputProcessor.commit` appends
-    them to the text. Raises ``NotFiniteError`` if logits needed for sampling are infinite or NaN, ``OptionError`` if
-    the request's options ban every token.
+    Returns the logits ``[rows, vocab]`` of the rows before the root, for ``prompt_logprobs``; the logits
+    ``[nodes, vocab]`` of the draft's nodes, root included; and the accepted nodes with the sampled tokens, which are
+    ``None`` during prefill and for an embedding. The sampler advances past the sampled tokens;
+    :meth:`OutputProcessor.commit` appends them to the text. Raises ``NotFiniteError`` if logits needed for sampling are
+    infinite or NaN, ``OptionError`` if the request's options ban every token.
     """
     request, logits = step.request, result.logits
     if request.pooler is not None:
-        return VerifiedStep(step, logits[:], logits, result, None)
+        return logits[:], logits, None
     num_prompt_rows = len(logits) - (len(step.draft) if step.scheduled.includes_last_token else 0)
     prompt_logits, logits = logits[:num_prompt_rows], logits[num_prompt_rows:] if num_prompt_rows else logits
     _check_finite(prompt_logits)
@@ -90,12 +88,120 @@ def verify(step: RequestStep, result: JobResult) -> VerifiedStep:
     if request.params.rejects:
         _check_finite(logits[:])
     if not step.scheduled.includes_last_token:
-        return VerifiedStep(step, prompt_logits, logits, result, None)
+        return prompt_logits, logits, None
     request.sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
     path = verify_tree(step.draft, acceptance_rule(request.sampler, step.draft, logits, result.sampled))
-    return VerifiedStep(step, prompt_logits, logits, result, path)
+    return prompt_logits, logits, path
 
 
 def _check_finite(logits: Array) -> None:
     if len(logits) and not is_finite(logits):
         raise NotFiniteError
+
+
+class OutputProcessor:
+    """Verifies drafts, and commits them to the text and the KV cache."""
+
+    def __init__(self, cache: PagedCache, clock: Callable[[], float]) -> None:
+        self.cache, self.clock = cache, clock
+        self.window = cache.config.window
+
+    def commit(self, step: RequestStep, result: JobResult) -> Outcome[Any] | None:
+        """Verify and commit one request's part; return the drafter's outcome, or ``None`` in prefill."""
+        prompt_logits, logits, path = verify(step, result)
+        request, scheduled = step.request, step.scheduled
+        self._append_prompt_logprobs(request, prompt_logits)
+        if path is None:
+            if request.pooler is not None:
+                request.add_hidden(result.hidden[request.pooler.layer])
+            self._commit_rows(request, range(scheduled.num_tokens))
+            return None
+        position = request.block_table.length + step.root_row
+        committed = self._commit_tokens(step, logits, path)
+        forced = self._append_forced_tokens(request)
+        # With draft tokens, only the root is pending, so row n of the forward pass is node n of the draft. Commit the
+        # rows of the root and of the committed tokens, except the last token: it is pending and gets its row in the
+        # next step.
+        self._commit_rows(request, [0, *path.path][: len(committed)] if path.path else range(scheduled.num_tokens))
+        committed += forced
+        self._record_stats(step, path, len(committed))
+        return Outcome(
+            request.draft_state,
+            step.draft,
+            path.path,
+            committed,
+            position,
+            request.params,
+            logits[:] if request.needs_logits else None,
+            {layer: result.hidden[layer][step.root_row :] for layer in request.capabilities.hidden},
+            request.policy,
+        )
+
+    def _commit_tokens(self, step: RequestStep, logits: Logits, path: VerifiedPath) -> tuple[int, ...]:
+        """Append the sampled tokens until one ends the request; return the appended tokens."""
+        request, params = step.request, step.request.params
+        all_logprobs: list[dict[int, float]] | None = None
+        if params.logprobs is not None:
+            rows = logits[[0, *path.path]]
+            all_logprobs = token_logprobs(rows, path.tokens, params.logprobs, params.logprob_token_ids)
+        before = len(request.tokens)
+        sources = [*(step.source(node) for node in path.path), None]
+        try:
+            for count, token in enumerate(path.tokens):
+                logprobs = all_logprobs[count] if all_logprobs else None
+                if not request.append(token, source=sources[count], logprobs=logprobs):
+                    break
+        finally:
+            request.sampler.commit(len(request.tokens) - before)
+        return path.tokens[: len(request.tokens) - before]
+
+    def _append_forced_tokens(self, request: Request) -> tuple[int, ...]:
+        """Append and return the tokens that the guide forces under ``guide_mode="jump"``."""
+        guide, before = request.sampler.guide, len(request.tokens)
+        if guide is None or request.params.guide_mode != "jump" or request.ended:
+            return ()
+        try:
+            for token in guide.forced():
+                if token in request.stop_token_ids and request.num_generated < request.params.min_tokens:
+                    break
+                request.sampler.advance(token)
+                request.stats.jumped += 1
+                if not request.append(token, source=_GUIDE, logprobs=None):
+                    break
+        finally:
+            request.sampler.commit(len(request.tokens) - before)
+        return tuple(request.tokens[before:])
+
+    def _commit_rows(self, request: Request, offsets: list[int] | range) -> None:
+        if isinstance(offsets, list):
+            request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
+        self.cache.commit(request.block_table, offsets)
+        self.cache.cache_blocks(request.block_table, request.tokens, request.cache_salt)
+        if self.window is not None:
+            self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
+
+    def _append_prompt_logprobs(self, request: Request, logits: Array) -> None:
+        """Append the ``prompt_logprobs`` of the tokens after this step's prompt rows, from their ``logits``."""
+        top = request.params.prompt_logprobs
+        if top is None or not request.computes_prompt_logprobs:
+            return
+        if not request.prompt_logprobs:
+            request.prompt_logprobs.append(None)
+        first = request.block_table.length + 1
+        # Number of tokens from ``first`` on that have been appended before a preemption.
+        num_reported = len(request.prompt_logprobs) - first
+        following = request.prompt[first + num_reported : first + len(logits)]
+        request.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))
+
+    def _record_stats(self, step: RequestStep, path: VerifiedPath, num_tokens: int) -> None:
+        stats, draft, accepted = step.request.stats, step.draft, {0, *path.path}
+        clock = self.clock() - step.request.start_time
+        depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
+        counts = len(step.job.segment.tree), len(depths) - 1, max(depths), len(path.path), num_tokens
+        stats.steps.append(StepStats(*counts, stats.draft_seconds, stats.target_seconds, clock))
+        draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]
+        stats.count_sources([(step.source(node), node in accepted) for node in draft_tokens])
+        if draft.gain is not None and not step.request.params.rejects:
+            pairs = [(node, draft.parents[node]) for node in draft_tokens]
+            gain, reached = draft.gain, [(node, parent) for node, parent in pairs if parent in accepted]
+            stats.count_gains([(gain[n] / gain[parent], n in accepted) for n, parent in reached if gain[parent] > 0.0])
