@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from pronk.arrays import Array
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import INT8, Array
 from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_integer
 from pronk.drafters import Drafter, Proposer, Target, make_drafter
-from pronk.engine.loading import EngineSource, load_engine, prefill_size
+from pronk.drafters.proposer_cache import ProposerCache
+from pronk.engine.engine import Engine
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request import Request
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
+from pronk.errors import OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
+from pronk.kernels.weight_cache import WeightCache
+from pronk.kv_cache.budget import KVBudget
 from pronk.models.adapters import Adapters
-from pronk.models.loader import parse_dtype, read_config
+from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
+from pronk.models.prompt_cache import open_prompt_cache
 from pronk.outputs import Choice, Completion, Piece
-from pronk.parallel.worker_group import is_launched
+from pronk.parallel.worker_group import is_launched, start_workers
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts
@@ -126,7 +134,7 @@ class LLM:
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
         self.config = read_config(self.path, opened, context)
-        num_prefilled = prefill_size(prefill_chunk, self.config)
+        num_prefilled = _prefill_size(prefill_chunk, self.config)
         self.adapters = Adapters(adapters, self.config, workers)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
         self.calibration = AcceptanceFile.open(calibration, self.path)
@@ -135,25 +143,45 @@ class LLM:
         self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
         if check is not None:
             check(self.request_factory)
-        self.engine, self._proposers, self._team, self._prompt_cache = load_engine(
-            EngineSource(self.path, opened, self.config, self.dtype, backend, self.adapters, self.drafter),
-            weights=weights,
-            weight_cache=weight_cache,
-            context=context,
-            kv_memory=kv_memory,
-            kv_dtype=kv_dtype,
-            prefix_cache=prefix_cache,
-            prompt_cache=prompt_cache,
-            prompt_cache_size=prompt_cache_size,
-            workers=workers,
-            parallel=parallel,
-            progress=progress,
-            max_batch=max_batch,
-            prefill_chunk=num_prefilled,
-            budget=budget == "auto",
-            tokenizer=self.tokenizer,
-            acceptance_stats=self.calibration.stats,
+        is_split = parallel == "tensor" and workers > 1
+        cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
+        weight_file = WeightCache.open(weight_cache, cacheable)
+        self._prompt_cache = open_prompt_cache(
+            prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
         )
+        kv_budget = KVBudget(kv_memory, max_batch, workers, backend.memory)
+        settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
+        self._team = start_workers(workers, parallel, self.config, backend.kernels, context=context, **settings)
+        with ExitStack() as on_error:
+            on_error.callback(self._team.end)
+            how: dict[str, Any] = {"dtype": self.dtype, "backend": backend, "weights": weights}
+            how |= {"split": self._team.split, "opened": opened, "cache": weight_file, "on_progress": progress}
+            decoder = load_decoder(self.path, self.config, **how)
+            self.adapters.attach(decoder)
+            make_cache, pool = backend.make_cache, self._team.pool
+            cache = kv_budget.add(
+                self._team.shard_config,
+                compute_dtype(self.dtype, backend),
+                make_cache if pool is None else partial(make_cache, cache_class=pool),
+                INT8 if kv_dtype == "int8" else None,
+                share_prefixes=prefix_cache or self._prompt_cache is not None,
+            )
+            if self._prompt_cache is not None:
+                self._prompt_cache.attach(cache)
+            self.engine = Engine(
+                decoder,
+                cache,
+                max_batch=max_batch,
+                prefill_chunk=num_prefilled,
+                budget=budget == "auto",
+                tokenizer=self.tokenizer,
+                kv_budget=kv_budget,
+                folder=self.path,
+                acceptance_stats=self.calibration.stats,
+                runner=self._team.make_runner(decoder, cache),
+            )
+            self._proposers = ProposerCache(self.engine.target, self.drafter)
+            on_error.pop_all()  # no error: keep the workers running
 
     def close(self) -> None:
         """Stop the workers, finish the prompt cache; decoding here can go on, unless ``parallel="tensor"``."""
@@ -348,3 +376,18 @@ def create_requests(
     create, encode = llm.request_factory.create_samples, llm.request_factory.encode_prompt
     found, proposer = llm.adapters.find(adapter), llm.get_proposer(drafter, adapter)
     return [create(encode(prompt), options, proposer, adapter=found) for prompt, options in pairs]
+
+
+def _prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
+    """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
+
+    Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window. With chunks of one window
+    (Jiang et al. 2023, figure 3) a chunk sees itself and the chunk before it.
+    """
+    if prefill_chunk != "window":
+        return check_integer("prefill_chunk", prefill_chunk, 16, 8192)
+    windows = [size for size in config.windows if size is not None]
+    if not windows:
+        msg = "prefill_chunk: expected a model with a sliding window, found none; give a number in 16..8192"
+        raise OptionError(msg)
+    return min(max(16, *windows), 8192)

@@ -169,7 +169,7 @@ def test_the_model_is_read_once_for_its_digest(
 def test_wrong_options_are_refused_before_the_weights_are_read(
     options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.engine.loading.load_decoder", None)
+    monkeypatch.setattr("pronk.llm.load_decoder", None)
     if options.get("prompt_cache") == "DIR":
         options = options | {"prompt_cache": tmp_path}
     with pytest.raises(OptionError, match=f"^{message}"):
