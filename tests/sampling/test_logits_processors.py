@@ -164,7 +164,7 @@ def test_processors_keep_their_argument() -> None:
     before = logits.copy()
     for processor in (
         Penalties(params, context, VOCAB),
-        LogitBias({1: 2.0}, context),
+        LogitBias({1: 2.0}),
         BadWords([[4], [5, 6]], context),
         MinTokens(9, [7], context),
     ):

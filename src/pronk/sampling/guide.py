@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pronk.checks import check_flag
 from pronk.errors import GuideError
@@ -55,7 +55,7 @@ class Guide:
     whitespace: bool = False
 
     def __post_init__(self) -> None:
-        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        given = [kind for kind in get_args(GuideKind) if getattr(self, kind) is not None]
         if len(given) != 1:
             names = " and ".join(given) or "none"
             msg = f"guide: expected one of json, regex, choice and grammar, found {names}"
@@ -71,7 +71,12 @@ class Guide:
         elif not isinstance(text := getattr(self, given[0]), str) or not text:
             msg = f"guide: {given[0]}: expected a text that is not empty, found {text!r:.60}"
             raise GuideError(msg)
-        _check_encodable(self.kind, self.source)
+        try:
+            self.source.encode()
+        except UnicodeEncodeError as error:
+            half = self.source[error.start]
+            msg = f"guide: {given[0]}: expected valid Unicode, found half a character (lone surrogate): {half!r}"
+            raise GuideError(msg) from error
         size = sum(map(len, self.choice)) if self.choice is not None else len(self.source)
         if size > MAX_SIZE:
             msg = f"guide: {given[0]}: expected at most {MAX_SIZE} characters, found {size}; make it smaller"
@@ -80,11 +85,7 @@ class Guide:
     @property
     def kind(self) -> GuideKind:
         """Name of the field that is set: ``json``, ``regex``, ``choice`` or ``grammar``."""
-        if self.json is not None:
-            return "json"
-        if self.choice is not None:
-            return "choice"
-        return "regex" if self.regex is not None else "grammar"
+        return next(kind for kind in get_args(GuideKind) if getattr(self, kind) is not None)
 
     @property
     def source(self) -> str:
@@ -97,14 +98,6 @@ class Guide:
         """Return the arguments of the constructor as JSON values."""
         values: dict[str, Any] = {self.kind: list(self.choice) if self.choice is not None else self.source}
         return values | ({"whitespace": True} if self.whitespace else {})
-
-
-def _check_encodable(kind: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        msg = f"guide: {kind}: expected valid Unicode, found half a character (lone surrogate): {text[error.start]!r}"
-        raise GuideError(msg) from error
 
 
 def _schema_text(schema: object) -> str:
@@ -144,12 +137,8 @@ def _to_json_values(value: Any) -> Any:
 
 
 def _depth(value: object) -> int:
-    elements: list[Any] = []
-    if isinstance(value, Mapping):
-        elements = [*value.values()]
-    elif isinstance(value, (list, tuple)):
-        elements = [*value]
-    return 1 + max(map(_depth, elements), default=0)
+    elements = [*value.values()] if isinstance(value, Mapping) else value
+    return 1 + (max(map(_depth, elements), default=0) if isinstance(elements, (list, tuple)) else 0)
 
 
 def check_texts(name: str, texts: object) -> tuple[str, ...]:

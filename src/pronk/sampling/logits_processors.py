@@ -7,7 +7,7 @@ at every node of a tree it sees the true context of that node.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -46,7 +46,10 @@ class TokenContext:
 
 
 class LogitsProcessor(Protocol):
-    """Change the logits of the next token depending on the tokens so far."""
+    """Change the logits of the next token depending on the tokens so far.
+
+    A subclass that reads the tokens from the sampler's context needs neither ``advance`` nor ``rollback``.
+    """
 
     def mask(self, logits: Array) -> Array:
         """Return new logits ``[vocab]`` float32 for the current context; ``-inf`` bans a token."""
@@ -72,26 +75,14 @@ class GuideProcessor(LogitsProcessor, Protocol):
         """Return the next tokens up to the first position at which the guide allows several; may be empty."""
 
 
-class _ContextProcessor:
-    """Base of processors that read the tokens from the sampler's context and need no state of their own."""
-
-    def __init__(self, context: TokenContext) -> None:
-        self.context = context
-
-    def advance(self, token: int) -> None: ...
-
-    def rollback(self, count: int) -> None: ...
-
-
-class Penalties(_ContextProcessor):
+class Penalties(LogitsProcessor):
     """Repetition penalty (Keskar et al. 2019, section 4.1); presence and frequency penalties (OpenAI API).
 
     The repetition penalty applies to tokens of prompt and output, the other two penalties to tokens of the output.
     """
 
     def __init__(self, params: SamplingParams, context: TokenContext, vocab_size: int) -> None:
-        super().__init__(context)
-        self.params = params
+        self.context, self.params = context, params
         self.counts = np.zeros(vocab_size, np.int32)
         self.in_prompt = np.zeros(vocab_size, np.bool_)
         self.in_prompt[np.array(context.committed[: context.num_prompt], np.intp)] = True
@@ -118,11 +109,10 @@ class Penalties(_ContextProcessor):
             self.counts[token] -= 1
 
 
-class LogitBias(_ContextProcessor):
+class LogitBias(LogitsProcessor):
     """Add a fixed value to the logits of some tokens."""
 
-    def __init__(self, bias: dict[int, float], context: TokenContext) -> None:
-        super().__init__(context)
+    def __init__(self, bias: Mapping[int, float]) -> None:
         self.ids = np.array(list(bias.keys()), np.intp)
         self.values = np.array(list(bias.values()), np.float32)
 
@@ -132,11 +122,11 @@ class LogitBias(_ContextProcessor):
         return logits
 
 
-class BadWords(_ContextProcessor):
+class BadWords(LogitsProcessor):
     """Ban tokens that would complete one of the token sequences ``words``."""
 
     def __init__(self, words: Sequence[Sequence[int]], context: TokenContext) -> None:
-        super().__init__(context)
+        self.context = context
         self.words = [list(word) for word in words]
         self.max_length = max(map(len, self.words))
 
@@ -146,12 +136,11 @@ class BadWords(_ContextProcessor):
         return _ban(logits, banned)
 
 
-class MinTokens(_ContextProcessor):
+class MinTokens(LogitsProcessor):
     """Ban stop tokens until the output has ``min_tokens`` tokens."""
 
     def __init__(self, min_tokens: int, stop_token_ids: Sequence[int], context: TokenContext) -> None:
-        super().__init__(context)
-        self.min_tokens = min_tokens
+        self.context, self.min_tokens = context, min_tokens
         self.stop_token_ids = list(stop_token_ids)
 
     def mask(self, logits: Array) -> Array:
@@ -180,7 +169,7 @@ def make_processors(
     if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0):
         processors.append(Penalties(params, context, vocab_size))
     if params.logit_bias:
-        processors.append(LogitBias(dict(params.logit_bias), context))
+        processors.append(LogitBias(params.logit_bias))
     if bad_words:
         processors.append(BadWords(bad_words, context))
     if params.min_tokens and stop_token_ids:

@@ -132,7 +132,7 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as JSON values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["guide"] = None if self.guide is None else self.guide.to_dict()
         values["bad_words"], values["stop"] = list(self.bad_words), list(self.stops)
         values["stop_token_ids"] = list(self.stop_token_ids)

@@ -222,34 +222,32 @@ class Sampler:
 
         ``None`` is returned if all tokens are banned, logits overflow, or the guide exceeds its work limit.
         """
-        # Return None after an error of the guide. An exception would discard the whole proposal, but whether a proposal
-        # is discarded must not depend on randomly drawn tokens.
-        with suppress(GuideError):
-            return self._draft_token(np.asarray(logits, np.float32), root, draw, ids)
-        return None
-
-    def _draft_token(self, logits: Array, root: int, draw: bool, draft_ids: DraftIds | None) -> DraftToken | None:
+        logits, position = np.asarray(logits, np.float32), len(self.context)
         if self.kernels is not None and not self.params.rejects:
-            return self._stateless.draft(self.kernels, logits, len(self.context), draft_ids)
-        if draft_ids is not None:  # processors and distributions are those of the whole vocabulary
+            return self._stateless.draft(self.kernels, logits, position, ids)
+        if ids is not None:  # processors and distributions are those of the whole vocabulary
             logits, known = np.full(self._vocab_size, -math.inf, np.float32), logits
-            logits[draft_ids] = known
-        processed = self._process(logits, allow_none=True)
+            logits[ids] = known
+        try:
+            processed = self._process(logits, allow_none=True)
+        except GuideError:
+            # An exception would discard the whole proposal, but whether a proposal is discarded must not depend on
+            # randomly drawn tokens.
+            return None
         if not math.isfinite(float(processed.max())):
             return None
         if self.params.greedy:
             return argmax_token(processed)
-        kept, ids = truncate(processed / self._stateless.temperature, self.params)
+        kept, kept_ids = truncate(processed / self._stateless.temperature, self.params)
         noisy = kept.astype(np.float64)
-        position = len(self.context)
         if not self.params.rejects:
-            noisy += gumbel_noise(self.seed, position, ids)
+            noisy += gumbel_noise(self.seed, position, kept_ids)
         probs, best = _softmax(noisy), noisy.argmax()
-        token, q = int(ids[best]), None
+        token, q = int(kept_ids[best]), None
         if self.params.rejects and draw:
-            token = int(ids[(noisy + draft_noise(self.trial_seed, root, position, ids)).argmax()])
-            q = _scatter(probs, ids, len(logits), 0.0)
-        return DraftToken(token, float(probs[best]), _scatter(noisy, ids, len(logits), -math.inf), q=q)
+            token = int(kept_ids[(noisy + draft_noise(self.trial_seed, root, position, kept_ids)).argmax()])
+            q = _scatter(probs, kept_ids, len(logits), 0.0)
+        return DraftToken(token, float(probs[best]), _scatter(noisy, kept_ids, len(logits), -math.inf), q=q)
 
     def distribution(self, logits: Array) -> NDArray[np.float64]:
         """Return the float64 distribution ``[vocab]`` of the next token, for a temperature above 0."""

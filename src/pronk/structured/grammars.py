@@ -89,6 +89,7 @@ class Grammars:
         )
         self._cache: OrderedDict[Guide, CompiledGrammar] = OrderedDict()
         self._cache_lock, self._compile_lock = Lock(), Lock()
+        self._executor = ThreadPoolExecutor(1, "pronk-guides")
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """Return the compiled guide, from the cache if possible.
@@ -118,10 +119,6 @@ class Grammars:
             return self._executor.submit(self.compile, guide)
         future.set_result(compiled)
         return future
-
-    @cached_property
-    def _executor(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "pronk-guides")
 
     def _find(self, guide: Guide) -> CompiledGrammar | None:
         with self._cache_lock:
