@@ -80,7 +80,7 @@ class Source(Proposer[Any]):
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         world, total = self.world, self.seconds * self.world.dice.uniform(1.0 / self.spread, self.spread)
         world.clock.now += total
-        known = contexts[0].policy.policy.source(self.name)
+        known = contexts[0].policy.policy.sources[self.name]
         if known.calls > 1:  # the first call is not counted
             world.beyond += max(0.0, total - len(contexts) * known.price)
         self.asked.append(world.step)

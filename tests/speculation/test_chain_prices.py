@@ -34,7 +34,7 @@ def test_the_start_of_a_proposal_is_what_its_passes_do_not_take(parents: tuple[i
     proposer, policy = begun()
     assert policy.reason(proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy)) == "pays"
     policy.take(proposer, "pays", 0.5, TokenTree(tuple(range(1, len(parents) + 1)), parents), [1])
-    assert policy.policy.source("draft").start == pytest.approx(0.5 - 0.1 * depth)
+    assert policy.policy.sources["draft"].start == pytest.approx(0.5 - 0.1 * depth)
 
 
 def test_an_empty_proposal_is_no_measure_of_a_start() -> None:
@@ -42,7 +42,7 @@ def test_an_empty_proposal_is_no_measure_of_a_start() -> None:
     proposer, policy = begun()
     assert policy.reason(proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy)) == "pays"
     policy.take(proposer, "pays", 0.5, TokenTree((1,), (-1,)), [1])
-    assert not policy.policy.source("draft").starts
+    assert not policy.policy.sources["draft"].starts
 
 
 def test_the_inner_drafter_of_a_wrapper_takes_no_part_of_the_time_for_learning() -> None:

@@ -258,7 +258,7 @@ def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
     """Reading costs as much as 20 passes; a chain of a new source saves about a pass in each step."""
     proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
     proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=20.0)
-    policy.policy.source("draft").explored = 1.0  # no time for learning is left
+    policy.policy.sources["draft"].explored = 1.0  # no time for learning is left
 
     def asked_at(max_depth: int) -> int:
         for step in range(100):
@@ -287,7 +287,7 @@ def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
     ask(sources[0], [world._context(each, each.states[0]) for each in requests], world.clock)
     for request in requests:
         request.policy.charge(sources[0], 1.0)  # its observation
-    assert world.policy.source("copy").price == pytest.approx(0.8 / 4 + 1.0)
+    assert world.policy.sources["copy"].price == pytest.approx(0.8 / 4 + 1.0)
 
 
 def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
@@ -295,7 +295,7 @@ def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
     source = Source(world, "copy", 0.1, always(0.9))
     request = world.request([source])
     world.decode([request], [source], 20)
-    spent, measured = world.policy.spent, world.policy.source("copy")
+    spent, measured = world.policy.spent, world.policy.sources["copy"]
     expected = measured.price
     assert expected > 0.0
     request.policy.begin()
@@ -308,7 +308,7 @@ def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
 
 def test_learning_waits_while_a_proposal_is_saved_for() -> None:
     policy = Policy(elapsed=100.0)
-    source = policy.source("copy")
+    source = policy.sources["copy"]
     assert policy.next_exploration(source, 0.1) == pytest.approx(10.0)
     assert policy.next_loss(2.0, saves=False) == pytest.approx(300.0)
     assert policy.next_exploration(source, 0.1) == pytest.approx(10.0)

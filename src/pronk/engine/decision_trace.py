@@ -54,15 +54,11 @@ class DecisionTrace:
     steps: list[Decision] = field(default_factory=list)
     _source_reports: tuple[SourceReport, ...] = ()
     _offered: TokenTree | None = None
-    _draft_seconds: float = 0.0
+    draft_seconds: float = 0.0  # seconds that the drafter has taken in the current step
 
     def record_proposal(self, source_reports: Sequence[SourceReport], tree: TokenTree) -> None:
         """Record the proposed tree of the current step and one report per drafter."""
         self._source_reports, self._offered = tuple(source_reports), tree
-
-    def add_draft_seconds(self, seconds: float) -> None:
-        """Add to the seconds that the drafter has taken in the current step."""
-        self._draft_seconds += seconds
 
     def record_step(
         self, outcome: Outcome[Any], costs: CostCurve | None, num_requests: int, seconds: float, allowance: float
@@ -78,9 +74,9 @@ class DecisionTrace:
                 outcome.committed,
                 None if costs is None else costs.at(num_requests) / num_requests,
                 None if costs is None else costs.at(num_requests * len(kept)) / num_requests,
-                self._draft_seconds,
+                self.draft_seconds,
                 seconds,
                 allowance,
             )
         )
-        self._source_reports, self._offered, self._draft_seconds = (), None, 0.0
+        self._source_reports, self._offered, self.draft_seconds = (), None, 0.0

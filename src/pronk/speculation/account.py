@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from pronk.speculation.cost_model import usual
@@ -67,7 +67,8 @@ class Policy:
     longest: float = 0.0  # longest forward pass that reads no prompt
     spent: float = 0.0  # drafting and draft rows, without the first proposal of each source
     saved: float = 0.0  # plain steps that accepted draft tokens made unnecessary
-    sources: dict[str, Source] = field(default_factory=dict)  # measurements by name
+    # Measurements by name, created on first use.
+    sources: defaultdict[str, Source] = field(default_factory=lambda: defaultdict(Source))
     # Values of ``elapsed`` between which nothing is spent on learning; see :meth:`next_loss`.
     saving: tuple[float, float] = (0.0, 0.0)
 
@@ -75,13 +76,6 @@ class Policy:
     def allowance(self) -> float:
         """Seconds that may still be lost."""
         return _SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
-
-    def source(self, name: str) -> Source:
-        """Return the measurements of a source, created on first use."""
-        source = self.sources.get(name)
-        if source is None:
-            source = self.sources[name] = Source()
-        return source
 
     def next_exploration(self, source: Source, seconds: float) -> float:
         """Return the ``elapsed`` at which a source's time for learning covers ``seconds`` more."""

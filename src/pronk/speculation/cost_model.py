@@ -91,18 +91,13 @@ class _Regression:
     xx: float = 0.0
     xy: float = 0.0
 
-    def add(self, x: float, y: float, weight: float = 1.0) -> None:
-        """Add a point."""
-        self.count += weight
-        self.x += weight * x
-        self.y += weight * y
-        self.xx += weight * x * x
-        self.xy += weight * x * y
-
-    def fade(self, keep: float) -> None:
-        """Multiply the weights of all points by ``keep``."""
-        self.count, self.x, self.y = keep * self.count, keep * self.x, keep * self.y
-        self.xx, self.xy = keep * self.xx, keep * self.xy
+    def add(self, x: float, y: float, weight: float = 1.0, *, keep: float = 1.0) -> None:
+        """Multiply the weights of all points by ``keep``, and add a point."""
+        self.count = keep * self.count + weight
+        self.x = keep * self.x + weight * x
+        self.y = keep * self.y + weight * y
+        self.xx = keep * self.xx + weight * x * x
+        self.xy = keep * self.xy + weight * x * y
 
     def line(self, spread: float) -> tuple[float, float]:
         """Return the value at 0 and the slope, at least 0.
@@ -189,8 +184,7 @@ class CostModel:
         speed = self._speed
         expected = speed * shape.at(rows, touched)
         one_row = min(seconds, 2.0 * expected) - expected + speed * shape.at(1)
-        self._by_context.fade(_KEEP)
-        self._by_context.add(context, one_row)
+        self._by_context.add(context, one_row, keep=_KEEP)
         at_zero, slope = self._by_context.line(_SPREAD)
         self._per_token = slope / at_zero if at_zero > 0.0 else 0.0
 

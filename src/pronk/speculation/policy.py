@@ -25,6 +25,7 @@ it. A proposal counts as at most twice its expected price, because other process
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -77,7 +78,7 @@ class RequestPolicy:
         self.offer: Offer | None = None  # best choice among this step's offers so far; ``None`` without ``curve``
         self.reports: list[SourceReport] = []  # one per proposal in this step
         self.regret = Regret()  # what other choices would have saved
-        self._contributions: dict[str, Mean] = {}
+        self._contributions: defaultdict[str, Mean] = defaultdict(Mean)  # by the name of the source
         self.num_requests, self._step, self._left, self._exploring = 1, 0, 0.0, False
         self._tree: TokenTree | None = None  # the only offer so far
         self._trie: Trie | None = None  # all offers, if there are several
@@ -130,12 +131,12 @@ class RequestPolicy:
         if self.curve is None or self.offer is None:
             self._wake = 0.0
             return "all"
-        source, offer = self.policy.source(proposer.source), self.offer
+        source, offer = self.policy.sources[proposer.source], self.offer
         chain = self.chain_price(proposer, context)
         if chain is None:
             price = source.price
             prior = source.contribution.value(_RATE, source.asked)
-            contribution = self._room * self._contribution(proposer).value(prior, self._step)
+            contribution = self._room * self._contributions[proposer.source].value(prior, self._step)
             contribution *= source.added / source.expected
             pays = (offer.tokens + contribution) * offer.seconds > offer.tokens * (offer.seconds + price)
         else:
@@ -196,7 +197,7 @@ class RequestPolicy:
         self._left -= counted
         self.policy.spent += counted
         if asked.reason == "explores":
-            self.policy.source(proposer.source).explored += counted
+            self.policy.sources[proposer.source].explored += counted
 
     def charge_rest(self, seconds: float) -> None:
         """Divide the time of decisions among the asked sources: what of ``seconds`` is not charged yet."""
@@ -222,7 +223,7 @@ class RequestPolicy:
             saved -= report.seconds
             net = -report.seconds
             if report.tree.num_draft_tokens:
-                length, source = report.tree.num_matched(tokens), self.policy.source(report.source)
+                length, source = report.tree.num_matched(tokens), self.policy.sources[report.source]
                 source.expected += report.after.tokens - report.before.tokens
                 source.added += max(0, min(length, accepted) - before)
                 before = max(before, min(length, accepted))
@@ -248,7 +249,7 @@ class RequestPolicy:
         ``reason`` is why the source was asked, and ``seconds`` this request's part of the duration. ``lead`` are draft
         tokens of another source between the text and the tree's root, the root included.
         """
-        before, source = self.offer, self.policy.source(proposer.source)
+        before, source = self.offer, self.policy.sources[proposer.source]
         tree = tree if tree.gain is not None else self._with_gains(proposer, tree)
         expected, chain = source.price, self._chain_prices.get(id(proposer))
         if chain is not None:
@@ -261,14 +262,19 @@ class RequestPolicy:
         source.asked += 1
         if price is not None:
             source.prices.append(price)
-        self._add(proposer.name, tree)
+        if tree.num_draft_tokens and self._tree is None and self._trie is None:
+            self._tree = tree
+        elif tree.num_draft_tokens:
+            self._union(tree.tokens[0]).merge(tree, (proposer.name, 0))
+            if tree.verify is not None:
+                self._unacceptable.append(tree)
         self.acceptance.propose(proposer.source, lead, tree)
         if before is not None and self.curve is not None:
             only = () if self._tree is None else self._tree.gain or ()
             gains = only if self._trie is None else self._trie.gains
             after = self.offer = Offer.of(gains[1:], self.curve, self.num_requests) if len(gains) > 1 else before
             added = after.tokens - before.tokens - (after.seconds - before.seconds) * before.tokens / before.seconds
-            self._contribution(proposer).learn(added, self._room, self._step)
+            self._contributions[proposer.source].learn(added, self._room, self._step)
             if not self.acceptance.private:
                 source.contribution.learn(added, self._room, source.asked)
             self._room = max(0.0, self._probability_wrong())
@@ -305,16 +311,6 @@ class RequestPolicy:
         tree = self._tree
         return 1.0 if tree is None or tree.gain is None else 1.0 - sum(tree.gain[n] for n in tree.children(0).values())
 
-    def _add(self, name: str, tree: TokenTree) -> None:
-        if not tree.num_draft_tokens:
-            return
-        if self._tree is None and self._trie is None:
-            self._tree = tree
-            return
-        self._union(tree.tokens[0]).merge(tree, (name, 0))
-        if tree.verify is not None:
-            self._unacceptable.append(tree)
-
     def _union(self, root: int) -> Trie:
         if self._trie is None:
             self._trie = Trie(root)
@@ -324,9 +320,6 @@ class RequestPolicy:
             if tree.verify is not None:
                 self._unacceptable.append(tree)
         return self._trie
-
-    def _contribution(self, proposer: Proposer[Any]) -> Mean:
-        return self._contributions.setdefault(proposer.source, Mean())
 
     def chain_rate(self, proposer: Proposer[Any]) -> float:
         """Return the mean acceptance rate of a source's draft tokens."""

@@ -302,24 +302,20 @@ def ask(
 
     ``check`` returns a proposed tree if it is valid, and raises an error otherwise; then no policy takes a tree.
     """
-    reasons = {number: context.policy.reason(proposer, context) for number, context in enumerate(contexts)}
-    asked = {number: reason for number, reason in reasons.items() if reason is not None}
+    reasons = [(context, context.policy.reason(proposer, context)) for context in contexts]
+    asked = [(context, reason) for context, reason in reasons if reason is not None]
     if not asked:
         return
-    contexts[0].policy.policy.source(proposer.source).calls += 1
+    contexts[0].policy.policy.sources[proposer.source].calls += 1
     began = clock()
-    wanted = [contexts[n] for n, reason in asked.items() if reason != "explores" or not proposer.shadow(contexts[n])]
-    proposed = dict(zip(map(id, wanted), proposer.propose(wanted) if wanted else (), strict=True))
-    trees = []
-    for number in asked:
-        context = contexts[number]
-        if id(context) in proposed:
-            trees.append(check(context, proposed[id(context)]))
-        else:  # the drafter has counted its choices, and offers nothing
-            trees.append(TokenTree.chain(context.tokens[-1:], gain=[1.0]))
+    wanted = [context for context, reason in asked if reason != "explores" or not proposer.shadow(context)]
+    proposed = zip(wanted, proposer.propose(wanted) if wanted else (), strict=True)
+    trees = {id(context): check(context, tree) for context, tree in proposed}
     seconds = (clock() - began) / len(asked)
-    for (number, reason), tree in zip(asked.items(), trees, strict=True):
-        context, began = contexts[number], clock()
+    for context, reason in asked:
+        began = clock()
+        # A drafter that has only counted its choices offers nothing.
+        tree = trees.get(id(context)) or TokenTree.chain(context.tokens[-1:], gain=[1.0])
         context.policy.take(proposer, reason, seconds, tree, context.tokens[context.root + 1 :])
         context.policy.charge(proposer, seconds + clock() - began)
 

@@ -57,11 +57,7 @@ class Regret:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ratios as JSON values, ``None`` without any step of known costs."""
-        return {
-            "best_source": self.best_source,
-            "against_source": self.against_source,
-            "against_steps": self.against_steps,
-        }
+        return {name: getattr(self, name) for name in ("best_source", "against_source", "against_steps")}
 
     def _against(self, saved: float) -> float | None:
         # Plain decoding takes seconds + self.saved; the other choice takes ``saved`` less than that.

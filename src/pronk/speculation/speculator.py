@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -39,32 +40,34 @@ class Speculator:
 
         ``stats`` are the acceptance statistics of all requests without an adapter; ``None``: each request has its own.
         """
-        self.runner, self.budget, self.stats = runner, budget, stats
+        self.runner, self.budget = runner, budget
         self.vocab_size = runner.decoder.config.vocab_size
         self.policy = Policy()
         # Costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to be measured.
         self.costs: CostCurve | None = None
         self.seconds = 0.0  # duration of all proposer calls of this step
         self._num_decoding = 1
-        self._stats_by_adapter: dict[Adapter, AcceptanceStats] = {}
-
-    def _stats_for(self, request: Request) -> AcceptanceStats | None:
-        """Return the acceptance statistics of the requests with the same adapter."""
-        if self.stats is None or request.adapter is None:
-            return self.stats
-        return self._stats_by_adapter.setdefault(request.adapter, AcceptanceStats())
+        self._stats_by_adapter: dict[Adapter | None, AcceptanceStats] | None = None
+        if stats is not None:
+            self._stats_by_adapter = defaultdict(AcceptanceStats, {None: stats})
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
         """Begin a step: call the proposers' ``on_preempt`` for preempted requests, ``start`` for new ones."""
         self.runner.early_tokens.clear()  # of the previous step: tokens whose first layers drafters have computed
-        self._on_preempt(preempted)
+        for request in preempted:
+            if request.proposer is not None and request.draft_started:
+                try:
+                    request.proposer.on_preempt(request.draft_state)
+                except Exception as error:  # noqa: BLE001 - proposers are user code
+                    self._give_up(request, error)
         self.seconds = 0.0
         for request in (scheduled.request for scheduled in batch):
             request.policy.begin()
             if request.draft_started or request.proposer is None:
                 continue
             params, began = request.params, self.runner.clock()
-            acceptance = RequestAcceptance(self._stats_for(request), params.temperature, private=params.rejects)
+            stats = None if self._stats_by_adapter is None else self._stats_by_adapter[request.adapter]
+            acceptance = RequestAcceptance(stats, params.temperature, private=params.rejects)
             request.policy = RequestPolicy(self.policy, acceptance)
             request.stats.regret = request.policy.regret
             try:
@@ -175,15 +178,6 @@ class Speculator:
                     self._give_up(request, error)
             self._record_draft_time(requests, began)
 
-    def _on_preempt(self, requests: Iterable[Request]) -> None:
-        """Let proposers free the KV blocks that preempted requests hold in a draft model's cache."""
-        for request in requests:
-            if request.proposer is not None and request.draft_started:
-                try:
-                    request.proposer.on_preempt(request.draft_state)
-                except Exception as error:  # noqa: BLE001 - proposers are user code
-                    self._give_up(request, error)
-
     def _call(
         self, proposer: Proposer[Any], requests: Sequence[Request], draft_slots: Mapping[Request, int]
     ) -> dict[Request, TokenTree]:
@@ -208,7 +202,20 @@ class Speculator:
             return validate_draft(proposer.name, context, tree, self.vocab_size)
 
         try:
-            contexts = [self._context(request, draft_slots[request]) for request in requests]
+            contexts: list[DraftContext[Any]] = [
+                DraftContext(
+                    request.draft_state,
+                    request.tokens,
+                    max(0, request.num_remaining - 1),
+                    draft_slots[request],
+                    request.params,
+                    request.sampler,
+                    request.block_table,
+                    request.policy,
+                    request.cache_salt,
+                )
+                for request in requests
+            ]
             with interruptible():
                 if proposer.capabilities.self_budgeting:
                     proposed = proposer.propose(contexts)
@@ -233,20 +240,7 @@ class Speculator:
             request.policy.charge_rest(seconds / len(requests))
             request.stats.draft_seconds += seconds
             if request.decision_trace is not None:
-                request.decision_trace.add_draft_seconds(seconds / len(requests))
-
-    def _context(self, request: Request, num_draft_slots: int) -> DraftContext[Any]:
-        return DraftContext(
-            request.draft_state,
-            request.tokens,
-            max(0, request.num_remaining - 1),
-            num_draft_slots,
-            request.params,
-            request.sampler,
-            request.block_table,
-            request.policy,
-            request.cache_salt,
-        )
+                request.decision_trace.draft_seconds += seconds / len(requests)
 
     def _select(
         self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree], drafting: float

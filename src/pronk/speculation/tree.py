@@ -168,10 +168,7 @@ class TokenTree:
     @cached_property
     def main_chain(self) -> int:
         """Number of nodes of the main chain (see the class), the root included."""
-        for node, parent in enumerate(self.parents):
-            if parent != node - 1:
-                return node
-        return len(self)
+        return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self))
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
