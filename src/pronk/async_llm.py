@@ -28,7 +28,7 @@ from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request import Request
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError, OverloadedError
-from pronk.llm import LLM, Prompt, create_requests
+from pronk.llm import LLM, Prompt
 from pronk.outputs import Completion, Piece
 from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
@@ -310,7 +310,8 @@ class AsyncLLM:
         adapter: str | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        groups = create_requests(self.llm, prompts, params, drafter, adapter)
+        found, proposer = self.llm.adapters.find(adapter), self.llm.get_proposer(drafter, adapter)
+        groups = self.llm.request_factory.create_batch(prompts, params, proposer, found)
         requests = dict(enumerate(request for group in groups for request in group))
         for index, pieces in given.items():
             if pieces and pieces[-1].completion is not None:

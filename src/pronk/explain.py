@@ -10,7 +10,7 @@ from statistics import median
 from pronk.checks import check_integer
 from pronk.drafters import Drafter
 from pronk.engine.decision_trace import Decision, DecisionTrace
-from pronk.llm import LLM, create_requests
+from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.regret import Regret
@@ -80,7 +80,7 @@ def explain(
     """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record each step; ``n`` must be 1."""
     if params is not None:
         check_integer("n", params.n, 1, 1)
-    ((request,),) = create_requests(llm, [prompt], params, drafter, None)
+    ((request,),) = llm.request_factory.create_batch([prompt], params, llm.get_proposer(drafter), None)
     request.decision_trace = DecisionTrace()
     llm.engine.run([request])
     steps = tuple(request.decision_trace.steps)

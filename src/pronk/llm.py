@@ -8,18 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from pronk.architecture.config import ModelConfig
 from pronk.arrays import INT8, Array
 from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_integer
-from pronk.drafters import Drafter, Proposer, Target, make_drafter
+from pronk.drafters import Drafter, Proposer, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
-from pronk.engine.engine import Engine
+from pronk.engine.engine import Engine, prefill_size
 from pronk.engine.pooling import EmbeddingOptions, Pooling
-from pronk.engine.request import Request
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
-from pronk.errors import OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
@@ -32,7 +29,7 @@ from pronk.parallel.worker_group import is_launched, start_workers
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts
-from pronk.sampling.params import SamplingParams, params_per_prompt
+from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_stats import AcceptanceFile
 from pronk.tokenization.chat.messages import Messages, TemplateOptions, Tools
 from pronk.tokenization.tokenizer import Tokenizer
@@ -55,6 +52,10 @@ class LLM:
         workers: number of processes that compute the model.
         adapters: the adapters, by name.
         calibration: measured acceptance rates; ``save()`` writes them to a file.
+        exact: whether equal seeds give equal texts with any drafter and batch, if acceptance is ``coupled``.
+        device: device that computes the model.
+        kernels: instruction set of pronk's kernels in use, or ``"torch"``.
+        target: target to bind a drafter to; ``Suffix().bind(llm.target)`` creates a new :class:`Proposer`.
     """
 
     def __init__(  # noqa: PLR0913 - independent options
@@ -134,12 +135,13 @@ class LLM:
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
         self.config = read_config(self.path, opened, context)
-        num_prefilled = _prefill_size(prefill_chunk, self.config)
+        num_prefilled = prefill_size(prefill_chunk, self.config)
         self.adapters = Adapters(adapters, self.config, workers)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
         self.calibration = AcceptanceFile.open(calibration, self.path)
         self.dtype, self.workers = parse_dtype(dtype, self.config), workers
         backend = choose_backend(kernels, device, self.config, self.dtype)
+        self.device, self.kernels = backend.device, backend.name
         self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
         if check is not None:
             check(self.request_factory)
@@ -180,7 +182,8 @@ class LLM:
                 acceptance_stats=self.calibration.stats,
                 runner=self._team.make_runner(decoder, cache),
             )
-            self._proposers = ProposerCache(self.engine.target, self.drafter)
+            self.target, self.exact = self.engine.target, self.engine.exact
+            self._proposers = ProposerCache(self.target, self.drafter)
             on_error.pop_all()  # no error: keep the workers running
 
     def close(self) -> None:
@@ -188,26 +191,6 @@ class LLM:
         self._team.end()
         if self._prompt_cache is not None:
             self._prompt_cache.close()
-
-    @property
-    def exact(self) -> bool:
-        """Whether equal seeds give equal texts with any drafter and batch, if acceptance is ``coupled``."""
-        return self.engine.exact
-
-    @property
-    def device(self) -> str:
-        """Device that computes the model."""
-        return self.engine.target.decoder.backend.device
-
-    @property
-    def target(self) -> Target:
-        """Target to bind a drafter to; ``Suffix().bind(llm.target)`` creates a new :class:`Proposer`."""
-        return self.engine.target
-
-    @property
-    def kernels(self) -> str:
-        """Instruction set of pronk's kernels in use, or ``"torch"``."""
-        return self.engine.runner.decoder.backend.name
 
     @overload
     def generate(
@@ -257,7 +240,8 @@ class LLM:
         """
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
-        groups = create_requests(self, batch, params, drafter, adapter)
+        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
+        groups = self.request_factory.create_batch(batch, params, proposer, found)
         requests = [request for group in groups for request in group]
         self.engine.run(requests, None if progress is None else lambda finished: progress(finished, len(requests)))
         completions = [Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups]
@@ -272,7 +256,8 @@ class LLM:
         adapter: str | None = None,
     ) -> Generator[Piece]:
         """Continue one prompt and yield the new tokens; closing the iterator aborts the request."""
-        (requests,) = create_requests(self, [prompt], params, drafter, adapter)
+        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
+        (requests,) = self.request_factory.create_batch([prompt], params, proposer, found)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
@@ -362,32 +347,3 @@ class LLM:
         Raises ``OptionError`` or ``CheckpointError``.
         """
         return self._proposers.get_proposer(spec, adapter)
-
-
-def create_requests(
-    llm: LLM,
-    prompts: Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    drafter: str | Drafter | None,
-    adapter: str | None,
-) -> list[list[Request]]:
-    """Return the engine's requests of each prompt, one per sample; arguments as for :meth:`LLM.generate`."""
-    pairs = zip(prompts, params_per_prompt(params, len(prompts)), strict=True)
-    create, encode = llm.request_factory.create_samples, llm.request_factory.encode_prompt
-    found, proposer = llm.adapters.find(adapter), llm.get_proposer(drafter, adapter)
-    return [create(encode(prompt), options, proposer, adapter=found) for prompt, options in pairs]
-
-
-def _prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
-    """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
-
-    Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window. With chunks of one window
-    (Jiang et al. 2023, figure 3) a chunk sees itself and the chunk before it.
-    """
-    if prefill_chunk != "window":
-        return check_integer("prefill_chunk", prefill_chunk, 16, 8192)
-    windows = [size for size in config.windows if size is not None]
-    if not windows:
-        msg = "prefill_chunk: expected a model with a sliding window, found none; give a number in 16..8192"
-        raise OptionError(msg)
-    return min(max(16, *windows), 8192)

@@ -13,13 +13,15 @@ from pathlib import Path
 from threading import RLock
 from time import perf_counter
 from traceback import clear_frames
-from typing import Any
+from typing import Any, Literal
 
+from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, Array, DType
+from pronk.checks import check_integer
 from pronk.engine.request import Request, Token
 from pronk.engine.request_step import OutputProcessor, plan_step
 from pronk.engine.scheduler import Scheduler
-from pronk.errors import CacheFullError, PronkError
+from pronk.errors import CacheFullError, OptionError, PronkError
 from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
 from pronk.interrupts import interruptible, uninterrupted
@@ -259,6 +261,21 @@ class Engine:
         with uninterrupted():
             for request in requests:
                 self.abort(request)
+
+
+def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
+    """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
+
+    Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window. With chunks of one window
+    (Jiang et al. 2023, figure 3) a chunk sees itself and the chunk before it.
+    """
+    if prefill_chunk != "window":
+        return check_integer("prefill_chunk", prefill_chunk, 16, 8192)
+    windows = [size for size in config.windows if size is not None]
+    if not windows:
+        msg = "prefill_chunk: expected a model with a sliding window, found none; give a number in 16..8192"
+        raise OptionError(msg)
+    return min(max(16, *windows), 8192)
 
 
 def _raise_errors(requests: Sequence[Request]) -> None:

@@ -17,7 +17,7 @@ from pronk.kernels.library import Kernels
 from pronk.models.adapters import Adapter
 from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
-from pronk.sampling.params import SamplingParams
+from pronk.sampling.params import SamplingParams, params_per_prompt
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget
 from pronk.speculation.proposer import Proposer
@@ -79,6 +79,17 @@ class RequestFactory:
         if params.guide is not None:
             self.grammars.compile(params.guide)
 
+    def create_batch(
+        self,
+        prompts: Sequence[str | list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        proposer: Proposer[Any],
+        adapter: Adapter | None,
+    ) -> list[list[Request]]:
+        """Create the samples of several prompts; see :meth:`.LLM.generate` for ``prompts`` and ``params``."""
+        pairs = zip(prompts, params_per_prompt(params, len(prompts)), strict=True)
+        return [self.create_samples(self.encode_prompt(p), each, proposer, adapter=adapter) for p, each in pairs]
+
     def create_samples(
         self,
         prompt: Sequence[int],
@@ -95,16 +106,15 @@ class RequestFactory:
         option does not fit the model or the prompt.
         """
         seed = random_seed() if params.seed is None else params.seed
-        first = self.create_request(prompt, params, proposer, seed=seed, processors=processors())
-        rest = [
-            self.create_request(
-                prompt, params, proposer, seed=derive_seed(seed, sample), parent=first, processors=processors()
+        samples = list[Request]()
+        for number in range(params.n):
+            parent, own_seed = (samples[0] if samples else None), derive_seed(seed, number)
+            request = self.create_request(
+                prompt, params, proposer, seed=own_seed, parent=parent, processors=processors()
             )
-            for sample in range(1, params.n)
-        ]
-        for request in (first, *rest):
             request.adapter = adapter
-        return [first, *rest]
+            samples.append(request)
+        return samples
 
     def create_embeddings(
         self,
@@ -169,9 +179,19 @@ class RequestFactory:
         its KV blocks may be shared. ``processors`` apply after those of the options; each receives the tokens after
         ``prompt`` and ``output``.
         """
-        self._check(prompt, params)
+        context = self.config.context
+        if len(prompt) + params.max_tokens > context:
+            msg = (
+                f"max_tokens: expected at most {context - len(prompt)} after a prompt of {len(prompt)} tokens "
+                f"(context {context}), found {params.max_tokens}; lower max_tokens or shorten the prompt"
+            )
+            raise OptionError(msg)
+        self._check_ids(params)
         stop_token_ids, tokens = stop_ids_with_eos(params, self.config.eos_ids), [*prompt, *output]
         grammar = None if params.guide is None else self.grammars.compile(params.guide)
+        thinking = list[LogitsProcessor]()
+        if params.thinking_budget is not None and (markers := self.answer_format.thinking_markers) is not None:
+            thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
         request_sampler = sampler(
             params,
             seed,
@@ -181,7 +201,7 @@ class RequestFactory:
             stop_token_ids=sorted(stop_token_ids),
             bad_words=self._bad_words(params),
             kernels=self.kernels,
-            processors=[*self._thinking_budget(params, prompt, output), *processors],
+            processors=[*thinking, *processors],
             guide=None if grammar is None else grammar.new_processor(output),
         )
         detokenizer = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
@@ -190,14 +210,6 @@ class RequestFactory:
         request = Request(prompt, tokens, params, seed, proposer, request_sampler, detokenizer, stop_token_ids, parent)
         request.stats.compile_seconds = 0.0 if grammar is None else grammar.seconds
         return request
-
-    def _thinking_budget(
-        self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
-    ) -> list[LogitsProcessor]:
-        budget = params.thinking_budget
-        if budget is None or (markers := self.answer_format.thinking_markers) is None:
-            return []
-        return [ThinkingBudget(budget, markers, prompt, output)]
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``; cached."""
@@ -217,16 +229,6 @@ class RequestFactory:
             msg = f"bad_words: expected texts of at least one token, found {list(params.bad_words)!r}; change the text"
             raise OptionError(msg)
         return words
-
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        context = self.config.context
-        if len(prompt) + params.max_tokens > context:
-            msg = (
-                f"max_tokens: expected at most {context - len(prompt)} after a prompt of {len(prompt)} tokens "
-                f"(context {context}), found {params.max_tokens}; lower max_tokens or shorten the prompt"
-            )
-            raise OptionError(msg)
-        self._check_ids(params)
 
     def _check_ids(self, params: SamplingParams) -> None:
         if params.thinking_budget is not None and self.answer_format.reasoning is None:
