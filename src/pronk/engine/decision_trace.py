@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,23 +51,18 @@ class DecisionTrace:
     """Recorded decisions of one request, one per decoding step."""
 
     steps: list[Decision] = field(default_factory=list)
-    _source_reports: tuple[SourceReport, ...] = ()
-    _offered: TokenTree | None = None
+    offered: TokenTree | None = None  # tree that was proposed in the current step
     draft_seconds: float = 0.0  # seconds that the drafter has taken in the current step
-
-    def record_proposal(self, source_reports: Sequence[SourceReport], tree: TokenTree) -> None:
-        """Record the proposed tree of the current step and one report per drafter."""
-        self._source_reports, self._offered = tuple(source_reports), tree
 
     def record_step(
         self, outcome: Outcome[Any], costs: CostCurve | None, num_requests: int, seconds: float, allowance: float
     ) -> None:
-        """Complete the record of the current step, in which ``num_requests`` requests decoded."""
+        """Record the current step, in which ``num_requests`` requests decoded."""
         kept = outcome.tree
         self.steps.append(
             Decision(
-                self._source_reports,
-                self._offered or kept,
+                tuple(outcome.policy.reports),
+                self.offered or kept,
                 kept,
                 outcome.path,
                 outcome.committed,
@@ -79,4 +73,4 @@ class DecisionTrace:
                 allowance,
             )
         )
-        self._source_reports, self._offered, self.draft_seconds = (), None, 0.0
+        self.offered, self.draft_seconds = None, 0.0

@@ -77,6 +77,8 @@ class Engine:
         """
         self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
+        # Whether the logits of a row are bit-equal for every batch and every token tree around the row.
+        self.exact = self.runner.exact
         window, costs = decoder.config.window, self.runner.cost_model
         self.scheduler = Scheduler(cache, window, max_batch, prefill_chunk, max_tree, costs)
         self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
@@ -84,11 +86,6 @@ class Engine:
         self.lock = RLock()
         self.target = Target(decoder, cache, tokenizer, kv_budget, folder, self.lock, runner=self.runner, clock=clock)
         self._stepping = False
-
-    @property
-    def exact(self) -> bool:
-        """Whether the logits of a row are bit-equal for every batch and every token tree around the row."""
-        return self.runner.exact
 
     def add(self, request: Request) -> None:
         """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
@@ -202,7 +199,7 @@ class Engine:
         self.scheduler.release_outside_window(block_table)
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
-            self.scheduler.reserve(block_table, block_table.length + len(tree))
+            self.cache.prepare(block_table, block_table.length + len(tree))
             job = ForwardJob(Segment(block_table, tree), logits_nodes, len(prompt))
             with interruptible():
                 return self.runner.forward([job]).logits[0]

@@ -42,13 +42,8 @@ class EmbeddingOptions:
 
     def embeddings(self, poolers: Iterable[HiddenPooler | None], hidden_size: int) -> Array:
         """Return the embeddings, float32 ``[texts, dimensions]``, of prompts that are done."""
-        vectors = [self._finish(pooler.pooled) for pooler in poolers if pooler is not None]
+        vectors = [pooler.embedding for pooler in poolers if pooler is not None]
         return np.array(vectors, np.float32).reshape(len(vectors), self.dimensions or hidden_size)
-
-    def _finish(self, pooled: Array) -> Array:
-        vector = pooled[: self.dimensions]
-        norm = float(np.sqrt(np.sum(np.square(vector)))) if self.normalize else 1.0
-        return vector / (norm or 1.0)  # a zero vector stays zero
 
 
 class HiddenPooler:
@@ -91,7 +86,9 @@ class HiddenPooler:
         self._num_seen = max(self._num_seen, stop)
 
     @property
-    def pooled(self) -> Array:
-        """Pooled hidden state, float64 ``[hidden]``, once the prompt is :attr:`done`."""
+    def embedding(self) -> Array:
+        """Embedding, float64 ``[dimensions]``, once the prompt is :attr:`done`."""
         assert self._sum is not None, "expected a prompt that is done, found one in progress"
-        return self._sum / (self.num_tokens if self.needs_all_rows else 1)
+        vector = (self._sum / (self.num_tokens if self.needs_all_rows else 1))[: self.options.dimensions]
+        norm = float(np.sqrt(np.sum(np.square(vector)))) if self.options.normalize else 1.0
+        return vector / (norm or 1.0)  # a zero vector stays zero

@@ -126,13 +126,6 @@ class Scheduler:
                 waited = now - request.start_time
                 request.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
 
-    def reserve(self, block_table: BlockTable, num_tokens: int) -> None:
-        """Make the KV slots of tokens ``block_table.length .. num_tokens - 1`` writable.
-
-        All blocks of the target are allocated here. Raises ``CacheFullError`` if too few are free.
-        """
-        self.cache.prepare(block_table, num_tokens)
-
     def release_outside_window(self, block_table: BlockTable) -> None:
         """Release the blocks whose tokens have left the attention window."""
         if self.window is not None:
@@ -238,7 +231,7 @@ class Scheduler:
             and allocator.num_missing(request.block_table, length)
             <= (allocator.num_free - len(allocator.evictable)) // 2
         ):
-            self.reserve(request.block_table, length)
+            self.cache.prepare(request.block_table, length)
 
     def _num_available_blocks(self, lower_priority: Sequence[Request] = ()) -> int:
         """Count the free blocks, plus those of ``lower_priority``, minus those that other requests need."""
@@ -303,7 +296,7 @@ class Scheduler:
                 self._preempt(last)
                 if last is request:
                     return False
-        self.reserve(request.block_table, length)
+        self.cache.prepare(request.block_table, length)
         return True
 
     def _reserve_draft_slots(self, requests: Sequence[Request]) -> dict[Request, int]:
@@ -321,7 +314,7 @@ class Scheduler:
             if not num_new and allocator.num_free and num_held * size - block_table.length <= size and num_held < end:
                 num_new = 1
             draft_slots[request] = max(0, min(self.max_tree, (num_held + num_new) * size - block_table.length) - 1)
-            self.reserve(block_table, block_table.length + 1 + draft_slots[request])
+            self.cache.prepare(block_table, block_table.length + 1 + draft_slots[request])
         return draft_slots
 
     def _max_blocks(self, request: Request) -> int:

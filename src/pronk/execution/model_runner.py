@@ -8,7 +8,7 @@ program of the backend (:mod:`pronk.execution.layer_executor`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from time import perf_counter
 from typing import NamedTuple
 
@@ -127,11 +127,14 @@ class ModelRunner:
         would skip one of these layers, or one that a projection reads, the result is ``None``, so that it computes all
         layers of all nodes.
         """
-        early = EarlyRows.of(self.early_tokens.get(id(block_table)), tree)
+        early = self.early_tokens.get(id(block_table))
         if early is None:
             return None
         read = (*hidden, *(layer for projection in self.cache.projections for layer in projection.layers))
-        return None if min(read, default=early.num_layers + 1) <= early.num_layers else early
+        pairs = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
+        num_nodes = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+        needs_all = not num_nodes or min(read, default=early.num_layers + 1) <= early.num_layers
+        return None if needs_all else EarlyRows(early.num_layers, num_nodes)
 
     def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
         slots = []

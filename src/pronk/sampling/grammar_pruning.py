@@ -33,10 +33,7 @@ def visit(
 
 def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
     """Return the tree without draft tokens that the guide forbids; keep nodes that cannot be accepted."""
-    children: list[list[int]] = [[] for _ in tree.tokens]
-    for node in range(1, len(tree)):
-        if tree.acceptable[node]:
-            children[tree.parents[node]].append(node)
+    children = [[*tree.children(node).values()] for node in range(len(tree))]
     kept = {0, *(node for node, acceptable in enumerate(tree.acceptable) if not acceptable)}
 
     def keep_if_allowed(node: int) -> bool:

@@ -225,7 +225,7 @@ class Speculator:
                     trees = [context.policy.tree(context.tokens[-1], context.max_nodes) for context in contexts]
             for request, tree in zip(requests, trees, strict=True):
                 if request.decision_trace is not None:
-                    request.decision_trace.record_proposal(request.policy.reports, tree)
+                    request.decision_trace.offered = tree
             return {request: tree for request, tree in zip(requests, trees, strict=True) if tree.num_draft_tokens}
         finally:
             # A proposer that raised may have left draft tokens in the context of a sampler: remove them.
