@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
 
-from pronk.speculation.tree import TokenTree
+from pronk.speculation.tree import TokenTree, TokenView
 
 CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the example in the docstring of speculation.tree
 
@@ -219,3 +220,22 @@ def test_hang_below() -> None:
         assert all(tree.draft_sample(node) == (node, None) for node in range(above))
         # The tokens above and the old root may be accepted.
         assert all(tree.child(node, tree.tokens[node + 1]) == node + 1 for node in range(above))
+
+
+@pytest.mark.parametrize("split", range(6))
+def test_a_view_behaves_like_a_list(split: int) -> None:
+    tokens = [7, 8, 9, 7, 5]
+    longer = TokenView(tokens[:split], tuple(tokens[split:]))
+    assert len(longer) == len(tokens)
+    assert [*longer] == tokens
+    assert [*reversed(longer)] == tokens[::-1]
+    places = [*range(-8, 9)]
+    for place in places:
+        if -5 <= place < 5:
+            assert longer[place] == tokens[place]
+        else:
+            with pytest.raises(IndexError):
+                longer[place]
+    for start, stop, step in product([None, *places], [None, *places], [None, 1, 2, -1, -3]):
+        assert longer[start:stop:step] == tokens[start:stop:step]
+    assert (longer.index(7), longer.count(7), 5 in longer, 6 in longer) == (0, 2, True, False)

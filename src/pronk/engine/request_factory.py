@@ -17,7 +17,7 @@ from pronk.kernels.library import Kernels
 from pronk.models.adapters import Adapter
 from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
-from pronk.sampling.params import SamplingParams, params_per_prompt
+from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget
 from pronk.speculation.proposer import Proposer
@@ -87,7 +87,15 @@ class RequestFactory:
         adapter: Adapter | None,
     ) -> list[list[Request]]:
         """Create the samples of several prompts; see :meth:`.LLM.generate` for ``prompts`` and ``params``."""
-        pairs = zip(prompts, params_per_prompt(params, len(prompts)), strict=True)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
+            msg = f"params: expected SamplingParams or a list of them, found {params!r}"
+            raise OptionError(msg)
+        if len(params) != len(prompts):
+            msg = f"params: expected one for all prompts or one per prompt ({len(prompts)}), found {len(params)}"
+            raise OptionError(msg)
+        pairs = zip(prompts, params, strict=True)
         return [self.create_samples(self.encode_prompt(p), each, proposer, adapter=adapter) for p, each in pairs]
 
     def create_samples(
@@ -217,10 +225,8 @@ class RequestFactory:
 
         if isinstance(proposer, GrammarProposer):
             return proposer
-        wrapper = self._grammar_proposers.get(id(proposer))  # the wrapper keeps ``proposer`` alive: its id is unique
-        if wrapper is None:
-            wrapper = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
-        return wrapper
+        # The wrapper keeps ``proposer`` alive, so the id is unique.
+        return self._grammar_proposers.setdefault(id(proposer), GrammarProposer(proposer))
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         encode = self.tokenizer.encode

@@ -141,19 +141,6 @@ class SamplingParams:
         return values
 
 
-def params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """Return the options of each of ``count`` prompts; raise OptionError for a list of another length."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
-        msg = f"params: expected SamplingParams or a list of them, found {params!r}"
-        raise OptionError(msg)
-    if len(params) != count:
-        msg = f"params: expected one for all prompts or one per prompt ({count}), found {len(params)}"
-        raise OptionError(msg)
-    return list(params)
-
-
 # (option, minimum, maximum); None: no maximum.
 _INTEGERS: tuple[tuple[str, int, int | None], ...] = (
     ("max_tokens", 1, None),

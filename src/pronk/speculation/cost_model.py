@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import NamedTuple
 
 _WINDOW = 8  # number of passes that the speed, or a level, is measured by
@@ -120,14 +121,7 @@ class _Level:
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     middle: float = 0.0  # median of ``costs``
-    latest: int = 0
-
-    def learn(self, cost: float, number: int) -> bool:
-        """Record the cost of pass ``number``; return whether the median has changed."""
-        self.costs.append(cost)
-        before, self.latest = self.middle, number
-        self.middle = sorted(self.costs)[(len(self.costs) - 1) // 2]
-        return self.middle != before
+    latest: int = 0  # number of the last pass
 
 
 class CostModel:
@@ -168,7 +162,7 @@ class CostModel:
         """
         if touched is not None and rows > 1 and self._experts:
             self._overlaps.append(_overlap(rows, touched))
-            self._overlap = sorted(self._overlaps)[(len(self._overlaps) - 1) // 2]
+            self._overlap = median_low(self._overlaps)
         shape = self._curve(1.0, context)
         shape = shape.rest(early) if early else shape
         speed = max(seconds, 1e-9) / shape.at(rows, touched)
@@ -216,8 +210,10 @@ class CostModel:
         return usual([speed for _, speed in self._speeds])
 
     def _learn_level(self, rows: int, cost: float) -> None:
-        changed = self._levels.setdefault(rows, _Level()).learn(cost, self._num_passes)
-        if not changed and not self._experts:
+        level = self._levels.setdefault(rows, _Level())
+        level.costs.append(cost)
+        before, level.middle, level.latest = level.middle, median_low(level.costs), self._num_passes
+        if level.middle == before and not self._experts:
             return  # the line would differ only in the weights of its points; with experts, the overlap moves them
         line, now, curve = _Regression(), self._num_passes, self._curve(1.0, 0)
         line.add(1.0, 1.0, 0.1)

@@ -182,55 +182,46 @@ class Speculator:
         self, proposer: Proposer[Any], requests: Sequence[Request], draft_slots: Mapping[Request, int]
     ) -> dict[Request, TokenTree]:
         """Return a proposer's token trees; if the call for all requests raises, call it once per request."""
+
+        def check(context: DraftContext[Any], tree: TokenTree) -> TokenTree:
+            return validate_draft(proposer.name, context, tree, self.vocab_size)
+
         began = self.runner.clock()
+        for request in requests:  # a proposer that raised may have left draft tokens in the context of a sampler
+            request.sampler.recover()
+        contexts: list[DraftContext[Any]] = [
+            DraftContext(
+                request.draft_state,
+                request.tokens,
+                max(0, request.num_remaining - 1),
+                draft_slots[request],
+                request.params,
+                request.sampler,
+                request.block_table,
+                request.policy,
+                request.cache_salt,
+            )
+            for request in requests
+        ]
         try:
-            drafts = self._proposals(proposer, requests, draft_slots)
+            with interruptible():
+                if proposer.capabilities.self_budgeting:
+                    proposed = zip(contexts, proposer.propose(contexts), strict=True)
+                    trees = [check(context, tree) for context, tree in proposed]
+                else:
+                    ask(proposer, contexts, self.runner.clock, check)
+                    trees = [context.policy.tree(context.tokens[-1], context.max_nodes) for context in contexts]
         except Exception as error:  # noqa: BLE001 - proposers are user code
             if len(requests) == 1:
                 self._give_up(requests[0], error)
                 return {}
-            return {
-                key: tree for request in requests for key, tree in self._call(proposer, [request], draft_slots).items()
-            }
+            calls = [self._call(proposer, [request], draft_slots) for request in requests]
+            return {request: tree for drafts in calls for request, tree in drafts.items()}
+        for request, tree in zip(requests, trees, strict=True):
+            if request.decision_trace is not None:
+                request.decision_trace.offered = tree
         self._record_draft_time(requests, began)
-        return drafts
-
-    def _proposals(
-        self, proposer: Proposer[Any], requests: Sequence[Request], draft_slots: Mapping[Request, int]
-    ) -> dict[Request, TokenTree]:
-        def check(context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-            return validate_draft(proposer.name, context, tree, self.vocab_size)
-
-        try:
-            contexts: list[DraftContext[Any]] = [
-                DraftContext(
-                    request.draft_state,
-                    request.tokens,
-                    max(0, request.num_remaining - 1),
-                    draft_slots[request],
-                    request.params,
-                    request.sampler,
-                    request.block_table,
-                    request.policy,
-                    request.cache_salt,
-                )
-                for request in requests
-            ]
-            with interruptible():
-                if proposer.capabilities.self_budgeting:
-                    proposed = proposer.propose(contexts)
-                    trees = [check(context, tree) for context, tree in zip(contexts, proposed, strict=True)]
-                else:
-                    ask(proposer, contexts, self.runner.clock, check)
-                    trees = [context.policy.tree(context.tokens[-1], context.max_nodes) for context in contexts]
-            for request, tree in zip(requests, trees, strict=True):
-                if request.decision_trace is not None:
-                    request.decision_trace.offered = tree
-            return {request: tree for request, tree in zip(requests, trees, strict=True) if tree.num_draft_tokens}
-        finally:
-            # A proposer that raised may have left draft tokens in the context of a sampler: remove them.
-            for request in requests:
-                request.sampler.recover()
+        return {request: tree for request, tree in zip(requests, trees, strict=True) if tree.num_draft_tokens}
 
     def _record_draft_time(self, requests: Sequence[Request], began: float) -> None:
         """Record the time since ``began``, which drafting for ``requests`` has taken."""

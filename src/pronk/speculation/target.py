@@ -24,7 +24,7 @@ from pronk.tokenization.tokenizer import Tokenizer
 Model = TypeVar("Model")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
     """Target model with its cache, tokenizer and loaded draft models; argument of :meth:`Drafter.bind`.
 
@@ -43,15 +43,11 @@ class Target:
     tokenizer: Tokenizer | None = None
     budget: KVBudget | None = None
     folder: Path | None = None
-    lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
-    shared_models: WeakValueDictionary[tuple[str, ...], Any] = field(
-        default_factory=WeakValueDictionary, repr=False, compare=False
-    )
-    model_files: WeakKeyDictionary[Any, tuple[Path, int]] = field(
-        default_factory=WeakKeyDictionary, repr=False, compare=False
-    )
-    runner: ModelRunner | None = field(default=None, repr=False, compare=False)
-    clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
+    lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False)
+    shared_models: WeakValueDictionary[tuple[str, ...], Any] = field(default_factory=WeakValueDictionary, repr=False)
+    model_files: WeakKeyDictionary[Any, tuple[Path, int]] = field(default_factory=WeakKeyDictionary, repr=False)
+    runner: ModelRunner | None = field(default=None, repr=False)
+    clock: Callable[[], float] = field(default=perf_counter, repr=False)
 
     @property
     def vocabulary(self) -> str | None:

@@ -22,8 +22,7 @@ from pronk.errors import OptionError
 from pronk.sampling.grammar_pruning import visit
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
-from pronk.speculation.token_view import TokenView
-from pronk.speculation.tree import TokenTree
+from pronk.speculation.tree import TokenTree, TokenView
 
 
 @dataclass(frozen=True)

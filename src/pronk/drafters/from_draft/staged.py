@@ -30,8 +30,7 @@ from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer, bind_proposer
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
-from pronk.speculation.token_view import TokenView
-from pronk.speculation.tree import TokenTree
+from pronk.speculation.tree import TokenTree, TokenView
 from pronk.speculation.trie import Frontier, Trie
 
 
