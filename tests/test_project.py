@@ -69,7 +69,7 @@ LAYERS = (
     {"drafters.from_target"},
     {"drafters.combined"},
     {"drafters", "parallel", "structured"},
-    {"engine.decision_trace", "engine.fair_share", "engine.pooling", "engine.stats"},
+    {"engine.fair_share", "engine.pooling", "engine.stats"},
     {"engine.request"},
     {"engine.disk_reads"},
     {"engine.scheduler", "engine.validate_draft"},

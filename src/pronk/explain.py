@@ -9,11 +9,11 @@ from statistics import median
 
 from pronk.checks import check_integer
 from pronk.drafters import Drafter
-from pronk.engine.decision_trace import Decision, DecisionTrace
+from pronk.engine.stats import Decision, DecisionTrace
 from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.regret import Regret
+from pronk.speculation.account import Regret
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_d
 def add_processor(request: Request, processor: FailingProcessor) -> None:
     """Add a logits processor; the kernels do not call processors, so NumPy computes the choices."""
     sampler = request.sampler
-    sampler.processors, sampler.kernels = (*sampler.processors, processor), None
+    sampler.processors, sampler.kernels, sampler.stateless_sampler = (*sampler.processors, processor), None, None
 
 
 def test_nothing_raises() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pronk import LLM, SamplingParams
-from pronk.engine.decision_trace import Decision
+from pronk.engine.stats import Decision
 from pronk.explain import explain
 from pronk.speculation.tree import TokenTree
 

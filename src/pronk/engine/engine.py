@@ -110,7 +110,32 @@ class Engine:
         exception raised here concerns all requests. Raises ``PronkError`` if called during a step.
         """
         with self._exclusive():
-            self._step()
+            start_time = self.runner.clock()
+            self.scheduler.expire()
+            self._remove_finished()  # so that waiting requests can use their KV blocks
+            batch = self.scheduler.schedule()
+            self.speculator.begin(batch, self.scheduler.preempted)
+            if not batch:
+                return
+            drafts = self.speculator.propose(batch)
+            steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
+            layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
+            with interruptible():
+                result = self.runner.forward([step.job for step in steps], layers)
+            for step in steps:
+                step.request.stats.target_seconds += result.seconds
+            outcomes: dict[Request, Outcome[Any]] = {}
+            for number, step in enumerate(steps):
+                try:
+                    outcome = self.output_processor.commit(step, result.job_result(number))
+                except NotFiniteError:
+                    step.request.fail(PronkError(_not_finite_message(self.cache.dtype)))
+                except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of a request
+                    step.request.fail(error)
+                else:
+                    if outcome is not None:
+                        outcomes[step.request] = outcome
+            self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
 
     def tree_logits(
         self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None = None
@@ -148,7 +173,8 @@ class Engine:
                     _raise_errors(requests)
                 _raise_errors(requests)  # errors of a step that another thread has run since
             finally:
-                self._abort(requests)
+                for request in requests:
+                    self.abort(request)
 
     def stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Token, bool]]:
         """Run requests and yield ``(request index, token, whether the token is the last)`` after each step.
@@ -174,7 +200,9 @@ class Engine:
                 yield from tokens
             _raise_errors(requests)  # errors of a step that another thread has run since
         finally:
-            self._abort(requests)
+            with uninterrupted():
+                for request in requests:
+                    self.abort(request)
 
     @contextmanager
     def _exclusive(self) -> Generator[None]:
@@ -215,34 +243,6 @@ class Engine:
         finally:
             self.cache.release(block_table)
 
-    def _step(self) -> None:
-        start_time = self.runner.clock()
-        self.scheduler.expire()
-        self._remove_finished()  # so that waiting requests can use their KV blocks
-        batch = self.scheduler.schedule()
-        self.speculator.begin(batch, self.scheduler.preempted)
-        if not batch:
-            return
-        drafts = self.speculator.propose(batch)
-        steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
-        layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
-        with interruptible():
-            result = self.runner.forward([step.job for step in steps], layers)
-        for step in steps:
-            step.request.stats.target_seconds += result.seconds
-        outcomes: dict[Request, Outcome[Any]] = {}
-        for number, step in enumerate(steps):
-            try:
-                outcome = self.output_processor.commit(step, result.job_result(number))
-            except NotFiniteError:
-                step.request.fail(PronkError(_not_finite_message(self.cache.dtype)))
-            except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of a request
-                step.request.fail(error)
-            else:
-                if outcome is not None:
-                    outcomes[step.request] = outcome
-        self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
-
     def _remove_finished(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if request.ended or request.aborted:
@@ -253,11 +253,6 @@ class Engine:
             request.stats.total_seconds = self.runner.clock() - request.start_time
             self.speculator.stop(request)
             _clear_frames(request.error)
-
-    def _abort(self, requests: Sequence[Request]) -> None:
-        with uninterrupted():
-            for request in requests:
-                self.abort(request)
 
 
 def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:

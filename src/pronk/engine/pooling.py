@@ -55,24 +55,17 @@ class HiddenPooler:
         ``layer`` is the number (from 1) of the model's last layer, and ``norm`` applies the final norm to its outputs.
         """
         self.options, self.num_tokens, self.layer = options, num_tokens, layer
+        # Whether every token of the prompt has to be computed, even if its keys and values are cached.
+        self.needs_all_rows = options.pooling == "mean"
         self._norm = norm
         self._sum: Array | None = None  # float64 ``[hidden]``
         self._num_seen = 0
 
-    @property
-    def needs_all_rows(self) -> bool:
-        """Whether every token of the prompt has to be computed, even if its keys and values are cached."""
-        return self.options.pooling == "mean"
-
-    @property
-    def done(self) -> bool:
-        """Whether the last token of the prompt was added."""
-        return self._num_seen == self.num_tokens
-
-    def add(self, first: int, rows: Array) -> None:
+    def add(self, first: int, rows: Array) -> bool:
         """Add the last layer's outputs ``[rows, hidden]`` of the tokens from index ``first`` on.
 
-        Tokens that were added before a preemption are skipped. Raises ``PronkError`` if a state is not finite.
+        Tokens that were added before a preemption are skipped. Returns whether the last token of the prompt was added.
+        Raises ``PronkError`` if a state is not finite.
         """
         stop = first + len(rows)
         start = max(self._num_seen, first) if self.needs_all_rows else max(first, self.num_tokens - 1)
@@ -84,10 +77,11 @@ class HiddenPooler:
             for state in states:
                 self._sum = state if self._sum is None else self._sum + state
         self._num_seen = max(self._num_seen, stop)
+        return self._num_seen == self.num_tokens
 
     @property
     def embedding(self) -> Array:
-        """Embedding, float64 ``[dimensions]``, once the prompt is :attr:`done`."""
+        """Embedding, float64 ``[dimensions]``, once the last token of the prompt was added."""
         assert self._sum is not None, "expected a prompt that is done, found one in progress"
         vector = (self._sum / (self.num_tokens if self.needs_all_rows else 1))[: self.options.dimensions]
         norm = float(np.sqrt(np.sum(np.square(vector)))) if self.options.normalize else 1.0

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from pronk.arrays import Array
-from pronk.engine.decision_trace import DecisionTrace
 from pronk.engine.pooling import HiddenPooler
-from pronk.engine.stats import Stats
+from pronk.engine.stats import DecisionTrace, Stats
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.adapters import Adapter, cache_salt
 from pronk.sampling.params import SamplingParams
@@ -153,8 +152,7 @@ class Request:
     def add_hidden(self, rows: Array) -> None:
         """Add the last layer's outputs of the next tokens to the embedding; the last token ends the request."""
         assert self.pooler is not None
-        self.pooler.add(self.block_table.length, rows)
-        if self.pooler.done:
+        if self.pooler.add(self.block_table.length, rows):
             self._finish("length", None)
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:

@@ -75,15 +75,12 @@ def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
 
 def _log_probability(alternative: Tokens, tree: TokenTree, logits: Array) -> float:
     """Return the sum of the log-probabilities of one alternative's tokens; logits are ``[nodes, vocab]``."""
-    node, total = 0, 0.0
-    for index, token in enumerate(alternative):
-        row = logits[node]
-        if not is_finite(row):
-            msg = "choose: expected finite logits, found infinity or NaN; check the weights of the model"
-            raise PronkError(msg) from NotFiniteError()
+    nodes, total = [0], 0.0
+    for token in alternative[:-1]:
+        nodes.append(tree.children(nodes[-1])[token])
+    if not is_finite(logits[nodes]):
+        msg = "choose: expected finite logits, found infinity or NaN; check the weights of the model"
+        raise PronkError(msg) from NotFiniteError()
+    for row, token in zip(logits[nodes], alternative, strict=True):
         total += log_probs(row, [token])[0]
-        if index + 1 < len(alternative):
-            child = tree.child(node, token)
-            assert child is not None, "every token but the last has a node"
-            node = child
     return total

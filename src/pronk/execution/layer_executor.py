@@ -37,11 +37,8 @@ class LayerExecutor:
         if cross_source is not None:
             ropes = enumerate(cross_source.decoder.config.ropes, FIRST_CROSS_ROPE)
             self._ropes |= {number: RopeTable(rope) for number, rope in ropes}
-
-    @property
-    def has_dynamic_rope(self) -> bool:
-        """Whether a RoPE table has one entry per row, because rotations depend on the prompt's length."""
-        return any(rope.dynamic for rope in self._ropes.values())
+        # Whether a RoPE table has one entry per row, because rotations depend on the prompt's length.
+        self.has_dynamic_rope = any(rope.dynamic for rope in self._ropes.values())
 
     def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
         """Run a range of layers on the input ``rows``, ``[rows, hidden]``; ``None``: the token embeddings.
@@ -140,7 +137,7 @@ def draft_chain(
             the stream and leaves there the features of the next run.
         rows: rows of the first run, one of them with logits. Each later run has one row, the draft token before.
         stream: ``[rows, hidden]``; overwritten.
-        sampler: sampler of the draft tokens, with :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
+        sampler: sampler of the draft tokens, with a :attr:`~pronk.sampling.sampler.Sampler.stateless_sampler`.
         vocab_size: number of logits of the LM head.
         max_tokens: maximum number of draft tokens, at least 1.
         on_token: called with each draft token; returns whether to continue. Its exceptions end the chain.

@@ -1,8 +1,7 @@
 """Forward passes over the draft trees of a batch of requests.
 
-A drafter may already have computed the first layers of a tree's leading nodes (:class:`.EarlyRows`). The forward pass
-then computes only the later layers of these nodes, and reads their input from the cache. Each range of layers is one
-program of the backend (:mod:`pronk.execution.layer_executor`).
+Each range of layers is one program of the backend (:mod:`pronk.execution.layer_executor`). Early rows
+(:mod:`pronk.execution.forward_job`) are rows of the later ranges only; their input is read from the cache.
 """
 
 from __future__ import annotations
@@ -84,7 +83,8 @@ class ModelRunner:
         self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
         self._executor = executor or LayerExecutor(decoder, cache, cross_source)
-        self._is_split = executor is not None  # whether each forward pass is split among several processes
+        # Whether :meth:`draft_chain` is available: not if an executor splits each forward pass among several processes.
+        self.supports_draft_chain = self.exact and executor is None and not self._executor.has_dynamic_rope
         self._final_norm: Program | None = None  # built by :meth:`final_norm`
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
@@ -137,12 +137,8 @@ class ModelRunner:
         return None if needs_all else EarlyRows(early.num_layers, num_nodes)
 
     def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
-        slots = []
-        for job in jobs:
-            table, length = job.segment.block_table, job.segment.block_table.length
-            first, stop = length + job.segment.num_computed, length + len(job.segment.tree)
-            slots.append(self.cache.slots(table, first, stop))
-        return np.concatenate(slots)
+        parts = [(job.segment.block_table, job.segment.num_computed, len(job.segment.tree)) for job in jobs]
+        return np.concatenate([self.cache.slots(t, t.length + first, t.length + stop) for t, first, stop in parts])
 
     def run_first_layers(self, jobs: Sequence[ForwardJob], num_layers: int) -> list[Array]:
         """Run only the first ``num_layers`` layers; return the last one's output, ``[rows, hidden]`` per job.
@@ -171,11 +167,6 @@ class ModelRunner:
     def communication_seconds(self) -> float:
         """Seconds spent so far on communication with worker processes; see :class:`.LayerExecutor`."""
         return self._executor.communication_seconds
-
-    @property
-    def supports_draft_chain(self) -> bool:
-        """Whether :meth:`draft_chain` is available."""
-        return self.exact and not self._is_split and not self._executor.has_dynamic_rope
 
     def draft_chain(
         self, job: ForwardJob, sampler: Sampler, max_tokens: int, on_token: Callable[[DraftToken], bool]
@@ -210,7 +201,7 @@ class ModelRunner:
 
         ``plain`` and ``touched`` are those of :meth:`CostModel.learn`.
         """
-        rows = sum(len(job.segment.tree) - job.segment.num_computed for job in jobs)
+        rows = sum(job.segment.num_rows for job in jobs)
         num_unread = sum(job.logits_nodes.start for job in jobs)
         fraction = self._early_fraction(jobs)
         if num_unread > _MAX_CHAIN_ROWS * len(jobs):

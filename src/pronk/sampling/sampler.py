@@ -81,6 +81,8 @@ class Sampler:
         self.processors: tuple[LogitsProcessor, ...] = (*made, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels
         self._stateless = StatelessSampler(0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed)
+        # The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and position.
+        self.stateless_sampler = None if self.kernels is None or params.rejects else self._stateless
         self.trial_seed = trial_seed(seed, text[: self.context.num_prompt]) if params.rejects else seed
         self._failure: Exception | None = None
 
@@ -169,16 +171,6 @@ class Sampler:
         scores += kept
         return scores, ids
 
-    @property
-    def stateless_sampler(self) -> StatelessSampler | None:
-        """The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and position."""
-        return None if self.kernels is None or self.params.rejects else self._stateless
-
-    @property
-    def drafts_statelessly(self) -> bool:
-        """Whether draft tokens depend on logits, seed and position alone, as in chains by the kernels."""
-        return self.kernels is not None and not self.params.rejects
-
     def draft_token_at(self, logits: Array, position: int, ids: DraftIds | None = None) -> DraftToken | None:
         """Return :meth:`draft_token` for another index of the text, if draft tokens are drawn statelessly."""
         assert self.kernels is not None, "expected a sampler that drafts statelessly"
@@ -186,16 +178,13 @@ class Sampler:
 
     def rejection_sample(self, p: Array, draft_tokens: Sequence[DraftSample]) -> int:
         """Return the next token by the rejection rule; see :func:`pronk.sampling.verify.rejection_sample`."""
-        position = len(self.context)
-
-        def accepts(trial: int, chance: float) -> bool:
-            return rejection_uniform(self.trial_seed, position, trial) < chance
+        seed, position = self.trial_seed, len(self.context)
 
         def draw(p: Array) -> int:
             ids = np.flatnonzero(p)
-            return int(ids[(np.log(p[ids]) + rejection_noise(self.trial_seed, position, ids)).argmax()])
+            return int(ids[(np.log(p[ids]) + rejection_noise(seed, position, ids)).argmax()])
 
-        return rejection_sample(p, draft_tokens, accepts, draw)
+        return rejection_sample(p, draft_tokens, lambda i, chance: rejection_uniform(seed, position, i) < chance, draw)
 
     def block_verify(self, p: Callable[[int], Array], chain: Sequence[DraftSample]) -> tuple[int, Array]:
         """Return the number of accepted draft tokens of ``chain`` and the distribution of the next token.

@@ -18,7 +18,7 @@ from pronk.outputs import Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import to_api_error
 from pronk.server.served_engine import ServedEngine
-from pronk.speculation.regret import Regret
+from pronk.speculation.account import Regret
 
 # Upper bounds of the buckets of histograms over seconds of a request, seconds per token, and numbers of tokens.
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)

@@ -52,12 +52,14 @@ class AcceptanceStats:
 
     def rate(self, source: str, kind: int, depth: int, temperature: float, prior: float) -> float:
         """Return the acceptance rate of a kind; ``prior`` is the rate before any count."""
-        offered, accepted = self.counts.get((source, kind, min(depth, _MAX_DEPTH), _heat(temperature)), (0.0, 0.0))
+        key = source, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
+        offered, accepted = self.counts.get(key, (0.0, 0.0))
         return (accepted + prior * _PRIOR_WEIGHT[0]) / (offered + _PRIOR_WEIGHT[0])
 
     def learn(self, source: str, kind: int, depth: int, temperature: float, *, right: bool) -> None:
         """Count a draft token whose parent equals the text."""
-        count = self.counts.setdefault((source, kind, min(depth, _MAX_DEPTH), _heat(temperature)), [0.0, 0.0])
+        key = source, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
+        count = self.counts.setdefault(key, [0.0, 0.0])
         count[0] += 1.0
         count[1] += right
         if count[0] > _MAX_COUNT:
@@ -189,7 +191,6 @@ class RequestAcceptance:
         """Move a proposal along the text; return whether nothing of it can be right any more."""
         tree, origin = proposal.tree, proposal.tree.origin
         assert origin is not None
-        share = not self.private
         for token in tokens:
             if proposal.lead:
                 if proposal.lead.pop() != token:
@@ -201,7 +202,7 @@ class RequestAcceptance:
                 rates = self._sources.get(source)
                 if rates is not None:
                     self._counted[source] = rates
-                    rates.learn(kind, tree.depths[child], right=child_token == token, share=share)
+                    rates.learn(kind, tree.depths[child], right=child_token == token, share=not self.private)
             node = children.get(token)
             if node is None:
                 return True
@@ -248,10 +249,6 @@ class AcceptanceFile:
         except OSError as error:
             msg = f"calibration: expected a place to write to at {self.path}, found {error.strerror}; choose another"
             raise OptionError(msg) from error
-
-
-def _heat(temperature: float) -> int:
-    return bisect_left(_TEMPERATURES, temperature)
 
 
 def _read(path: Path, model: str) -> AcceptanceStats:

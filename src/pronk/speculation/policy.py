@@ -32,9 +32,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pronk.speculation.acceptance_stats import RequestAcceptance
-from pronk.speculation.account import Mean, Policy
+from pronk.speculation.account import Mean, Policy, Regret
 from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.regret import Regret
 from pronk.speculation.step_value import ChainPrice, Offer
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie

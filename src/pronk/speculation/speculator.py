@@ -113,9 +113,8 @@ class Speculator:
         and ``touched`` are those of :class:`~pronk.execution.model_runner.ForwardResult`.
         """
         self._observe(outcomes)
-        drafting = self.seconds
-        seconds = self.runner.clock() - began - drafting
-        self._record_step(steps, outcomes, drafting, seconds)
+        seconds = self.runner.clock() - began - self.seconds
+        self._record_step(steps, outcomes, seconds)
         plain = not any(step.draft.num_draft_tokens for step in steps)
         self.runner.record_duration([step.job for step in steps], context, seconds, plain=plain, touched=touched)
         for step in steps:
@@ -134,15 +133,15 @@ class Speculator:
                 self._give_up(request, error)
 
     def _record_step(
-        self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], drafting: float, seconds: float
+        self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float
     ) -> None:
-        """Record what drafting cost and saved; ``seconds`` is the duration of the step without ``drafting``.
+        """Record what drafting cost and saved; ``seconds`` is the duration of the step without calls of proposers.
 
         The seconds of draft rows are those of the cost model, because other processes may prolong a single pass.
         """
         policy = self.policy
         if any(step.request.needs_draft_slots for step in steps):  # time without any drafter allows no loss
-            policy.elapsed += seconds + drafting
+            policy.elapsed += seconds + self.seconds
         decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
         if not self.budget or self.costs is None or not decoding:
             return
@@ -153,7 +152,7 @@ class Speculator:
         saved = sum(max(0, min(len(outcome.path), len(outcome.committed) - 1)) for outcome in outcomes.values())
         for request in outcomes:
             if not request.params.rejects:
-                request.policy.regret.seconds += (seconds + drafting) / decoding
+                request.policy.regret.seconds += (seconds + self.seconds) / decoding
         policy.spent += curve.at(rows + draft_rows) - curve.at(rows)
         policy.saved += saved * self.costs.at(decoding) / decoding
 
@@ -256,7 +255,6 @@ class Speculator:
         return {request: tree for request, tree in trees.items() if tree.num_draft_tokens}
 
     def _give_up(self, request: Request, error: Exception) -> None:
-        """Continue a request without draft tokens after its proposer failed."""
         proposer, request.proposer = request.proposer, None
         if proposer is None:
             return

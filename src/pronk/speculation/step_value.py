@@ -101,13 +101,9 @@ def select_nodes(
         count, _ = _best_count(gains, float(requests), curve, rows, saved=saved, most=plain + allowance)
     if count == len(ranked):
         return [*trees]
-    dropped: dict[int, set[int]] = {}
-    for _, number, node in ranked[count:]:
-        dropped.setdefault(number, set()).add(node)
-    return [
-        tree.keep(node for node in range(len(tree)) if node not in dropped[number]) if number in dropped else tree
-        for number, tree in enumerate(trees)
-    ]
+    dropped = {(number, node) for _, number, node in ranked[count:]}
+    kept = [[node for node in range(len(tree)) if (number, node) not in dropped] for number, tree in enumerate(trees)]
+    return [tree if len(nodes) == len(tree) else tree.keep(nodes) for tree, nodes in zip(trees, kept, strict=True)]
 
 
 def _best_count(

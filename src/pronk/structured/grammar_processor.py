@@ -14,7 +14,7 @@ from pronk.errors import GuideError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MAX_MESSAGE = 300  # maximum characters of an error message of llguidance
+MAX_MESSAGE = 300  # maximum characters of an error message of llguidance
 _EXPECTED = "expected a grammar that can be followed to the end"
 
 T = TypeVar("T")
@@ -27,15 +27,18 @@ class GrammarProcessor:
     masked, because no token sampled from them becomes output.
 
     ``matcher`` is at the beginning of the text, and is copied. ``stop_token_ids`` are allowed if the text is complete.
+    The context begins with the token ids ``text``.
     """
 
-    def __init__(self, matcher: LLMatcher, stop_token_ids: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, stop_token_ids: Sequence[int], text: Sequence[int] = ()) -> None:
         self._start, self._matcher = matcher, matcher.deep_copy()
         self._stop_token_ids = frozenset(stop_token_ids)
         self._consumed: list[int] = []  # context tokens that the matcher has consumed
         # Number of context tokens that it has not consumed: the first stop or forbidden token, and all later tokens.
         self._num_unconsumed = 0
         self._computed = False  # whether a mask or forced tokens were computed since the last rollback
+        for token in text:
+            self.advance(token)
 
     def mask(self, logits: Array) -> Array:
         """Return the logits with ``-inf`` for forbidden tokens.
@@ -126,4 +129,4 @@ class GrammarProcessor:
 
 def error_message(matcher: LLMatcher) -> str:
     """Return the matcher's error message as one line of limited length."""
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_MESSAGE]

@@ -34,14 +34,13 @@ from typing import TYPE_CHECKING, Any
 
 from pronk.errors import GuideError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
-from pronk.structured.grammar_processor import GrammarProcessor, error_message
+from pronk.structured.grammar_processor import MAX_MESSAGE, GrammarProcessor, error_message
 from pronk.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _CACHE_SIZE = 64  # maximum number of cached guides; one usually takes a few MB of memory, and at most 40 MB
-_MAX_MESSAGE = 300  # maximum characters of an error message of LLTokenizer
 
 # Stricter than llguidance's defaults, which suit trusted grammars. max_lexer_states limits memory: a state takes up to
 # 2 KB. step_max_items, step_lexer_fuel and max_items_in_row limit the work per token: one mask takes at most about
@@ -73,10 +72,7 @@ class CompiledGrammar:
 
     def new_processor(self, text: Sequence[int] = ()) -> GrammarProcessor:
         """Return a logits processor for a new request that has generated the token ids ``text``."""
-        processor = GrammarProcessor(self._matcher, self._stop_token_ids)
-        for token in text:
-            processor.advance(token)
-        return processor
+        return GrammarProcessor(self._matcher, self._stop_token_ids, text)
 
 
 class Grammars:
@@ -159,7 +155,7 @@ class Grammars:
                 self._model_tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._stop_token_ids]
             )
         except ValueError as error:
-            reason = str(error).splitlines()[0][:_MAX_MESSAGE]
+            reason = str(error).splitlines()[0][:MAX_MESSAGE]
             msg = f"guide: expected a tokenizer whose tokens are bytes, found a different one ({reason})"
             raise GuideError(msg) from error
 

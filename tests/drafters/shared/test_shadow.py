@@ -40,7 +40,7 @@ def stateless(
     made.sampler = Sampler(  # type: ignore[arg-type]
         params, params.seed or 0, made.tokens, VOCAB, num_prompt=num_prompt, kernels=kernels()
     )
-    assert made.sampler.drafts_statelessly
+    assert made.sampler.stateless_sampler is not None
     return made
 
 

@@ -158,7 +158,7 @@ class EagleRunner(SideLanes):
         """Whether :meth:`draft_chain` can be used for a request."""
         if self.head.backend.kernels is None or self.rope.dynamic:
             return False
-        return context.sampler.drafts_statelessly and len(context.tokens) == context.root + 1
+        return context.sampler.stateless_sampler is not None and len(context.tokens) == context.root + 1
 
     def draft_chain(self, lane: SideLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
         """Append draft tokens to ``chain`` in one call of the kernels, until ``is_complete`` returns True."""

@@ -151,7 +151,8 @@ class DraftRunner:
 
     def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        return self.runner.supports_draft_chain and self.translation.is_identity and context.sampler.drafts_statelessly
+        stateless = context.sampler.stateless_sampler is not None
+        return stateless and self.runner.supports_draft_chain and self.translation.is_identity
 
     def draft_chain(self, lane: DraftLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
         """Append draft tokens to ``chain`` in one call of the kernels, until ``is_complete`` returns True."""

@@ -130,7 +130,7 @@ class StepwiseProposer(LaneProposer[Lane]):
         position.
         """
         num_own = len(context.tokens) - context.sampler.context.num_prompt
-        return context.sampler.drafts_statelessly and min(num_unread, num_own) >= MIN_COUNTED
+        return context.sampler.stateless_sampler is not None and min(num_unread, num_own) >= MIN_COUNTED
 
     def count_choices(self, context: DraftContext[Any], logits: Array, first: int, ids: DraftIds | None = None) -> None:
         """Count choices in the drafter's acceptance rates, by their confidence.
