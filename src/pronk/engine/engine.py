@@ -110,32 +110,7 @@ class Engine:
         exception raised here concerns all requests. Raises ``PronkError`` if called during a step.
         """
         with self._exclusive():
-            start_time = self.runner.clock()
-            self.scheduler.expire()
-            self._remove_finished()  # so that waiting requests can use their KV blocks
-            batch = self.scheduler.schedule()
-            self.speculator.begin(batch, self.scheduler.preempted)
-            if not batch:
-                return
-            drafts = self.speculator.propose(batch)
-            steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
-            layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
-            with interruptible():
-                result = self.runner.forward([step.job for step in steps], layers)
-            for step in steps:
-                step.request.stats.target_seconds += result.seconds
-            outcomes: dict[Request, Outcome[Any]] = {}
-            for number, step in enumerate(steps):
-                try:
-                    outcome = self.output_processor.commit(step, result.job_result(number))
-                except NotFiniteError:
-                    step.request.fail(PronkError(_not_finite_message(self.cache.dtype)))
-                except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of a request
-                    step.request.fail(error)
-                else:
-                    if outcome is not None:
-                        outcomes[step.request] = outcome
-            self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
+            self._step()  # when the block is left, this call has ended: _clear_frames can clear its variables
 
     def tree_logits(
         self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None = None
@@ -242,6 +217,34 @@ class Engine:
             return [forward(tree, range(len(tree)))[:].copy() for tree in trees]
         finally:
             self.cache.release(block_table)
+
+    def _step(self) -> None:
+        start_time = self.runner.clock()
+        self.scheduler.expire()
+        self._remove_finished()  # so that waiting requests can use their KV blocks
+        batch = self.scheduler.schedule()
+        self.speculator.begin(batch, self.scheduler.preempted)
+        if not batch:
+            return
+        drafts = self.speculator.propose(batch)
+        steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
+        layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
+        with interruptible():
+            result = self.runner.forward([step.job for step in steps], layers)
+        for step in steps:
+            step.request.stats.target_seconds += result.seconds
+        outcomes: dict[Request, Outcome[Any]] = {}
+        for number, step in enumerate(steps):
+            try:
+                outcome = self.output_processor.commit(step, result.job_result(number))
+            except NotFiniteError:
+                step.request.fail(PronkError(_not_finite_message(self.cache.dtype)))
+            except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of a request
+                step.request.fail(error)
+            else:
+                if outcome is not None:
+                    outcomes[step.request] = outcome
+        self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
 
     def _remove_finished(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:

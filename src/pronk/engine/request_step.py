@@ -5,7 +5,7 @@ Draft node 0 is the last token of the text. During prefill, rows of earlier prom
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pronk.arrays import Array, is_finite
@@ -104,7 +104,6 @@ class OutputProcessor:
 
     def __init__(self, cache: PagedCache, clock: Callable[[], float]) -> None:
         self.cache, self.clock = cache, clock
-        self.window = cache.config.window
 
     def commit(self, step: RequestStep, result: JobResult) -> Outcome[Any] | None:
         """Verify and commit one request's part; return the drafter's outcome, or ``None`` in prefill."""
@@ -140,16 +139,15 @@ class OutputProcessor:
     def _commit_tokens(self, step: RequestStep, logits: Logits, path: VerifiedPath) -> tuple[int, ...]:
         """Append the sampled tokens until one ends the request; return the appended tokens."""
         request, params = step.request, step.request.params
-        all_logprobs: list[dict[int, float]] | None = None
+        all_logprobs: Sequence[dict[int, float] | None] = [None] * len(path.tokens)
         if params.logprobs is not None:
             rows = logits[[0, *path.path]]
             all_logprobs = token_logprobs(rows, path.tokens, params.logprobs, params.logprob_token_ids)
         before = len(request.tokens)
         sources = [*(step.source(node) for node in path.path), None]
         try:
-            for count, token in enumerate(path.tokens):
-                logprobs = all_logprobs[count] if all_logprobs else None
-                if not request.append(token, source=sources[count], logprobs=logprobs):
+            for token, source, logprobs in zip(path.tokens, sources, all_logprobs, strict=True):
+                if not request.append(token, source=source, logprobs=logprobs):
                     break
         finally:
             request.sampler.commit(len(request.tokens) - before)
@@ -177,8 +175,8 @@ class OutputProcessor:
             request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
         self.cache.commit(request.block_table, offsets)
         self.cache.cache_blocks(request.block_table, request.tokens, request.cache_salt)
-        if self.window is not None:
-            self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
+        if (window := self.cache.config.window) is not None:
+            self.cache.release_before(request.block_table, request.block_table.length - window + 1)
 
     def _append_prompt_logprobs(self, request: Request, logits: Array) -> None:
         """Append the ``prompt_logprobs`` of the tokens after this step's prompt rows, from their ``logits``."""

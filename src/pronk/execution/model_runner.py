@@ -72,11 +72,8 @@ class ModelRunner:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds."""
-        self.decoder = decoder
-        self.cache = cache
-        self.clock = clock
-        mixture = decoder.config.mixture
-        self.cost_model = CostModel() if mixture is None else CostModel(*expert_costs(decoder))
+        self.decoder, self.cache, self.clock = decoder, cache, clock
+        self.cost_model = CostModel() if decoder.config.mixture is None else CostModel(*expert_costs(decoder))
         # Tokens whose first layers a drafter has computed in this step, by ``id`` of the request's block table.
         self.early_tokens: dict[int, EarlyTokens] = {}
         self.dtype = cache.dtype

@@ -72,9 +72,7 @@ class Sampler:
         from ``params``, ``processors``, ``guide``. ``guide`` has already consumed ``text``. If no processor or
         truncation applies, ``kernels`` sample the tokens.
         """
-        self.params = params
-        self.seed = seed
-        self._vocab_size = vocab_size
+        self.params, self.seed, self._vocab_size = params, seed, vocab_size
         self.context = TokenContext(text, num_prompt)
         made = make_processors(params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words)
         self.guide = guide

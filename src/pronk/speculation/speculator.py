@@ -250,9 +250,8 @@ class Speculator:
         kept = select_nodes(
             candidates, decoding, self.costs, prompts=prompt_rows, drafting=drafting, allowance=self.policy.allowance
         )
-        selected = zip(drafts, kept, strict=True)
-        trees = {request: drafts[request] if request in whole else tree for request, tree in selected}
-        return {request: tree for request, tree in trees.items() if tree.num_draft_tokens}
+        selected = zip(drafts.items(), kept, strict=True)
+        return {request: tree if request in whole else cut for (request, tree), cut in selected if cut.num_draft_tokens}
 
     def _give_up(self, request: Request, error: Exception) -> None:
         proposer, request.proposer = request.proposer, None
