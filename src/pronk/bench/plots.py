@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pronk.engine.decision_trace import Decision
+    from pronk.engine.stats import Decision
 
 _SETTINGS: dict[str, Any] = {
     "axes.grid": True,

@@ -18,7 +18,7 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pronk.engine.decision_trace import Decision
+    from pronk.engine.stats import Decision
     from pronk.explain import Explanation
     from pronk.llm import LLM
     from pronk.sampling.params import SamplingParams

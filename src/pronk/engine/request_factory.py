@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -114,14 +114,11 @@ class RequestFactory:
         option does not fit the model or the prompt.
         """
         seed = random_seed() if params.seed is None else params.seed
-        samples = list[Request]()
+        create, samples = partial(self.create_request, prompt, params, proposer), list[Request]()
         for number in range(params.n):
-            parent, own_seed = (samples[0] if samples else None), derive_seed(seed, number)
-            request = self.create_request(
-                prompt, params, proposer, seed=own_seed, parent=parent, processors=processors()
-            )
-            request.adapter = adapter
-            samples.append(request)
+            parent = samples[0] if samples else None
+            samples.append(create(seed=derive_seed(seed, number), parent=parent, processors=processors()))
+            samples[-1].adapter = adapter
         return samples
 
     def create_embeddings(

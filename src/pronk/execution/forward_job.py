@@ -28,6 +28,15 @@ class EarlyRows(NamedTuple):
     num_layers: int
     num_nodes: int
 
+    @classmethod
+    def of(cls, early: EarlyTokens | None, tree: TokenTree) -> EarlyRows | None:
+        """Return the leading main-chain nodes of ``tree`` with the tokens of ``early``; ``None`` if none."""
+        if early is None:
+            return None
+        same = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
+        num_nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(early.tokens), tree.main_chain))
+        return cls(early.num_layers, num_nodes) if num_nodes else None
+
 
 class Segment(NamedTuple):
     """One request's rows in a forward pass: the nodes of ``tree``, which follow the committed tokens.

@@ -7,7 +7,7 @@ Each range of layers is one program of the backend (:mod:`pronk.execution.layer_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
@@ -124,14 +124,11 @@ class ModelRunner:
         would skip one of these layers, or one that a projection reads, the result is ``None``, so that it computes all
         layers of all nodes.
         """
-        early = self.early_tokens.get(id(block_table))
+        early = EarlyRows.of(self.early_tokens.get(id(block_table)), tree)
         if early is None:
             return None
         read = (*hidden, *(layer for projection in self.cache.projections for layer in projection.layers))
-        pairs = zip(early.tokens, tree.tokens[: tree.main_chain], strict=False)
-        num_nodes = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
-        needs_all = not num_nodes or min(read, default=early.num_layers + 1) <= early.num_layers
-        return None if needs_all else EarlyRows(early.num_layers, num_nodes)
+        return None if min(read, default=early.num_layers + 1) <= early.num_layers else early
 
     def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
         parts = [(job.segment.block_table, job.segment.num_computed, len(job.segment.tree)) for job in jobs]

@@ -137,8 +137,7 @@ class Regret:
     @property
     def against_source(self) -> float | None:
         """Speed that was reached over that of the best drafter alone; may be above 1."""
-        best = self.best_source
-        return self._against(0.0 if best is None else self.sources[best])
+        return self._against(max([0.0, *self.sources.values()]))
 
     @property
     def against_steps(self) -> float | None:
