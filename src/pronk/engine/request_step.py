@@ -1,4 +1,4 @@
-"""One request's part of a step: its rows in the forward pass, and the verification and commit of its draft.
+"""One request's part of a step: rows in the forward pass, verification and commit of its draft.
 
 Draft node 0 is the last token of the text. During prefill, rows of earlier prompt tokens precede node 0.
 """

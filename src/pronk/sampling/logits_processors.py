@@ -54,15 +54,17 @@ class LogitsProcessor(Protocol):
     def mask(self, logits: Array) -> Array:
         """Return new logits ``[vocab]`` float32 for the current context; ``-inf`` bans a token."""
 
-    def advance(self, token: int) -> None:
+    def advance(self, token: int) -> None:  # noqa: ARG002 - for overrides
         """Append ``token`` to the context.
 
         ``token`` may be one that the mask bans, because drafters need not apply the mask. Draft tokens may also follow
         a stop token, so the mask must allow at least one token after a stop token.
         """
+        return
 
-    def rollback(self, count: int) -> None:
+    def rollback(self, count: int) -> None:  # noqa: ARG002 - for overrides
         """Remove the last ``count`` tentative tokens, which the sampler's ``context`` still has in this call."""
+        return
 
 
 class GuideProcessor(LogitsProcessor, Protocol):

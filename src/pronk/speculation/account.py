@@ -1,4 +1,4 @@
-"""Seconds that drafting has cost an engine and saved it, or would have saved, and measurements of each drafter."""
+"""Seconds that drafting has cost, saved or could have saved, and measurements of each drafter."""
 
 from __future__ import annotations
 

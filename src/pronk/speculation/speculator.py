@@ -135,7 +135,7 @@ class Speculator:
     def _record_step(
         self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float
     ) -> None:
-        """Record what drafting cost and saved; ``seconds`` is the duration of the step without calls of proposers.
+        """Record what drafting cost and saved; ``seconds`` is the duration of the step without drafters.
 
         The seconds of draft rows are those of the cost model, because other processes may prolong a single pass.
         """
