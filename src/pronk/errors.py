@@ -5,6 +5,8 @@ Each message is one line: ``expected …, found …; do …``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 __all__ = [  # the names in ``pronk``; the other exceptions concern servers and several processes
@@ -83,3 +85,15 @@ def refuse(source: object, problem: str, error: type[PronkError] = CheckpointErr
     """Raise ``error`` with the message ``SOURCE: PROBLEM``; the source is a path or an option."""
     msg = f"{source}: {problem}"
     raise error(msg)
+
+
+@contextmanager
+def locate_error(
+    source: object, caught: type[Exception], error: type[PronkError] = CheckpointError, *, remedy: str = ""
+) -> Iterator[None]:
+    """Convert an error of type ``caught`` to ``error`` with the message ``SOURCE: MESSAGE``, then ``remedy``."""
+    try:
+        yield
+    except caught as problem:
+        msg = f"{source}: {problem}{remedy}"
+        raise error(msg) from problem

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
 from pronk.hub.names import HubModel, is_weights, known_models
 
 
@@ -136,8 +136,7 @@ def remove_cached(model: HubModel) -> int:
     """
     folder = repo_folder(model.repo)
     if not folder.is_dir():
-        msg = f"{model}: found no such model in {folder.parent}; pronk list shows what is there"
-        raise CheckpointError(msg)
+        refuse(model, f"found no such model in {folder.parent}; pronk list shows what is there")
     try:
         return _remove(folder, model)
     except OSError as error:
@@ -158,8 +157,7 @@ def _remove(folder: Path, model: HubModel) -> int:
         if blob.resolve() not in used and blob.suffix != ".incomplete":
             blob.unlink()
     if before == _size(folder):
-        msg = f"{model}: found no such model in {folder.parent}; pronk list shows what is there"
-        raise CheckpointError(msg)
+        refuse(model, f"found no such model in {folder.parent}; pronk list shows what is there")
     return before - _size(folder)
 
 
@@ -174,5 +172,4 @@ def check_hash(file: Path, expected: str, name: str) -> None:
     if found != expected:
         file.resolve().unlink()
         file.unlink(missing_ok=True)
-        msg = f"{name}: expected the SHA-256 {expected[:16]}…, found {found[:16]}…; download it again"
-        raise CheckpointError(msg)
+        refuse(name, f"expected the SHA-256 {expected[:16]}…, found {found[:16]}…; download it again")

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
 
 _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?", re.IGNORECASE
@@ -57,8 +57,7 @@ class HubModel:
             if self.file in models:
                 return models[self.file]
             found = f"found {_shown(models)}" if self.file not in files else "found a later part of a model"
-            msg = f"{self.repo}: expected the GGUF file {self.file}, {found}"
-            raise CheckpointError(msg)
+            refuse(self.repo, f"expected the GGUF file {self.file}, {found}")
         if self.quantization:
             matches = [first for first in models if _has_quantization(first, self.quantization)]
             whole = [first for first in matches if len(models[first]) == 1]  # some models are there twice

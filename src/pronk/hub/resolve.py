@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pronk.architecture.config import ModelConfig
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import CheckpointError, OptionError, refuse
 from pronk.hub.cache import find_cached
 from pronk.hub.names import HubModel, close_names, known_models, parse_name
 from pronk.models.clone_models import clone_model, clone_names
@@ -67,8 +67,7 @@ def _local_model(name: str | Path) -> Path | None:
         msg = f"no such folder: {text[:80]!r}; expected a model folder, or owner/name of a model on the Hub"
         raise CheckpointError(msg) from error
     if path.exists():
-        msg = f"{text}: expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf, found a file"
-        raise CheckpointError(msg)
+        refuse(text, "expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf, found a file")
     model = None if isinstance(name, Path) else parse_name(text)
     if path.suffix.lower() == ".gguf" and (model is None or not model.file):
         msg = f"no such file: {text!r}; expected a GGUF file, or a model folder"
@@ -81,10 +80,10 @@ def _check_folder(folder: Path) -> Path:
     ggufs = sorted(folder.glob("*.gguf"))
     if not ggufs or (folder / "config.json").is_file():
         return folder
-    if len(ggufs) == 1:
-        return ggufs[0]
-    msg = f"{folder}: expected config.json or one GGUF file, found {', '.join(path.name for path in ggufs)}; name one"
-    raise CheckpointError(msg)
+    if len(ggufs) > 1:
+        names = ", ".join(path.name for path in ggufs)
+        refuse(folder, f"expected config.json or one GGUF file, found {names}; name one")
+    return ggufs[0]
 
 
 class Pair(NamedTuple):

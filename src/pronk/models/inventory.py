@@ -13,7 +13,7 @@ import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, as_bytes
-from pronk.errors import CheckpointError, refuse
+from pronk.errors import CheckpointError, locate_error, refuse
 from pronk.models.checkpoint import AnyCheckpoint
 from pronk.models.families import FAMILY_NAMES, FUSED_EXPERTS, GGUF_FUSED_NAMES, GGUF_NAMES, FamilyNames
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
@@ -109,14 +109,11 @@ class Inventory:
         if isinstance(self.checkpoint, GgufCheckpoint):
             return self.checkpoint.weight(self._stored_name[source.name], codes, source.expert)
         stored = {key: self._stored_name[name] for key, name in self._tensors_of_weight[source.name].items()}
-        try:
-            tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
-            if source.expert is not None:
-                tensors = {key: tensor[source.expert] for key, tensor in tensors.items()}
+        tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
+        if source.expert is not None:
+            tensors = {key: tensor[source.expert] for key, tensor in tensors.items()}
+        with locate_error(f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}", CheckpointError):
             return self._quantized[source.name].read(tensors, codes)
-        except CheckpointError as error:
-            msg = f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}: {error}"
-            raise CheckpointError(msg) from error
 
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: FamilyNames) -> None:
         """Raise a :class:`CheckpointError` unless the checkpoint has exactly the expected tensors."""
@@ -164,11 +161,8 @@ def _quantized_weights(
     for module, tensor in _linear_modules(names, parts, prefix):
         if module.experts and scheme.name != "mxfp4":
             continue  # only MXFP4 quantizes tensors ``[experts, outputs, inputs]``; others have a matrix per expert
-        try:
+        with locate_error(checkpoint.folder, CheckpointError):
             weight = scheme.weight(module)
-        except CheckpointError as error:
-            msg = f"{checkpoint.folder}: {error}"
-            raise CheckpointError(msg) from error
         if weight is not None:
             weights[tensor.name] = weight
     return weights

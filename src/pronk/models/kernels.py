@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import platform
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -91,44 +93,46 @@ def _processor() -> str:
 
 def self_check(kernels: Kernels) -> str | None:
     """Return a description of the first failure of the self-check; ``None`` if there is none."""
+    return next(_failures(kernels), None)
+
+
+def _failures(kernels: Kernels) -> Iterator[str]:
     for dtype in (FLOAT32, BFLOAT16):
-        failure = _check_products(kernels, dtype) or _check_layer(kernels, dtype) or _check_layer(kernels, dtype, INT8)
-        failure = (
-            failure or _check_layer(kernels, dtype, kind="convolution") or _check_layer(kernels, dtype, kind="experts")
+        failures = chain(
+            _check_products(kernels, dtype),
+            _check_layer(kernels, dtype),
+            _check_layer(kernels, dtype, INT8),
+            _check_layer(kernels, dtype, kind="convolution"),
+            _check_layer(kernels, dtype, kind="experts"),
         )
-        if failure is not None:
-            return f"{failure} in {dtype}"
-    return _check_quantized_products(kernels) or _check_blocks(kernels) or _check_sampling(kernels)
+        yield from (f"{failure} in {dtype}" for failure in failures)
+    yield from chain(_check_quantized_products(kernels), _check_blocks(kernels), _check_sampling(kernels))
 
 
-def _check_products(kernels: Kernels, dtype: DType) -> str | None:
+def _check_products(kernels: Kernels, dtype: DType) -> Iterator[str]:
     random = np.random.default_rng(0)
     for inputs, outputs in _MATRIX_SIZES:
         weight, x = (random.normal(size=(rows, inputs)).astype(dtype) for rows in (outputs, max(_BATCH_SIZES)))
         # Tolerance: 1e-4 times the standard deviation of an output, a sum of `inputs` products of random numbers.
-        failure = _check_product(_linear(kernels, weight), x, weight, 1e-4 * inputs**0.5)
-        if failure is not None:
-            return failure
-    return None
+        yield from _check_product(_linear(kernels, weight), x, weight, 1e-4 * inputs**0.5)
 
 
 def _linear(kernels: Kernels, weight: AnyWeight) -> Linear:
     return Linear(KernelBackend(kernels), weight, None, WeightLayout(), None)
 
 
-def _check_product(linear: Linear, x: Array, weight: Array, tolerance: float) -> str | None:
+def _check_product(linear: Linear, x: Array, weight: Array, tolerance: float) -> Iterator[str]:
     """Check that ``x Wᵀ`` has equal bits in smaller batches, and NumPy's values within ``tolerance``."""
     product, expected = linear.logits(x), x.astype(np.float64) @ weight.astype(np.float64).T
     for rows in _BATCH_SIZES:
         if not np.array_equal(linear.logits(x[:rows]), product[:rows]):
-            return f"a product of {rows} rows is not that of {len(x)} rows"
+            yield f"a product of {rows} rows is not that of {len(x)} rows"
     error = float(np.abs(product - expected).max())
     if not error <= tolerance:
-        return f"a product of {linear.in_features} by {linear.out_features} is off by {error:.1g}"
-    return None
+        yield f"a product of {linear.in_features} by {linear.out_features} is off by {error:.1g}"
 
 
-def _check_quantized_products(kernels: Kernels) -> str | None:
+def _check_quantized_products(kernels: Kernels) -> Iterator[str]:
     random = np.random.default_rng(0)
     weight, x = (random.normal(size=(rows, 320)).astype(np.float32) for rows in (48, max(_BATCH_SIZES)))
     for bits in get_args(Bits):
@@ -136,13 +140,11 @@ def _check_quantized_products(kernels: Kernels) -> str | None:
         dequantized = quantized.dequantize().astype(np.float64)
         # The kernels round x to 8 bits: each number by at most 1/254 of the largest magnitude in its group.
         tolerance = 0.02 * float((x @ dequantized.T).max())
-        failure = _check_product(_linear(kernels, quantized), x, dequantized, tolerance)
-        if failure is not None:
-            return f"{failure} in {bits} bits"
-    return None
+        failures = _check_product(_linear(kernels, quantized), x, dequantized, tolerance)
+        yield from (f"{failure} in {bits} bits" for failure in failures)
 
 
-def _check_blocks(kernels: Kernels) -> str | None:
+def _check_blocks(kernels: Kernels) -> Iterator[str]:
     """Check products with GGUF blocks: the portable kernels' bits in every batch, and the values."""
     random = np.random.default_rng(0)
     x = random.normal(size=(64, _BLOCK_INPUTS)).astype(np.float32)
@@ -158,33 +160,28 @@ def _check_blocks(kernels: Kernels) -> str | None:
         expected = x.astype(np.float64) @ linear.packed.unpack().astype(np.float64).T
         # The kernels round x to 8 bits, see _check_quantized_products.
         if not np.abs(portable - expected).max() <= 0.02 * np.abs(expected).max():
-            return f"a product with {type_.name} weights is wrong"
+            yield f"a product with {type_.name} weights is wrong"
         for rows in (1, 4, 20, 64):
             if not np.array_equal(linear.logits(x[:rows]).view(np.int32), portable[:rows].view(np.int32)):
-                return f"{rows} rows with {type_.name} weights differ from the portable kernels"
-    return None
+                yield f"{rows} rows with {type_.name} weights differ from the portable kernels"
 
 
-def _check_sampling(kernels: Kernels) -> str | None:
+def _check_sampling(kernels: Kernels) -> Iterator[str]:
     random = np.random.default_rng(0)
     temperature, position = 0.7, 5
     for seed, vocab in enumerate((33, 700)):
         logits = random.normal(size=vocab).astype(np.float32)
         scores = (logits / np.float32(temperature)).astype(np.float64) + gumbel_noise(seed, position, np.arange(vocab))
         if kernels.choose(logits, 0.0, 0) != int(logits.argmax()):
-            return f"the argmax of {vocab} logits is not that of NumPy"
+            yield f"the argmax of {vocab} logits is not that of NumPy"
         if kernels.choose(logits, temperature, noise_key(seed, position)) != int(scores.argmax()):
-            return f"a sample from {vocab} tokens is not that of NumPy"
-    return None
+            yield f"a sample from {vocab} tokens is not that of NumPy"
 
 
 def _check_layer(
     kernels: Kernels, dtype: DType, kv_dtype: DType | None = None, kind: _LayerKind = "attention"
-) -> str | None:
-    """Return a defect of the kernels, or ``None``.
-
-    A text in one forward pass, token by token, and as a path of a tree must give equal outputs, close to NumPy's.
-    """
+) -> Iterator[str]:
+    """Check that a text in one forward pass, token by token, and as a path of a tree has equal outputs, and NumPy's."""
     config, sizes = _layer_sizes(kind, dtype)
     random = np.random.default_rng(0)
     scales = {"filter": 1.0, "router": 1.0}  # the others keep the scale of their input
@@ -194,11 +191,11 @@ def _check_layer(
     runner.decoder.embedding = embedding.astype(dtype)
     tokens = random.integers(32, size=70).tolist()
     one_pass = runner.run(TokenTree.chain(tokens))
-    runner.reset()
+    runner.cache.release(runner.block_table)
     token_by_token = np.concatenate([runner.run(TokenTree.chain([token])) for token in tokens])
     if not np.array_equal(one_pass, token_by_token):
-        return "a text in one forward pass is not that text token by token"
-    runner.reset()
+        yield "a text in one forward pass is not that text token by token"
+    runner.cache.release(runner.block_table)
     start = 61
     runner.run(TokenTree.chain(tokens[:start]))
     # Draft tree of the remaining tokens: nodes 0, 2, 4, … are the text; each odd node is a wrong sibling of the next.
@@ -209,10 +206,11 @@ def _check_layer(
         parents += [parent, parent]
     in_tree = runner.run(TokenTree(tuple(ids), tuple(parents)))[::2]
     if not np.array_equal(in_tree, one_pass[start:]):
-        return "a path of a draft tree is not that text in one forward pass"
+        yield "a path of a draft tree is not that text in one forward pass"
     expected = _reference(config, weights, embedding[tokens])
     error = float(np.abs(one_pass - expected).max() / np.abs(expected).max())
-    return None if error < _TOLERANCES[kv_dtype or dtype] else f"a layer with {kind} is off by {error:.1g}"
+    if not error < _TOLERANCES[kv_dtype or dtype]:
+        yield f"a layer with {kind} is off by {error:.1g}"
 
 
 def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
@@ -255,10 +253,6 @@ class _LayerRunner:
         layer.attention_norm = layer.mlp_norm = Norm.of(config, np.ones(config.hidden_size))
         self.cache = backend.make_cache(config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype)
         self.block_table, self.rope = BlockTable(), RopeTable(config.rope)
-
-    def reset(self) -> None:
-        """Empty the KV cache, to start a new text."""
-        self.cache.release(self.block_table)
 
     def run(self, tree: TokenTree) -> Array:
         """Return the layer's output for every node; commit the main chain (see :class:`TokenTree`)."""

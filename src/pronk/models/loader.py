@@ -18,7 +18,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.architecture.families import parse_config
 from pronk.arrays import DTYPES, FLOAT16, FLOAT32, DType
 from pronk.checks import check_integer
-from pronk.errors import ConfigError, OptionError, refuse
+from pronk.errors import ConfigError, OptionError, locate_error, refuse
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.backend import Backend
 from pronk.models.checkpoint import open_checkpoint, read_json
@@ -77,14 +77,11 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
     if generation.get("eos_token_id") is not None:
         raw |= {"eos_token_id": generation["eos_token_id"]}
     sampling = recommended_sampling(generation, str(file))
-    try:
+    with locate_error(folder, ConfigError, ConfigError):
         config = parse_config(raw | _separate_quantization(folder, raw))
         if config.quantization is not None:
             parse_scheme(config.quantization)  # raises a ConfigError if the format is not supported
-        return replace(config, sampling=sampling)
-    except ConfigError as error:
-        msg = f"{folder}: {error}"
-        raise ConfigError(msg) from error
+    return replace(config, sampling=sampling)
 
 
 def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:

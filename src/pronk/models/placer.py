@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pronk.arrays import FLOAT32, UINT8, Array, DType, mapped_zeros, split_rows
-from pronk.errors import CheckpointError
+from pronk.errors import locate_error
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.inventory import Inventory
 from pronk.models.linear import AnyWeight, Experts, Linear, LinearFactory, Norm, StackedLinear, WeightLayout
@@ -65,11 +65,9 @@ class WeightPlacer:
     def _set_expert(self, experts: Experts, number: int, part: DecoderPart) -> None:
         linear = self._linear(part, experts.layout)
         assert isinstance(linear, Linear), "expected one matrix per expert, found several"
-        try:
+        tensor = f"{self.inventory.checkpoint.folder}: tensor {part.weight[0].name}"
+        with locate_error(tensor, ValueError, remedy="; quantize all alike"):
             experts.set(number, linear)
-        except ValueError as error:
-            msg = f"{self.inventory.checkpoint.folder}: tensor {part.weight[0].name}: {error}; quantize all alike"
-            raise CheckpointError(msg) from error
 
     def _norm(self, part: DecoderPart) -> Norm:
         """Load a norm; its numbers are rounded to ``dtype``, except for those of GGUF files.
@@ -113,12 +111,9 @@ class WeightPlacer:
         """Build a linear layer; raise a CheckpointError if blocks of a file are damaged."""
         if not isinstance(weight, BlockMatrix):
             return self.linear(weight, bias, layout)
-        try:
+        tensor = f"{self.inventory.checkpoint.folder}: tensor {' or '.join(rows.name for rows in weight.parts)}"
+        with locate_error(tensor, ValueError, remedy="; download the file again"):
             return self.linear(weight, bias, layout)
-        except ValueError as error:
-            names = " or ".join(rows.name for rows in weight.parts)
-            msg = f"{self.inventory.checkpoint.folder}: tensor {names}: {error}; download the file again"
-            raise CheckpointError(msg) from error
 
     def _blocks(self, sources: Sequence[CheckpointTensor], layout: WeightLayout) -> list[BlockMatrix] | None:
         """Return matrices in the blocks of a GGUF file, stacked by type; ``None`` if that is impossible.

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
-from pronk.errors import CheckpointError, refuse
+from pronk.errors import locate_error, refuse
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BLOCKS, PACKED_BLOCKS, BlockMatrix, BlockRows, unpack
 from pronk.quantization.gguf.reader import GgufFile, TensorInfo
@@ -125,11 +125,9 @@ class GgufCheckpoint:
         experts. A CheckpointError is raised if the blocks are damaged, or the kernels do not support the matrix.
         """
         info = self._infos[name][1]
-        try:
+        tensor = f"{self.folder}: tensor {name} ({info.type.name})"
+        with locate_error(tensor, ValueError, remedy="; download the file again"):
             return unpack(self._stored_rows(name, expert), info.type, codes, self._row_order(name))
-        except ValueError as error:
-            msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
-            raise CheckpointError(msg) from error
 
     def blocks(self, name: str, expert: int | None = None) -> BlockMatrix | None:
         """Return a quantized matrix in its blocks; ``None`` if the kernels do not pack such blocks.

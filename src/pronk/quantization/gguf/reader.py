@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
 from pronk.quantization.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
 
 _MAGIC = b"GGUF"
@@ -84,8 +84,7 @@ class GgufFile:
 
     def refuse(self, problem: str, remedy: str = "download it again") -> NoReturn:
         """Raise a :class:`CheckpointError` with the path, ``problem`` and ``remedy``."""
-        msg = f"{self.path}: {problem}; {remedy}"
-        raise CheckpointError(msg)
+        refuse(self.path, f"{problem}; {remedy}")
 
     def _map_file(self) -> mmap.mmap:
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from pronk.arrays import BFLOAT16, FLOAT32, UINT8, Array
 from pronk.drafters.from_target.modules.eagle import plan_head
 from pronk.drafters.from_target.modules.eagle_config import KINDS, EagleConfig, default_sources
-from pronk.errors import CheckpointError, ConfigError, OptionError, refuse
+from pronk.errors import ConfigError, OptionError, locate_error, refuse
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint, read_json
@@ -73,7 +73,8 @@ def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command
             tensors[name] = tensor
             continue
         weight = tensor.astype(FLOAT32)
-        matrix = _round(name, weight, rule)
+        with locate_error(f"tensor {name}", ValueError):
+            matrix = rule.nearest(weight)
         errors += float(np.square(matrix.dequantize() - weight, dtype=np.float64).sum())
         squares += float(np.square(weight, dtype=np.float64).sum())
         tensors |= pack_codes(name.removesuffix("weight"), matrix, rule.dtype)
@@ -133,14 +134,6 @@ def _write(folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapp
         card = folder / "README.md"
         text = card.read_text(encoding="utf-8") if card.is_file() else f"# {out.name}\n"
         (partial / "README.md").write_text(text + note, encoding="utf-8")
-
-
-def _round(name: str, weight: Array, rule: RoundingRule) -> QuantizedMatrix:
-    try:
-        return rule.nearest(weight)
-    except ValueError as problem:
-        msg = f"tensor {name}: {problem}"
-        raise CheckpointError(msg) from problem
 
 
 def _note(result: QuantizedHead, command: str) -> str:

@@ -21,7 +21,7 @@ from pronk.checks import require_extra
 from pronk.corpus.collection import collect, pack
 from pronk.corpus.encoder import Encoder
 from pronk.corpus.sources import SourceSpec, read_source, spec_of
-from pronk.errors import CheckpointError, OptionError, refuse
+from pronk.errors import OptionError, locate_error, refuse
 from pronk.files.shards import ShardEntry, write_weights
 from pronk.models.backend import Backend
 from pronk.models.loader import read_config
@@ -84,7 +84,8 @@ def quantize_layers(
         calibration = LayerStream(source, backend, texts.calibration)
     for index in range(source.config.num_layers):
         weights = source.load_layer(index)
-        try:
+        # A ValueError: weights or Hessians are not finite, or a Hessian is not positive definite.
+        with locate_error(f"{source.folder}: layer {index}", ValueError):
             if calibration is None:
                 matrices = {name: rule.nearest(weights[f"{name}.weight"]) for name in LINEARS}
             else:
@@ -93,9 +94,6 @@ def quantize_layers(
                 window, rows, length = source.config.windows[index], calibration.rows, calibration.length
                 # Norms and biases may be scaled in place.
                 matrices = quantize_calibrated(source.config, window, weights, rows, length, method=method, rule=rule)
-        except ValueError as error:  # weights or Hessians are not finite, or a Hessian is not positive definite
-            msg = f"{source.folder}: layer {index}: {error}"
-            raise CheckpointError(msg) from error
         _write_layer(layer_folder(folder, index), source.layer_tensors(index, weights, matrices), rule.dtype)
         weights |= {f"{name}.weight": matrix.dequantize() for name, matrix in matrices.items()}
         layer = build_layer(source, backend, weights, index)
