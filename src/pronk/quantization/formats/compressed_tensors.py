@@ -82,8 +82,7 @@ class PackedIntegers:
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
         _, outputs, inputs, *_ = self.module
         if self.packed:
-            if tensors["weight_shape"].tolist() != [outputs, inputs]:
-                shape = tensors["weight_shape"].tolist()
+            if (shape := tensors["weight_shape"].tolist()) != [outputs, inputs]:
                 msg = f"weight_shape: expected [{outputs}, {inputs}] from config.json, found {shape}"
                 raise CheckpointError(msg)
             unpack_into(codes, tensors["weight_packed"], self.bits)
@@ -178,7 +177,7 @@ class CompressedTensors(Scheme):
             refuse("no sparse weights in sparsity_config", sparsity, _REMEDY)
         groups = config.get("config_groups")
         if not isinstance(groups, dict) or not groups:
-            refuse("an object of rules as config_groups", groups, "restore config.json from its source")
+            refuse("an object of rules as config_groups", groups)
         rules = tuple(_parse_rule(group, config.get("format")) for group in groups.values())
         cache = bool(config.get("kv_cache_scheme"))
         notes = (
@@ -205,10 +204,7 @@ class CompressedTensors(Scheme):
             for target in rule.targets
             if (rank := _match_rank(target, module.name)) is not None
         ]
-        if not matches:
-            return None
-        _, _, negative_index = min(matches)
-        return self.rules[-negative_index].weight(module)
+        return self.rules[-min(matches)[2]].weight(module) if matches else None
 
 
 def _match_rank(target: str, name: str) -> int | None:
@@ -242,7 +238,7 @@ def _parse_rule(group: object, default: object) -> _Rule:
     if weights is None:
         return _Rule(targets)
     if not isinstance(weights, dict):
-        refuse("an object as weights", weights, "restore config.json from its source")
+        refuse("an object as weights", weights)
     weight_format = group.get("format") or default
     if not isinstance(weight_format, str) or weight_format not in _FORMATS:
         refuse(f"the format {' or '.join(_FORMATS)}", weight_format, _REMEDY)
@@ -255,11 +251,7 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
     """Convert the object ``weights`` of an entry of ``config_groups`` to arguments of :class:`_Rule`."""
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
     if _FORMATS[weight_format] not in (None, kind):
-        refuse(
-            f"weights of the type {_FORMATS[weight_format]} for {weight_format}",
-            kind,
-            "restore config.json from its source",
-        )
+        refuse(f"weights of the type {_FORMATS[weight_format]} for {weight_format}", kind)
     floats = kind == "float"
     bits = check_bits(f"{kind} weights with num_bits", weights.get("num_bits", 8), (8,) if floats else (4, 8), _REMEDY)
     symmetric = check_flag("quantization_config: symmetric", weights.get("symmetric", True), error=ConfigError)

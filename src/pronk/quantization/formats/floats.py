@@ -120,11 +120,9 @@ def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) 
 
 
 _GROUP = 32
-_ZERO = 16  # code of the weight 0
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])  # twice the floats 0, 0.5, 1, 1.5, 2, 3, 4, 6
-# By the four bits of a float, of which the highest is the sign.
-MXFP4_CODES = (_ZERO + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
-_BIAS = 127  # of the stored exponents of scales
+# By the four bits of a float, of which the highest is the sign. The code of the weight 0 is 16.
+MXFP4_CODES = (16 + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
 
 
 @dataclass(frozen=True)
@@ -173,5 +171,5 @@ class _Weight:
 
 
 def mxfp4_scale(exponents: Array) -> Array:
-    """Return the scales of codes, float32, by the stored exponents of their groups."""
-    return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - _BIAS).astype(FLOAT32)
+    """Return the scales of codes, float32, by the stored exponents of their groups, which have a bias of 127."""
+    return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127).astype(FLOAT32)

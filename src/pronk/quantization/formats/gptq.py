@@ -90,9 +90,7 @@ class GPTQ(Scheme):
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        if any(pattern.match(module.name) for pattern in self.excluded):
-            return None
-        if module.head and not self.head:
+        if any(pattern.match(module.name) for pattern in self.excluded) or (module.head and not self.head):
             return None
         included = module.head or self.included is None or any(module.name.endswith(f".{n}") for n in self.included)
         return _Weight(self, module, group_size(self.group, module.inputs)) if included else None
@@ -163,7 +161,7 @@ def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):
-        refuse("an object of rules as dynamic", dynamic, "restore config.json from its source")
+        refuse("an object of rules as dynamic", dynamic)
     patterns = []
     for rule in dynamic:
         if not rule.startswith("-:"):
@@ -180,11 +178,12 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None
-    names: list[Any] = [None]
-    if isinstance(blocks, list):
-        names = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
+    lists = (
+        [block if isinstance(block, list) else [block] for block in blocks] if isinstance(blocks, list) else [[None]]
+    )
+    names = [name for block in lists for name in block]
     if not all(isinstance(name, str) for name in names):
-        refuse("lists of names as modules_in_block_to_quantize", blocks, "restore config.json from its source")
+        refuse("lists of names as modules_in_block_to_quantize", blocks)
     return frozenset(names)
 
 

@@ -143,7 +143,11 @@ def fusible_runs(weights: Sequence[Array | QuantizedMatrix]) -> list[slice]:
     Each run is a slice of the list. Its weights are all unquantized; or they are quantized with equal bits, group size
     and input order, and all or none have minima.
     """
-    starts = [i for i, weight in enumerate(weights) if i == 0 or not _have_same_format(weights[i - 1], weight)]
+    formats = [
+        None if isinstance(each, np.ndarray) else (each.bits, each.group, each.minimum is None, _order_bytes(each))
+        for each in weights
+    ]
+    starts = [i for i, each in enumerate(formats) if i == 0 or formats[i - 1] != each]
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
 
 
@@ -155,45 +159,31 @@ def stack_matrices(matrices: Sequence[QuantizedMatrix], codes: Array) -> Quantiz
     ``minimum = -scale * zero``. The codes of ``matrices`` are views of consecutive rows of ``codes``, uint8
     ``[sum of outputs, inputs]``: the codes of the result, which may be converted from 4 bits in place.
     """
-    order = matrices[0].order
-    if not all(_is_equal(order, matrix.order) for matrix in matrices[1:]):
+    if len(set(map(_order_bytes, matrices))) > 1:
         return None
     group, bits = gcd(*(matrix.group for matrix in matrices)), max(matrix.bits for matrix in matrices)
     has_minima = any(matrix.minimum is not None for matrix in matrices)
-    converted = [_with_group(_with_bits(matrix, bits), group, minima=has_minima) for matrix in matrices]
+    converted = [_convert(matrix, bits, group, minima=has_minima) for matrix in matrices]
     minima = [matrix.minimum for matrix in converted if matrix.minimum is not None]
     scale = np.concatenate([matrix.scale for matrix in converted])
-    return QuantizedMatrix(codes, scale, np.concatenate(minima) if minima else None, converted[0].bits, group, order)
+    minimum = np.concatenate(minima) if minima else None
+    return QuantizedMatrix(codes, scale, minimum, bits, group, matrices[0].order)
 
 
-def _have_same_format(one: Array | QuantizedMatrix, other: Array | QuantizedMatrix) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-    formats = [(matrix.bits, matrix.group, matrix.minimum is None) for matrix in (one, other)]
-    return formats[0] == formats[1] and _is_equal(one.order, other.order)
+def _order_bytes(matrix: QuantizedMatrix) -> bytes | None:
+    return None if matrix.order is None else matrix.order.tobytes()
 
 
-def _is_equal(one: Array | None, other: Array | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other)
-
-
-def _with_bits(matrix: QuantizedMatrix, bits: int) -> QuantizedMatrix:
-    """Return the matrix with ``bits`` bits per code, 4 or 8.
+def _convert(matrix: QuantizedMatrix, bits: Bits | Literal[5], group: int, *, minima: bool) -> QuantizedMatrix:
+    """Return the matrix with ``bits`` bits per code and in groups of ``group`` inputs; if ``minima``, with minima.
 
     From 4 to 8 bits, 120 is added to the ``codes`` of a matrix without minima, in place: its zero point is then 128
     instead of 8.
     """
-    if matrix.bits == bits:
-        return matrix
-    if matrix.minimum is None:
-        np.add(matrix.codes, (1 << (bits - 1)) - matrix.zero, out=matrix.codes)
-    return replace(matrix, bits=8)
-
-
-def _with_group(matrix: QuantizedMatrix, group: int, *, minima: bool) -> QuantizedMatrix:
-    """Return the matrix with groups split into groups of ``group`` inputs; if ``minima``, with minima."""
+    if matrix.bits != bits:
+        if matrix.minimum is None:
+            np.add(matrix.codes, (1 << (bits - 1)) - matrix.zero, out=matrix.codes)
+        matrix = replace(matrix, bits=bits)
     scale, minimum = matrix.scale, matrix.minimum
     if minima and minimum is None:
         minimum = -scale * matrix.zero

@@ -84,7 +84,7 @@ class Scheme(Protocol):
         """Return how the checkpoint stores the weight of ``module``; ``None`` if the weight is not quantized."""
 
 
-def refuse(expected: str, found: object, remedy: str) -> NoReturn:
+def refuse(expected: str, found: object, remedy: str = "restore config.json from its source") -> NoReturn:
     """Raise a :class:`ConfigError`: ``quantization_config: expected EXPECTED, found FOUND; REMEDY``."""
     msg = f"quantization_config: expected {expected}, found {found!r:.80}; {remedy}"
     raise ConfigError(msg)
@@ -103,7 +103,7 @@ def read_names(config: Mapping[str, Any], key: str) -> list[str]:
     if names is None:
         return []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        refuse(f"a list of names as {key}", names, "restore config.json from its source")
+        refuse(f"a list of names as {key}", names)
     return names
 
 

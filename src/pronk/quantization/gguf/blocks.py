@@ -121,8 +121,7 @@ class BlockMatrix:
         return sum(len(part.stored) for part in self.parts), self.inputs
 
 
-@dataclass(frozen=True)
-class _BlockFormat:
+class _BlockFormat(NamedTuple):
     """How to convert the blocks of one GGUF format to codes, scales and minima."""
 
     convert: Callable[[Array], Unpacked]  # function from blocks to codes, scales and minima
@@ -199,25 +198,19 @@ def _q5_1(blocks: Array) -> Unpacked:
     return codes, _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 
-def _unpack_six_bits(packed: Array) -> tuple[Array, Array]:
-    """Unpack eight 6-bit scales and eight 6-bit minima: bytes ``[..., 12]`` to two arrays ``[..., 8]``.
+def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
+    """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block from its first 16 bytes.
 
     With the high bits on the left, and i = 0 .. 3::
 
-        byte i        scale i + 4, bits 5-4       scale i, 6 bits
-        byte i + 4    minimum i + 4, bits 5-4     minimum i, 6 bits
-        byte i + 8    minimum i + 4, bits 3-0     scale i + 4, bits 3-0
+        byte i + 4     scale i + 4, bits 5-4       scale i, 6 bits
+        byte i + 8     minimum i + 4, bits 5-4     minimum i, 6 bits
+        byte i + 12    minimum i + 4, bits 3-0     scale i + 4, bits 3-0
     """
-    scale, minimum, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scale_factor, minimum_factor = _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
+    scale, minimum, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = np.concatenate((scale & 63, (rest & 15) | (scale >> 2 & 48)), axis=-1)
     minima = np.concatenate((minimum & 63, rest >> 4 | (minimum >> 2 & 48)), axis=-1)
-    return scales, minima
-
-
-def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
-    """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block from its first 16 bytes."""
-    scale_factor, minimum_factor = _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
-    scales, minima = _unpack_six_bits(blocks[..., 4:16])
     return scale_factor * scales, -(minimum_factor * minima)  # llama.cpp subtracts the minimum; QuantizedMatrix adds it
 
 
@@ -258,7 +251,7 @@ def _iq4_nl(blocks: Array) -> Unpacked:
     return _IQ4_NL_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
 
 
-# Supported types of GGUF blocks: converter, bits per code, weights per scale.
+# Supported types of GGUF blocks.
 BLOCKS = {
     "Q8_0": _BlockFormat(_q8_0, 8, 32),
     "Q4_0": _BlockFormat(_q4_0, 4, 32),

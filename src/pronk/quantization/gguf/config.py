@@ -111,28 +111,25 @@ def _granite(keys: Keys, config: ModelConfig) -> ModelConfig:
     )
 
 
-def _with_experts(keys: Keys, config: ModelConfig) -> ModelConfig:
+def _with_experts(keys: Keys, config: ModelConfig, *, bias: bool = False) -> ModelConfig:
     """Return a model with mixtures of experts, if the file has experts; their weights sum to 1."""
     if not keys.get("expert_count"):
         return config
     count = keys.integer("expert_count", maximum=MAX_EXPERTS)
     width = keys.integer("expert_feed_forward_length", config.intermediate_size)
     per_row = keys.integer("expert_used_count", maximum=count)
-    mixture = MixtureConfig(count, per_row, width, normalized=True, layers=(True,) * config.num_layers)
-    return replace(config, mixture=mixture)
+    layers = (True,) * config.num_layers
+    return replace(config, mixture=MixtureConfig(count, per_row, width, normalized=True, layers=layers, bias=bias))
 
 
 def _gpt_oss(keys: Keys, config: ModelConfig) -> ModelConfig:
     """Return a gpt-oss; its files lack YaRN's key ``truncate``, which is false in these models."""
-    config = _with_experts(keys, config)
-    mixture, rope = config.mixture, config.rope
     return replace(
-        config,
-        rope=None if rope is None else replace(rope, truncate=False),
+        _with_experts(keys, config, bias=True),
+        rope=config.rope and replace(config.rope, truncate=False),
         windows=keys.windows(config.num_layers, 2),
         attention_sinks=True,
         clamped_gate=True,
-        mixture=None if mixture is None else replace(mixture, bias=True),
     )
 
 
@@ -149,9 +146,8 @@ def _mistral3(keys: Keys, config: ModelConfig) -> ModelConfig:
     multiplier = keys.optional_number("rope.scaling.yarn_log_multiplier")  # mscale_all_dim; mscale is taken to be 1
     if rope is not None and rope.kind == "yarn":
         rope = replace(rope, attention_scale=yarn_scale(rope.factor, 1.0, multiplier or 0.0))
-    if rope is None or growth is None:
-        return replace(config, family="ministral3", rope=rope)
-    return replace(config, family="ministral3", rope=rope, query_growth=(growth, rope.original))
+    query_growth = None if rope is None or growth is None else (growth, rope.original)
+    return replace(config, family="ministral3", rope=rope, query_growth=query_growth)
 
 
 def _olmo2(keys: Keys, config: ModelConfig) -> ModelConfig:

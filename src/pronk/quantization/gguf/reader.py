@@ -14,11 +14,12 @@ with the remaining bytes. Metadata arrays are converted to lists on access. Sour
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -28,15 +29,12 @@ import numpy as np
 from pronk.errors import CheckpointError, refuse
 from pronk.quantization.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
 _MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, type, one-byte value
 # Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 _MAX_NAME_BYTES = 65_535  # limit of GGUF for metadata keys; here also the limit for names of tensors
 _MAX_DIMENSIONS = 4  # limit of ggml for tensors
-_ALIGNMENTS = (8, 1 << 20)  # minimum and maximum of general.alignment, in bytes
-_UINT64 = struct.Struct("<Q")
+_ALIGNMENTS = [1 << bits for bits in range(3, 21)]  # possible values of general.alignment, in bytes
 
 
 class TensorInfo(NamedTuple):
@@ -99,12 +97,12 @@ class GgufFile:
 
     def _read_file_header(self) -> tuple[int, int]:
         magic, version = self._read_bytes(4), self._read_number("I")
-        if magic != _MAGIC:
+        if magic != b"GGUF":
             self.refuse(f"expected a GGUF file, found one that begins with {magic!r}", "check that it is the right one")
         if version & 0xFFFF == 0:
             remedy = "convert it with gguf-py: gguf-convert-endian MODEL little"
             self.refuse("expected a little-endian file, found a big-endian one", remedy)
-        if version not in _VERSIONS:
+        if version not in (2, 3):
             self.refuse(
                 f"expected version 2 or 3 of GGUF, found {version}", "convert the model with a current llama.cpp"
             )
@@ -134,8 +132,7 @@ class GgufFile:
     def _read_number(self, format_char: str) -> int:
         """Read a little-endian number; ``format_char`` is its format character of :mod:`struct`."""
         start = self._advance(struct.calcsize(format_char))
-        value: int = struct.unpack_from(f"<{format_char}", self.buffer, start)[0]
-        return value
+        return struct.unpack_from(f"<{format_char}", self.buffer, start)[0]
 
     def _decode(self, text: bytes, text_name: str) -> str:
         """Decode UTF-8; the error message begins with ``text_name``."""
@@ -189,7 +186,7 @@ class GgufFile:
             self.refuse(f"{key:.80}: expected as many strings as {self._num_left} bytes can hold, found {found}")
         start = end = self._position
         # Do not call _read_number for each string: a vocabulary has hundreds of thousands of strings.
-        read_size, buffer, last, ends = _UINT64.unpack_from, self.buffer, self._file_size - 8, array("Q")
+        read_size, buffer, last, ends = struct.Struct("<Q").unpack_from, self.buffer, self._file_size - 8, array("Q")
         for _ in range(count):
             if end > last:
                 end = self._file_size + 1  # beyond the file, so that _advance refuses it
@@ -226,10 +223,9 @@ class GgufFile:
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
         alignment = self._pairs.get("general.alignment", 32)
-        minimum, maximum = _ALIGNMENTS
-        if not (isinstance(alignment, int) and minimum <= alignment <= maximum) or alignment & (alignment - 1):
-            found = f"general.alignment = {alignment!r:.40}"
-            self.refuse(f"expected a power of two in {minimum}..{maximum}, found {found}")
+        if not isinstance(alignment, int) or alignment not in _ALIGNMENTS:
+            expected = f"a power of two in {_ALIGNMENTS[0]}..{_ALIGNMENTS[-1]}"
+            self.refuse(f"expected {expected}, found general.alignment = {alignment!r:.40}")
         infos: dict[str, TensorInfo] = {}
         for _ in range(count):
             info = self._read_info(alignment)
@@ -237,7 +233,9 @@ class GgufFile:
                 self.refuse(f"expected tensor {info.name:.80} once, found it twice")
             infos[info.name] = info
         base = self._position + -self._position % alignment
-        return self._locate_tensors(infos, base)
+        located = {name: info._replace(start=base + info.start) for name, info in infos.items()}
+        self._check_places(located.values())
+        return located
 
     def _read_info(self, alignment: int) -> TensorInfo:
         """Read a tensor's description; its ``start`` is the offset in the file minus the end of the padding."""
@@ -255,20 +253,14 @@ class GgufFile:
             self.refuse(f"tensor {name:.80}: expected {expected}, found {list(shape)}")
         if start % alignment:
             self.refuse(f"tensor {name:.80}: expected an offset that is a multiple of {alignment}, found {start}")
-        size = type_.size
-        for length in (*shape[:-1], shape[-1] // type_.values):
-            size *= length
-        return TensorInfo(name, type_, shape, start, size)
+        return TensorInfo(name, type_, shape, start, math.prod(shape) // type_.values * type_.size)
 
-    def _locate_tensors(self, infos: dict[str, TensorInfo], base: int) -> dict[str, TensorInfo]:
-        """Add ``base``, the end of the padding, to each ``start``; refuse overlaps and truncated tensors."""
-        located = {name: info._replace(start=base + info.start) for name, info in infos.items()}
+    def _check_places(self, infos: Iterable[TensorInfo]) -> None:
         end = 0
-        for info in sorted(located.values(), key=lambda info: info.start):
+        for info in sorted(infos, key=lambda info: info.start):
             if info.start < end:
                 self.refuse(f"tensor {info.name:.80}: expected a place of its own, found an overlap with another one")
             end = info.start + info.size
             if end > self._file_size:
                 found = f"its {info.size} bytes at {info.start} of {self._file_size}: the file is truncated or damaged"
                 self.refuse(f"expected all of tensor {info.name:.80}, found {found}")
-        return located

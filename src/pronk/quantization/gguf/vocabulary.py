@@ -122,7 +122,6 @@ def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) 
 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:
-    """Raise a :class:`TokenizerError` for a duplicate or overlong token."""
     longest = max(map(len, tokens), default=0)
     if longest > _MAX_TOKEN_CHARACTERS:
         msg = f"{file.path}: expected tokens of at most {_MAX_TOKEN_CHARACTERS} characters, found one of {longest}"

@@ -8,14 +8,23 @@ text are kept. Memory holds the LM head, one layer, and the hidden states of the
 from __future__ import annotations
 
 import math
+import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.resources import as_file, files
+from itertools import count
 from pathlib import Path
+
+import numpy as np
 
 from pronk.arrays import FLOAT32, Array
 from pronk.backends import choose_backend
+from pronk.checks import require_extra
+from pronk.corpus.collection import collect, pack
+from pronk.corpus.encoder import Encoder
+from pronk.corpus.sources import SourceSpec, read_source, spec_of
 from pronk.errors import OptionError, refuse
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.cards import render_card
@@ -23,8 +32,16 @@ from pronk.files.shards import ShardEntry, check_output_folder, copy_companions,
 from pronk.kernels.library import Kernels, KernelsError
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.kernels import load_kernels
+from pronk.models.loader import read_config
 from pronk.models.tensor_plan import CheckpointTensor
-from pronk.quantization.quantize.methods import CalibrationTexts, layer_folder, measure_perplexity, quantize_layers
+from pronk.quantization.quantize.methods import (
+    CalibrationTexts,
+    SourceCheckpoint,
+    Tick,
+    layer_folder,
+    measure_perplexity,
+    quantize_layers,
+)
 from pronk.quantization.quantize.rounding import (
     WHOLE_ROW,
     RoundingRule,
@@ -33,7 +50,7 @@ from pronk.quantization.quantize.rounding import (
     packed_shapes,
     quantization_config,
 )
-from pronk.quantization.quantize.source import SourceCheckpoint
+from pronk.tokenization.tokenizer import Tokenizer
 
 # Progress callback (name of the current step, amount done, total amount); unit: bytes in "writing", else layers.
 Status = Callable[[str, int, int], None]
@@ -133,25 +150,19 @@ def _quantize_with_all_methods(
     Return the perplexity of the source, and by method the perplexity after quantization.
     """
     total = source.config.num_layers * (1 + len(texts.methods))
-    done = 0
 
-    def start_step(step: str) -> Callable[[], None]:
+    def start_step(step: str, done: int) -> Tick:
         """Report a new step; return a function to call after each of its layers."""
         status(step, done, total)
-
-        def on_layer_done() -> None:
-            nonlocal done
-            done += 1
-            status(step, done, total)
-
-        return on_layer_done
+        following = count(done + 1)
+        return lambda: status(step, next(following), total)
 
     backend = choose_backend("auto", "cpu", source.config, FLOAT32)
-    source_perplexity = measure_perplexity(source, backend, texts, start_step("measuring"))
+    source_perplexity = measure_perplexity(source, backend, texts, start_step("measuring", 0))
     perplexities = {}
-    for method in texts.methods:
+    for number, method in enumerate(texts.methods, 1):
         (partial / method).mkdir()
-        tick = start_step(f"quantizing, {method}")
+        tick = start_step(f"quantizing, {method}", number * source.config.num_layers)
         perplexities[method] = quantize_layers(source, backend, method, rule, texts, partial / method, tick=tick)
     return source_perplexity, perplexities
 
@@ -166,7 +177,6 @@ def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
 
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
-    """Yield name, shape and dtype of each tensor of the quantized checkpoint."""
     for part in source.parts:
         matrices = part.weight if part.kind == "linear" and part.target != "head" else ()
         for matrix in matrices:
@@ -214,3 +224,56 @@ def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command:
         groups="whole rows" if result.rule.group == WHOLE_ROW else f"groups of {result.rule.group} inputs",
         versions=", ".join(f"{package} {version(package)}" for package in packages),
     )
+
+
+LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
+_MAX_EVALUATION_TOKENS = 8192  # number of tokens after which the evaluation text is cut
+_MIN_TOKENS = 128  # a text with fewer tokens is refused
+# Calibration texts are cut into chunks of this size and shuffled, so that all parts of a long text can be used.
+_CHUNK_CHARACTERS = 4096
+
+
+def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> CalibrationTexts:
+    """Read the texts to calibrate a model with and to measure its perplexity on.
+
+    Args:
+        folder: folder of the model.
+        text: file or folder with the calibration text, in the formats of ``pronk train``. One document in 100, or the
+            end of the longest document, is held out to measure perplexity on. ``None`` means no calibration, and the
+            evaluation text of this package: solved Python problems and arithmetic word problems.
+        tokens: maximum number of tokens to calibrate with.
+
+    Raises:
+        OptionError: the text is missing, unreadable or too short, or torch, with which to calibrate, is missing.
+        CheckpointError: the model's configuration or tokenizer cannot be read.
+    """
+    if text is not None:
+        require_extra("calibrate", "train", "torch")
+    config = read_config(folder)
+    encoder = Encoder.of_target(Tokenizer.load(folder, config.vocab_size), config)
+    length = min(LENGTH, config.context)
+    if text is None:
+        with as_file(files("pronk.quantization.quantize") / "evaluation.jsonl") as path:
+            documents = [document.text for document in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
+        return CalibrationTexts(_tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text"))
+    (pool, *_) = collect([spec_of(text, "calibrate")]).pools
+    return CalibrationTexts(
+        _tokenize(encoder, pool.held_out, _MAX_EVALUATION_TOKENS, length, f"calibrate: held-out part of {text}"),
+        _tokenize(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),
+    )
+
+
+def _shuffled(documents: Iterable[str]) -> Iterator[str]:
+    """Yield chunks of the documents in random order, which is the same in every run."""
+    chunks = [text[i : i + _CHUNK_CHARACTERS] for text in documents for i in range(0, len(text), _CHUNK_CHARACTERS)]
+    yield from random.Random(0).sample(chunks, len(chunks))  # noqa: S311 - not for secrets
+
+
+def _tokenize(encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str) -> Array:
+    """Return token ids ``[sequences, length]``; a text of fewer tokens is one sequence of its own length."""
+    ids = pack(encoder, iter(texts), max_tokens).astype(np.int64)
+    if len(ids) < min(_MIN_TOKENS, length):
+        msg = f"{text_name}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"
+        raise OptionError(msg)
+    length = min(length, len(ids))
+    return ids[: len(ids) // length * length].reshape(-1, length)
