@@ -349,7 +349,7 @@ def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
     decoder = load_decoder(coded, read_config(coded), dtype=FLOAT32, backend=KernelBackend(kernels()))
     for layer in decoder.layers:
-        packed = [linear.packed for linear in layer.experts()]
+        packed = [linear.packed for linear in (*layer.up.parts, *layer.down.parts)]
         assert {each.format for each in packed} == {"int5 in groups of 32"}
     up = decoder.layers[1].up.parts[4].packed.unpack()
     stored = floats["model.layers.1.mlp.experts.gate_up_proj"][4].T

@@ -128,6 +128,21 @@ def llama_like(
 # Families whose config has that of a language model as ``text_config``, with the default of its ``model_type``.
 MULTIMODAL = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 
+
+def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of a multimodal model's language model, with missing keys of the whole model."""
+    family = raw.get("model_type")
+    if not isinstance(family, str) or family not in MULTIMODAL:
+        return raw
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        refuse_config(f"expected an object as text_config, found {text!r:.80}")
+    shared = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config", "compression_config")
+    inherited = {key: raw[key] for key in shared if raw.get(key) is not None}
+    tied = {} if raw.get("tie_word_embeddings") is None else {"tie_word_embeddings": raw["tie_word_embeddings"]}
+    return {"model_type": MULTIMODAL[family], **inherited, **text, **tied}
+
+
 _RECURRENT = "layers with a recurrent state are not supported (docs/families.md); use a model with attention, or LFM2"
 _LATENT = "multi-head latent attention is not supported; use a model with grouped heads, such as Qwen3 or Qwen3-MoE"
 _OTHER_MIXTURE = "are not supported; use Mixtral, Qwen3-MoE, gpt-oss or Granite MoE"

@@ -211,13 +211,9 @@ class RopeTable:
         return entries.astype(np.float32)
 
 
-def _exponents(config: RopeConfig) -> Array:
-    """Return ``2 i / dim`` for each pair ``i``, float32 ``[dim / 2]``."""
-    return np.arange(0, config.dim, 2, dtype=np.float32) / np.float32(config.dim)
-
-
-def _inverse_powers(base: float, exponents: Array) -> Array:
-    """Return ``1 / base ** exponents``, float32; the power is computed in float64 and rounded."""
+def _inverse_powers(base: float, dim: int) -> Array:
+    """Return ``base ** (-2 i / dim)`` for each pair ``i``, float32 ``[dim / 2]``; the power is rounded from float64."""
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(FLOAT32)
 
 
@@ -229,13 +225,13 @@ def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
     length = np.float32(max(span, config.original))
     growth = length * config.factor / config.original - (config.factor - 1)
     base = np.float32(float(growth) ** (config.dim / (config.dim - 2))) * config.theta
-    return _inverse_powers(float(base), _exponents(config))
+    return _inverse_powers(float(base), config.dim)
 
 
 def _frequencies(config: RopeConfig) -> Array:
     """Return the scaled frequencies, float32 ``[dim / 2]``; for *dynamic*, those before scaling."""
     assert config.kind != "longrope", "expected one list of divisors, see RopeConfig.for_context"
-    plain = _inverse_powers(config.theta, _exponents(config))
+    plain = _inverse_powers(config.theta, config.dim)
     if config.kind == "linear":
         return plain / np.float32(config.factor)
     if config.kind == "factors":

@@ -71,7 +71,6 @@ def model_label(path: Path) -> str:
 
 
 def _repo(folder: Path) -> str:
-    """Return the repository of a folder in the cache."""
     return folder.name.removeprefix("models--").replace("--", "/", 1)
 
 
@@ -134,31 +133,29 @@ def remove_cached(model: HubModel) -> int:
     The repository's folder is removed if no file is left, with partial downloads. If the cache has no part of the
     model, a CheckpointError is raised.
     """
-    folder = repo_folder(model.repo)
+    folder, whole = repo_folder(model.repo), not model.file and not model.quantization
+    absent = f"found no such model in {folder.parent}; pronk list shows what is there"
     if not folder.is_dir():
-        refuse(model, f"found no such model in {folder.parent}; pronk list shows what is there")
+        refuse(model, absent)
     try:
-        return _remove(folder, model)
+        before = _size(folder)
+        for snapshot in () if whole else [*_snapshots(model)]:
+            for file in _model_files(model, snapshot):
+                file.unlink()
+        used = {path.resolve() for path in _files(folder / "snapshots")}
+        if whole or not used:
+            shutil.rmtree(folder)
+            return before
+        for blob in (folder / "blobs").glob("*"):
+            if blob.resolve() not in used and blob.suffix != ".incomplete":
+                blob.unlink()
+        after = _size(folder)
     except OSError as error:
         msg = f"{model}: expected to remove files of {folder}, found: {error.strerror}; end programs that use them"
         raise CheckpointError(msg) from error
-
-
-def _remove(folder: Path, model: HubModel) -> int:
-    before, whole = _size(folder), not model.file and not model.quantization
-    for snapshot in () if whole else [*_snapshots(model)]:
-        for file in _model_files(model, snapshot):
-            file.unlink()
-    used = {path.resolve() for path in _files(folder / "snapshots")}
-    if whole or not used:
-        shutil.rmtree(folder)
-        return before
-    for blob in (folder / "blobs").glob("*"):
-        if blob.resolve() not in used and blob.suffix != ".incomplete":
-            blob.unlink()
-    if before == _size(folder):
-        refuse(model, f"found no such model in {folder.parent}; pronk list shows what is there")
-    return before - _size(folder)
+    if before == after:
+        refuse(model, absent)
+    return before - after
 
 
 def _size(folder: Path) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -74,8 +74,7 @@ class AdapterModule:
     up: Array  # float32 ``[outputs, rank]``, times the scale
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Place of a module of transformers in the decoder, and its sizes."""
 
     target: str
@@ -123,21 +122,19 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
 
 
 def _check_ranks(folder: Path, options: dict[str, Any]) -> None:
-    """Raise a CheckpointError if a rank, a scale or a pattern of module names is not valid."""
-    for key in ("rank_pattern", "alpha_pattern"):
-        if not isinstance(options.get(key) or {}, dict):
-            refuse(folder, f"{key}: expected an object, found {options[key]!r}; restore the file from its source")
     for key, patterns, kinds in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
-        for value in (options.get(key), *(options.get(patterns) or {}).values()):
+        found = options.get(patterns) or {}
+        if not isinstance(found, dict):
+            refuse(folder, f"{patterns}: expected an object, found {found!r}; restore the file from its source")
+        for value in (options.get(key), *found.values()):
             if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
                 refuse(folder, f"{key}: expected a number above 0, found {value!r}; restore the file from its source")
-    for pattern in (*(options.get("rank_pattern") or ()), *(options.get("alpha_pattern") or ())):
-        if not _PATTERN.fullmatch(pattern):
-            refuse(folder, f"rank_pattern: expected names of modules, found {pattern!r}; write out the names")
+        for pattern in found:
+            if not _PATTERN.fullmatch(pattern):
+                refuse(folder, f"rank_pattern: expected names of modules, found {pattern!r}; write out the names")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Return the config of an adapter; raise a CheckpointError if a value is not supported."""
     if not (folder / _CONFIG).is_file():
         refuse(folder, f"expected a folder with {_CONFIG}, found none; give the folder of a PEFT adapter")
     options = read_json(folder / _CONFIG)
@@ -178,10 +175,9 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
             )
     modules = sorted({tensor[: -len(ends[0])] for tensor in checkpoint})
     present = set(checkpoint)
-    for module in modules:
-        for end in ends:
-            if module + end not in present:
-                refuse(folder, f"expected tensor {module}{end}, found none; download the adapter again")
+    missing = [module + end for module in modules for end in ends if module + end not in present]
+    if missing:
+        refuse(folder, f"expected tensor {missing[0]}, found none; download the adapter again")
     if not modules:
         refuse(folder, "expected tensors lora_A and lora_B, found none; download the adapter again")
     return {module.removeprefix(_PREFIX): (module + ends[0], module + ends[1]) for module in modules}

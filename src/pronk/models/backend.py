@@ -95,7 +95,6 @@ class KernelBackend:
 
     @property
     def name(self) -> str:
-        """Instruction set of the kernels."""
         return self.kernels.name
 
     def pack(self, weight: AnyMatrix, bias: Array | None = None, **layout: Any) -> Matrix:

@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -136,7 +136,7 @@ def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
-        raise CheckpointError(_describe_missing_weights(folder))
+        _refuse_missing_weights(folder)
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         refuse(folder / INDEX, f"expected an object 'weight_map' of file names, found {type(weight_map).__name__}")
@@ -148,16 +148,14 @@ def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _describe_missing_weights(folder: Path) -> str:
+def _refuse_missing_weights(folder: Path) -> NoReturn:
     pickles = sorted(path.name for pattern in _PICKLE_FILES for path in folder.glob(pattern))
     if pickles:
-        return (
-            f"{folder}: expected {SINGLE}, found {pickles[0]}; pickle files can run code and are not loaded: "
-            "convert the checkpoint to safetensors"
-        )
+        remedy = "pickle files can run code and are not loaded: convert the checkpoint to safetensors"
+        refuse(folder, f"expected {SINGLE}, found {pickles[0]}; {remedy}")
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     listed = f"only {', '.join(found[:3])}" if found else "no safetensors file"
-    return f"{folder}: expected {SINGLE} or {INDEX}, found {listed}"
+    refuse(folder, f"expected {SINGLE} or {INDEX}, found {listed}")
 
 
 def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:

@@ -71,12 +71,6 @@ class Layer:
             if isinstance(value, Linear | StackedLinear | Experts):
                 yield from value.parts
 
-    def experts(self) -> Iterator[Linear]:
-        """Yield the linear layers of experts."""
-        for value in (self.up, self.down):
-            if isinstance(value, Experts):
-                yield from value.parts
-
 
 class Decoder:
     """Language model on packed rows; the attributes are set when the weights are loaded.
@@ -156,7 +150,8 @@ def _unread_bytes(decoder: Decoder) -> float:
 
 def expert_bytes(decoder: Decoder) -> int:
     """Return the size in memory of all experts of all layers."""
-    return sum(linear.packed.nbytes for layer in decoder.layers for linear in layer.experts())
+    modules = [module for layer in decoder.layers for module in (layer.up, layer.down) if isinstance(module, Experts)]
+    return sum(linear.packed.nbytes for module in modules for linear in module.parts)
 
 
 def expert_costs(decoder: Decoder) -> tuple[float, float]:

@@ -6,7 +6,7 @@ tensor of a GGUF file, quantized or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -116,7 +116,6 @@ class Inventory:
             return self._quantized[source.name].read(tensors, codes)
 
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: FamilyNames) -> None:
-        """Raise a :class:`CheckpointError` unless the checkpoint has exactly the expected tensors."""
         folder, stored = self.checkpoint.folder, self._stored_name
         ignored = [names.ignored] + ([] if self._scheme is None else [self._scheme.ignored])
         extra = [name for name in stored if name not in expected]
@@ -158,29 +157,25 @@ def _quantized_weights(
     layers = (name for name in checkpoint if names.canonical(name).startswith(f"{names.layers}."))
     prefix = next((name.removesuffix(names.canonical(name)) for name in layers), "")
     weights = {}
-    for module, tensor in _linear_modules(names, parts, prefix):
-        if module.experts and scheme.name != "mxfp4":
+    tensors = [(part, tensor) for part in parts if part.kind == "linear" for tensor in part.weight]
+    for part, tensor in tensors:
+        if tensor.expert is not None and scheme.name != "mxfp4":
             continue  # only MXFP4 quantizes tensors ``[experts, outputs, inputs]``; others have a matrix per expert
         with locate_error(checkpoint.folder, CheckpointError):
-            weight = scheme.weight(module)
+            weight = scheme.weight(_linear_module(names, part, tensor, prefix))
         if weight is not None:
             weights[tensor.name] = weight
     return weights
 
 
-def _linear_modules(
-    names: FamilyNames, parts: Sequence[DecoderPart], prefix: str
-) -> Iterator[tuple[LinearModule, CheckpointTensor]]:
-    for part in parts:
-        for tensor in part.weight if part.kind == "linear" else ():
-            name, is_head = _module_of(tensor.name), _module_of(tensor.name) == names.head
-            shape = tensor.shape[-2:]
-            outputs, inputs = shape[::-1] if part.transposed else shape
-            stored_name = name if is_head else prefix + name
-            module = LinearModule(stored_name, outputs, inputs, head=is_head, transposed=part.transposed)
-            if tensor.expert is not None:
-                module = module._replace(name=prefix + tensor.name, experts=tensor.shape[0])
-            yield module, tensor
+def _linear_module(names: FamilyNames, part: DecoderPart, tensor: CheckpointTensor, prefix: str) -> LinearModule:
+    outputs, inputs = tensor.shape[-2:][::-1] if part.transposed else tensor.shape[-2:]
+    if tensor.expert is not None:
+        name = prefix + tensor.name
+        return LinearModule(name, outputs, inputs, transposed=part.transposed, experts=tensor.shape[0])
+    name = _module_of(tensor.name)
+    is_head = name == names.head
+    return LinearModule(name if is_head else prefix + name, outputs, inputs, is_head, part.transposed)
 
 
 def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
@@ -210,7 +205,6 @@ def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str,
 
 
 def _have_equal_bytes(one: Array, other: Array) -> bool:
-    """Return whether two arrays of one shape have the same data type and bytes."""
     if one.dtype != other.dtype:
         return False
     one, other = as_bytes(one), as_bytes(other)

@@ -140,7 +140,10 @@ class KernelProgram(Program):
         if isinstance(linear, Experts):
             self._set_mixture(op, linear.mixture)
             op.mixing = _GATHER if linear.gathers else _SPREAD
-            self._set_experts(op, linear)
+            packed = [each.packed for each in linear.parts]
+            structs = (CWeights * len(packed))(*[each.struct for each in packed if isinstance(each, PackedMatrix)])
+            self._kept_alive += [packed, structs]
+            op.w = ctypes.cast(structs, ctypes.POINTER(CWeights))
         else:
             self._set_weights(op, linear)
         self._set_norm(op, norm)
@@ -217,12 +220,6 @@ class KernelProgram(Program):
         structs = (CAdapter * len(adapters))(*[each.struct if each else CAdapter() for each in adapters])
         self._kept_alive += [adapters, structs]
         op.num_adapters, op.adapters = len(adapters), structs
-
-    def _set_experts(self, op: COp, experts: Experts) -> None:
-        packed = [linear.packed for linear in experts.parts]
-        structs = (CWeights * len(packed))(*[each.struct for each in packed if isinstance(each, PackedMatrix)])
-        self._kept_alive += [packed, structs]
-        op.w = ctypes.cast(structs, ctypes.POINTER(CWeights))
 
     @staticmethod
     def _set_mixture(op: COp, mixture: MixtureConfig) -> None:

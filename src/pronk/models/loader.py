@@ -138,14 +138,14 @@ def load_decoder(
     decoder = Decoder(config, backend, None if split is None else split.shard_config)
     placer = WeightPlacer(decoder, inventory, dtype, linear, split)
     sizes = [inventory.nbytes(part) for part in parts]
-    loaded, total = 0, sum(sizes)
+    loaded, stored, total = 0, 0, sum(sizes)
     for part, size in zip(parts, sizes, strict=True):
         placer.place(part)
         loaded += size
+        stored += size if part.kind != "table" or (config.tied and part.target == "embedding") else 0
         if on_progress is not None and size:
             on_progress(loaded, total)
-    looked_up = [part.kind == "table" and not (config.tied and part.target == "embedding") for part in parts]
-    decoder.stored_bytes = sum(size for size, lookup in zip(sizes, looked_up, strict=True) if not lookup)
+    decoder.stored_bytes = stored
     if cache is not None:
         cache.save()
     notes = [*inventory.notes, *placer.notes]
@@ -176,8 +176,7 @@ class Fingerprint:
             else:
                 values = checkpoint.tensor(name).reshape(-1)
             sample = values[:: max(1, len(values) // _SAMPLES)].astype(FLOAT32)
-            digest.update(f"{name} {checkpoint.shape(name)}".encode())
-            digest.update(sample.tobytes())
+            digest.update(f"{name} {checkpoint.shape(name)}".encode() + sample.tobytes())
             checkpoint.release()
         return cls(architecture, digest.hexdigest()[:16])
 

@@ -93,7 +93,7 @@ class TensorSplit:
         if inputs is not None and inputs != range(weight.shape[1]):
             weight = _take_inputs(weight, inputs, part.target)
         sizes = [tensor.shape[1 if part.transposed else 0] for tensor in part.weight] or [weight.shape[0]]
-        return _take_outputs(weight, self._shard_outputs_of_tensor(name, sizes, number))
+        return self._take_outputs(weight, name, sizes, number)
 
     def shard_bias(self, part: DecoderPart, number: int, bias: Array) -> Array | None:
         """Return this process's shard of ``bias``; ``None`` for ``out`` and ``down`` on all ranks except 0."""
@@ -101,7 +101,7 @@ class TensorSplit:
         if self._shard_inputs(name) is not None and self.rank:
             return None  # the outputs of all processes are summed, so only rank 0 adds the bias
         sizes = [tensor.shape[0] for tensor in part.bias]
-        return _take_outputs(bias, self._shard_outputs_of_tensor(name, sizes, number))
+        return self._take_outputs(bias, name, sizes, number)
 
     @cached_property
     def _kv_heads(self) -> range:
@@ -126,11 +126,13 @@ class TensorSplit:
             return range(self._kv_heads.start * width, self._kv_heads.stop * width)
         return self._columns if name == "down" else None
 
-    def _shard_outputs_of_tensor(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
-        """Return this process's outputs of the layer's tensor ``number``, as ranges within this tensor."""
+    def _take_outputs(self, weight: Weight, name: str, sizes: Sequence[int], number: int) -> Weight:
+        """Return this process's outputs of the layer's tensor ``number``: a view of one range, or a copy of several."""
         begin, end = sum(sizes[:number]), sum(sizes[: number + 1])
         clipped = [range(max(kept.start, begin), min(kept.stop, end)) for kept in self._shard_outputs(name, sizes)]
-        return [range(kept.start - begin, kept.stop - begin) for kept in clipped if kept]
+        kept = [slice(outputs.start - begin, outputs.stop - begin) for outputs in clipped if outputs]
+        rows = kept[0] if len(kept) == 1 else [i for outputs in kept for i in range(outputs.start, outputs.stop)]
+        return weight.take_outputs(rows) if isinstance(weight, QuantizedMatrix) else weight[rows]  # type: ignore[return-value]
 
     def _shard_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
         """Return this process's outputs of a layer, whose stacked tensors have ``sizes`` outputs."""
@@ -148,12 +150,6 @@ class TensorSplit:
         if name == "head" and self.rank:
             return [self.tokens(self.rank)]
         return [range(sum(sizes))]
-
-
-def _take_outputs(weight: Weight, kept: Sequence[range]) -> Weight:
-    """Return some outputs: a view of one range, or a copy of several."""
-    rows = slice(kept[0].start, kept[0].stop) if len(kept) == 1 else [output for outputs in kept for output in outputs]
-    return weight.take_outputs(rows) if isinstance(weight, QuantizedMatrix) else weight[rows]  # type: ignore[return-value]
 
 
 def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:

@@ -139,7 +139,6 @@ def _bias_of(name: str) -> str:
 
 
 def _norm_sizes(config: ModelConfig) -> dict[str, int]:
-    """Return the number of features of each norm that a layer has."""
     sizes = dict[str, int]()
     if config.norm_places != "output":
         sizes |= {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}

@@ -61,7 +61,6 @@ class PackedIntegers:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors in the checkpoint, by name without the module's name, such as ``weight_scale``."""
         _, outputs, inputs, *_ = self.module
         num_groups = ceil(inputs / self.group)
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.single_scale else ((outputs, num_groups),)

@@ -78,7 +78,6 @@ class FP8Weight:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors in the checkpoint, by name without the module's name, such as ``weight_scale``."""
         _, outputs, inputs, *_ = self.module
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs, 1), (outputs,))
         if self.block is not None:

@@ -132,7 +132,6 @@ class QuantizedMatrix:
 
 
 def _can_store(numbers: Array, dtype: DType) -> bool:
-    """Return whether a float type represents all numbers exactly."""
     with np.errstate(over="ignore"):  # a number beyond the largest of the type becomes infinite
         return np.array_equal(numbers.astype(dtype).astype(FLOAT32), numbers)
 

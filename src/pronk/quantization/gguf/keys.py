@@ -167,7 +167,6 @@ def read_rope(keys: Keys, head_dim: int, context: int, *, partial: bool) -> Rope
 
 
 def _num_dimensions(keys: Keys, head_dim: int, *, partial: bool) -> int:
-    """Return the number of dimensions of a head that are rotated."""
     dim = keys.integer("rope.dimension_count", head_dim)
     if dim != head_dim and not (partial and dim < head_dim):
         expected = f"at most {head_dim}" if partial else str(head_dim)
@@ -204,7 +203,6 @@ def _read_longrope(keys: Keys, unscaled: RopeConfig, context: int) -> RopeConfig
 
 
 def _read_divisors(keys: Keys, name: str, dim: int) -> tuple[float, ...]:
-    """Return the divisors of the ``dim / 2`` frequencies from a tensor."""
     checkpoint = keys.checkpoint
     where = f"{checkpoint.folder}: tensor {name}"
     if name not in checkpoint:

@@ -25,11 +25,11 @@ from pronk.checks import require_extra
 from pronk.corpus.collection import collect, pack
 from pronk.corpus.encoder import Encoder
 from pronk.corpus.sources import SourceSpec, read_source, spec_of
-from pronk.errors import OptionError, refuse
+from pronk.errors import OptionError, locate_error, refuse
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.cards import render_card
 from pronk.files.shards import ShardEntry, check_output_folder, copy_companions, write_weights
-from pronk.kernels.library import Kernels, KernelsError
+from pronk.kernels.library import KernelsError
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.kernels import load_kernels
 from pronk.models.loader import read_config
@@ -108,7 +108,9 @@ def quantize(
     """
     source = SourceCheckpoint(folder)
     checked_bits, size = choose_group(matrix_inputs(source.config), bits, group)
-    rule = RoundingRule(_kernels(), checked_bits, size, source.dtype)
+    problem, remedy = "expected pronk's kernels to round weights, found none", "; install pronk with a C++ compiler"
+    with locate_error(problem, KernelsError, OptionError, remedy=remedy):
+        rule = RoundingRule(load_kernels(), checked_bits, size, source.dtype)
     entries = list(_entries(source, rule))
     num_bytes = sum(entry.num_bytes for entry in entries)
     check_output_folder(out, num_bytes)
@@ -132,14 +134,6 @@ def quantize(
         document = {**source.document, "quantization_config": quantization_config(rule, (source.names.head,))}
         write_json(partial / "config.json", document, indent=2)
     return result
-
-
-def _kernels() -> Kernels:
-    try:
-        return load_kernels()
-    except KernelsError as error:
-        msg = f"expected pronk's kernels to round weights, found none: {error}; install pronk with a C++ compiler"
-        raise OptionError(msg) from error
 
 
 def _quantize_with_all_methods(

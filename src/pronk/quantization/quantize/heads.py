@@ -115,7 +115,6 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
 
 
 def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
-    """Return the tensors, ``config.json`` and configuration of a head."""
     kind = find_head_kind(folder)
     if kind is None:
         refuse(folder, "expected the folder of an EAGLE-3 or MTP head, found another checkpoint", OptionError)
@@ -137,7 +136,6 @@ def _write(folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapp
 
 
 def _note(result: QuantizedHead, command: str) -> str:
-    """Return the paragraph that the card of a quantized head has in addition."""
     rule = result.rule
     groups = "whole rows" if rule.group == WHOLE_ROW else f"groups of {rule.group} inputs"
     sizes = f"{result.num_bytes / 1e6:.1f} MB instead of {result.source_bytes / 1e6:.1f}"
