@@ -194,8 +194,7 @@ def _check_modules(folder: Path, options: Mapping[str, Any], found: set[str], pl
         )
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):
         return  # the config names no layers of which all modules are adapted
-    targets = options.get("target_modules")
-    missing = [name for name in places if name not in found and _is_target(targets, name)]
+    missing = [name for name in places if name not in found and _is_target(options.get("target_modules"), name)]
     if missing:
         refuse(folder, f"expected tensors of {missing[0]}, which target_modules names, found none; download it again")
 

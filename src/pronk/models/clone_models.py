@@ -19,8 +19,7 @@ def clone_model(name: str) -> Path | None:
     """Return the folder ``models/NAME`` of the clone; ``None`` if there is no clone or no such folder."""
     folder = _ROOT / "models" / name
     is_name = re.fullmatch(r"\w[\w.-]*", name) is not None  # a plain name such as pronk-tiny, not a path
-    exists = is_name and (_ROOT / "pyproject.toml").is_file() and folder.is_dir()
-    return folder if exists else None
+    return folder if is_name and (_ROOT / "pyproject.toml").is_file() and folder.is_dir() else None
 
 
 def clone_names() -> list[str]:

@@ -55,8 +55,7 @@ class Norm:
     def of(cls, config: ModelConfig, weight: Array, bias: Array | None = None) -> Norm:
         """Return a norm of the model's type; the numbers are converted to float32."""
         assert (config.norm == "layer") == (bias is not None), "expected a bias for LayerNorm only"
-        float_bias = None if bias is None else bias.astype(FLOAT32)
-        return cls(weight.astype(FLOAT32), float_bias, config.norm_eps)
+        return cls(weight.astype(FLOAT32), None if bias is None else bias.astype(FLOAT32), config.norm_eps)
 
 
 class Linear:

@@ -104,8 +104,7 @@ class WeightPlacer:
             return self._pack(weights[0], bias, layout)
         rows = [weight.shape[0] for weight in weights]
         biases = [None] * len(rows) if bias is None else split_rows(bias, rows)
-        pairs = zip(weights, biases, strict=True)
-        return StackedLinear([self._pack(weight, b, layout) for weight, b in pairs])
+        return StackedLinear([self._pack(*pair, layout) for pair in zip(weights, biases, strict=True)])
 
     def _pack(self, weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         """Build a linear layer; raise a CheckpointError if blocks of a file are damaged."""

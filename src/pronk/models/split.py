@@ -100,8 +100,7 @@ class TensorSplit:
         name = part.target.rpartition(".")[2]
         if self._shard_inputs(name) is not None and self.rank:
             return None  # the outputs of all processes are summed, so only rank 0 adds the bias
-        sizes = [tensor.shape[0] for tensor in part.bias]
-        return self._take_outputs(bias, name, sizes, number)
+        return self._take_outputs(bias, name, [tensor.shape[0] for tensor in part.bias], number)
 
     @cached_property
     def _kv_heads(self) -> range:

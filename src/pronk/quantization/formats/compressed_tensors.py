@@ -17,7 +17,7 @@ import numpy as np
 
 from pronk.arrays import INT8, UINT8, Array
 from pronk.checks import check_choice, check_flag, check_integer
-from pronk.errors import CheckpointError, ConfigError
+from pronk.errors import ConfigError, refuse
 from pronk.quantization.formats.floats import FP8_NOTE, FP8Weight
 from pronk.quantization.formats.matrix import (
     Bits,
@@ -40,7 +40,7 @@ from pronk.quantization.formats.scheme import (
     check_bits,
     check_zeros,
     read_names,
-    refuse,
+    refuse_config,
 )
 
 
@@ -82,8 +82,7 @@ class PackedIntegers:
         _, outputs, inputs, *_ = self.module
         if self.packed:
             if (shape := tensors["weight_shape"].tolist()) != [outputs, inputs]:
-                msg = f"weight_shape: expected [{outputs}, {inputs}] from config.json, found {shape}"
-                raise CheckpointError(msg)
+                refuse("weight_shape", f"expected [{outputs}, {inputs}] from config.json, found {shape}")
             unpack_into(codes, tensors["weight_packed"], self.bits)
         else:
             self._to_unsigned("weight", tensors["weight"], codes)
@@ -112,8 +111,7 @@ class PackedIntegers:
         middle = 1 << (self.bits - 1)
         low, high = int(integers.min()), int(integers.max())
         if low < -middle or high >= middle:
-            msg = f"{name}: expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}"
-            raise CheckpointError(msg)
+            refuse(name, f"expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}")
         # The sum is in 0 .. 255, so uint8 addition, which is modulo 256, needs no temporary array of wider integers.
         np.add(integers.astype(INT8, copy=False).view(UINT8), middle, out=codes)
 
@@ -170,13 +168,13 @@ class CompressedTensors(Scheme):
         """Parse a ``quantization_config``."""
         for key in _UNSUPPORTED_OPTIONS:
             if config.get(key):
-                refuse(f"no {key}", config[key], _REMEDY)
+                refuse_config(f"no {key}", config[key], _REMEDY)
         sparsity = config.get("sparsity_config")
         if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format") not in (None, "dense")):
-            refuse("no sparse weights in sparsity_config", sparsity, _REMEDY)
+            refuse_config("no sparse weights in sparsity_config", sparsity, _REMEDY)
         groups = config.get("config_groups")
         if not isinstance(groups, dict) or not groups:
-            refuse("an object of rules as config_groups", groups)
+            refuse_config("an object of rules as config_groups", groups)
         rules = tuple(_parse_rule(group, config.get("format")) for group in groups.values())
         cache = bool(config.get("kv_cache_scheme"))
         notes = (
@@ -222,25 +220,25 @@ def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
             try:
                 re.compile(target.removeprefix("re:"))
             except EXPRESSION_ERRORS as error:
-                refuse("regular expressions after re:", target, f"correct the expression ({error})")
+                refuse_config("regular expressions after re:", target, f"correct the expression ({error})")
     return tuple(targets)
 
 
 def _parse_rule(group: object, default: object) -> _Rule:
     """Parse an entry of ``config_groups``; if the entry names no format, ``default`` is its format."""
     if not isinstance(group, dict):
-        refuse("objects in config_groups", group, "write out the fields of the preset scheme")
+        refuse_config("objects in config_groups", group, "write out the fields of the preset scheme")
     targets = _check_targets(read_names(group, "targets"))
     weights = group.get("weights")
     if group.get("output_activations"):
-        refuse("no output_activations", group["output_activations"], _REMEDY)
+        refuse_config("no output_activations", group["output_activations"], _REMEDY)
     if weights is None:
         return _Rule(targets)
     if not isinstance(weights, dict):
-        refuse("an object as weights", weights)
+        refuse_config("an object as weights", weights)
     weight_format = group.get("format") or default
     if not isinstance(weight_format, str) or weight_format not in _FORMATS:
-        refuse(f"the format {' or '.join(_FORMATS)}", weight_format, _REMEDY)
+        refuse_config(f"the format {' or '.join(_FORMATS)}", weight_format, _REMEDY)
     inputs = group.get("input_activations")
     has_static_scales = isinstance(inputs, dict) and inputs.get("dynamic") is False
     return _Rule(targets, weight_format, has_static_scales=has_static_scales, **_parse_weights(weights, weight_format))
@@ -250,14 +248,14 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
     """Convert the object ``weights`` of an entry of ``config_groups`` to arguments of :class:`_Rule`."""
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
     if _FORMATS[weight_format] not in (None, kind):
-        refuse(f"weights of the type {_FORMATS[weight_format]} for {weight_format}", kind)
+        refuse_config(f"weights of the type {_FORMATS[weight_format]} for {weight_format}", kind)
     floats = kind == "float"
     bits = check_bits(f"{kind} weights with num_bits", weights.get("num_bits", 8), (8,) if floats else (4, 8), _REMEDY)
     symmetric = check_flag("quantization_config: symmetric", weights.get("symmetric", True), error=ConfigError)
     if floats and not symmetric:
-        refuse("symmetric floats", weights, _REMEDY)
+        refuse_config("symmetric floats", weights, _REMEDY)
     if weights.get("dynamic"):
-        refuse("weights that are not dynamic", weights["dynamic"], _REMEDY)
+        refuse_config("weights that are not dynamic", weights["dynamic"], _REMEDY)
     size, strategy = weights.get("group_size"), weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
@@ -267,7 +265,7 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
     if strategy == "group":
         fields["group"] = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
         if fields["group"] % 8:
-            refuse("a group_size of a multiple of 8", size, _REMEDY)
+            refuse_config("a group_size of a multiple of 8", size, _REMEDY)
     if strategy == "block":
         fields["block"] = _parse_block(weights.get("block_structure"))
     return fields
@@ -280,6 +278,6 @@ def _parse_block(structure: object) -> tuple[int, int]:
         match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)
         sizes = [int(size) for size in match.groups()] if match else None
     if not isinstance(sizes, list) or len(sizes) != 2:
-        refuse("two sizes as block_structure", structure, _REMEDY)
+        refuse_config("two sizes as block_structure", structure, _REMEDY)
     outputs, inputs = (check_integer("quantization_config: block_structure", n, 1, error=ConfigError) for n in sizes)
     return outputs, inputs

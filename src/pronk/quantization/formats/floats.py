@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pronk.arrays import BFLOAT16, FLOAT32, UINT8, Array, is_finite
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
 from pronk.quantization.formats.matrix import SLICE_OUTPUTS, QuantizedMatrix
 from pronk.quantization.formats.scheme import (
     FLOATS,
@@ -20,7 +20,7 @@ from pronk.quantization.formats.scheme import (
     StoredTensor,
     matches_components,
     read_names,
-    refuse,
+    refuse_config,
 )
 
 FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memory of the file"
@@ -50,14 +50,14 @@ class FP8(Scheme):
     def parse(cls, config: Mapping[str, Any]) -> FP8:
         """Parse a ``quantization_config``."""
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-            refuse("fmt e4m3", config["fmt"], _REMEDY)
+            refuse_config("fmt e4m3", config["fmt"], _REMEDY)
         if config.get("modules_to_convert"):
-            refuse("no modules_to_convert", config["modules_to_convert"], _REMEDY)
+            refuse_config("no modules_to_convert", config["modules_to_convert"], _REMEDY)
         block = config.get("weight_block_size")
         if block is not None and not (
             isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
         ):
-            refuse("two sizes as weight_block_size", block, _REMEDY)
+            refuse_config("two sizes as weight_block_size", block, _REMEDY)
         unquantized = read_names(config, "modules_to_not_convert") + read_names(config, "ignored_layers")
         notes = (FP8_NOTE, STATIC_NOTE) if config.get("activation_scheme") == "static" else (FP8_NOTE,)
         return cls(None if block is None else (block[0], block[1]), tuple(unquantized), notes)
@@ -155,8 +155,7 @@ class _Weight:
         """Expected tensors in the checkpoint; a shape is that of all experts."""
         _, name = self.module.name.rsplit(".", 1)
         if self.module.inputs % _GROUP:
-            msg = f"{self.module.name}: expected a multiple of {_GROUP} inputs, found {self.module.inputs}"
-            raise CheckpointError(msg)
+            refuse(self.module.name, f"expected a multiple of {_GROUP} inputs, found {self.module.inputs}")
         shape = self.module.experts, self.module.outputs, self.module.inputs // _GROUP
         blocks = StoredTensor(((*shape, _GROUP // 2),), ("U8",))
         return {f"{name}_blocks": blocks, f"{name}_scales": StoredTensor((shape,), ("U8",))}

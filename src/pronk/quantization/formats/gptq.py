@@ -12,7 +12,7 @@ import numpy as np
 
 from pronk.arrays import Array
 from pronk.checks import check_flag, check_integer
-from pronk.errors import CheckpointError, ConfigError
+from pronk.errors import ConfigError, refuse
 from pronk.quantization.formats.matrix import (
     SLICE_OUTPUTS,
     Bits,
@@ -32,7 +32,7 @@ from pronk.quantization.formats.scheme import (
     check_bits,
     check_zeros,
     read_names,
-    refuse,
+    refuse_config,
 )
 
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # checkpoint_format to the number to add to a stored zero point
@@ -67,12 +67,12 @@ class GPTQ(Scheme):
         bits = check_bits("bits", config.get("bits"), (4, 8), _REMEDY)
         layout = config.get("checkpoint_format") or config.get("format") or "gptq"
         if not isinstance(layout, str) or layout not in _ZERO_OFFSETS:
-            refuse(f"checkpoint_format {' or '.join(_ZERO_OFFSETS)}", layout, _REMEDY)
+            refuse_config(f"checkpoint_format {' or '.join(_ZERO_OFFSETS)}", layout, _REMEDY)
         if config.get("pack_dtype") not in (None, "int32"):
-            refuse("pack_dtype int32", config["pack_dtype"], _REMEDY)
+            refuse_config("pack_dtype int32", config["pack_dtype"], _REMEDY)
         for key in _UNSUPPORTED_OPTIONS:
             if config.get(key):
-                refuse(f"no {key}", config[key], _REMEDY)
+                refuse_config(f"no {key}", config[key], _REMEDY)
         return cls(
             bits=bits,
             group=_parse_group_size(config.get("group_size", -1), _REMEDY),
@@ -131,14 +131,10 @@ class _Weight:
         maximum, middle = (1 << bits) - 1, 1 << (bits - 1)
         if int(zeros.max()) > maximum:
             # Cause: the format gptq stores a zero point of 0 as -1, whose one bits overwrite other zero points.
-            msg = f"qzeros: expected 0..{maximum}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2"
-            raise CheckpointError(msg)
+            refuse("qzeros", f"expected 0..{maximum}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2")
         if self.scheme.symmetric and bool((zeros != middle).any()):
-            msg = (
-                f"qzeros: expected zero points of {middle}, as sym is true, found "
-                f"{int(zeros.min())}..{int(zeros.max())}; check sym and checkpoint_format in quantization_config"
-            )
-            raise CheckpointError(msg)
+            found = f"{int(zeros.min())}..{int(zeros.max())}; check sym and checkpoint_format in quantization_config"
+            refuse("qzeros", f"expected zero points of {middle}, as sym is true, found {found}")
         return zeros
 
 
@@ -147,7 +143,7 @@ def _parse_group_size(size: object, remedy: str) -> int:
         return -1
     group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
     if group % 8:
-        refuse("a group_size of a multiple of 8, or -1", size, remedy)
+        refuse_config("a group_size of a multiple of 8, or -1", size, remedy)
     return group
 
 
@@ -161,15 +157,17 @@ def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):
-        refuse("an object of rules as dynamic", dynamic)
+        refuse_config("an object of rules as dynamic", dynamic)
     patterns = []
     for rule in dynamic:
         if not rule.startswith("-:"):
-            refuse("only rules in dynamic that exclude modules (-:)", rule, "use a checkpoint with one bit width")
+            refuse_config(
+                "only rules in dynamic that exclude modules (-:)", rule, "use a checkpoint with one bit width"
+            )
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
         except EXPRESSION_ERRORS as error:
-            refuse("regular expressions in dynamic", rule, f"correct the expression ({error})")
+            refuse_config("regular expressions in dynamic", rule, f"correct the expression ({error})")
     return tuple(patterns)
 
 
@@ -183,7 +181,7 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
     )
     names = [name for block in lists for name in block]
     if not all(isinstance(name, str) for name in names):
-        refuse("lists of names as modules_in_block_to_quantize", blocks)
+        refuse_config("lists of names as modules_in_block_to_quantize", blocks)
     return frozenset(names)
 
 
@@ -212,11 +210,11 @@ class AWQ(Scheme):
         check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _AWQ_REMEDY)
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
-            refuse("the version gemm", version, _AWQ_REMEDY)
+            refuse_config("the version gemm", version, _AWQ_REMEDY)
         if config.get("backend", "autoawq") == "llm-awq":  # its words pack consecutive inputs, not outputs
-            refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
+            refuse_config("the backend autoawq", "llm-awq", _AWQ_REMEDY)
         if config.get("zero_point", True) is not True:
-            refuse("zero_point true", config["zero_point"], _AWQ_REMEDY)
+            refuse_config("zero_point true", config["zero_point"], _AWQ_REMEDY)
         size = _parse_group_size(config.get("group_size", config.get("q_group_size", 128)), _AWQ_REMEDY)
         return cls(size, tuple(read_names(config, "modules_to_not_convert")))
 
@@ -224,8 +222,7 @@ class AWQ(Scheme):
         if module.head or module.transposed or any(text in module.name for text in self.unquantized):
             return None
         if module.outputs % 8:
-            msg = f"{module.name}: expected a multiple of 8 outputs, found {module.outputs}; {_AWQ_REMEDY}"
-            raise CheckpointError(msg)
+            refuse(module.name, f"expected a multiple of 8 outputs, found {module.outputs}; {_AWQ_REMEDY}")
         return _AWQWeight(module, group_size(self.group, module.inputs))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast
 import numpy as np
 
 from pronk.arrays import Array
-from pronk.errors import CheckpointError, ConfigError
+from pronk.errors import ConfigError, refuse
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 FLOATS = ("F32", "F16", "BF16")  # names of float dtypes in safetensors
@@ -84,26 +84,23 @@ class Scheme(Protocol):
         """Return how the checkpoint stores the weight of ``module``; ``None`` if the weight is not quantized."""
 
 
-def refuse(expected: str, found: object, remedy: str = "restore config.json from its source") -> NoReturn:
+def refuse_config(expected: str, found: object, remedy: str = "restore config.json from its source") -> NoReturn:
     """Raise a :class:`ConfigError`: ``quantization_config: expected EXPECTED, found FOUND; REMEDY``."""
-    msg = f"quantization_config: expected {expected}, found {found!r:.80}; {remedy}"
-    raise ConfigError(msg)
+    refuse("quantization_config", f"expected {expected}, found {found!r:.80}; {remedy}", ConfigError)
 
 
 def check_bits(name: str, bits: object, allowed: Sequence[int], remedy: str) -> Bits:
     """Return ``bits`` if it is an int in ``allowed``, not a bool or float; else raise a ConfigError."""
     if isinstance(bits, bool) or not isinstance(bits, int) or bits not in allowed:
-        refuse(f"{name} of {' or '.join(map(str, allowed))}", bits, remedy)
+        refuse_config(f"{name} of {' or '.join(map(str, allowed))}", bits, remedy)
     return cast("Bits", bits)
 
 
 def read_names(config: Mapping[str, Any], key: str) -> list[str]:
     """Return the list of names ``config[key]``, or an empty list; raise a ConfigError for other types."""
-    names = config.get(key)
-    if names is None:
-        return []
+    names = [] if config.get(key) is None else config[key]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        refuse(f"a list of names as {key}", names)
+        refuse_config(f"a list of names as {key}", names)
     return names
 
 
@@ -123,8 +120,7 @@ def matches_components(module: str, pattern: str) -> bool:
 def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
     """Raise a CheckpointError, with ``reason``, if the tensor ``name`` exists and is not all zeros."""
     if name in tensors and np.count_nonzero(tensors[name]):
-        msg = f"{name}: expected zeros, {reason}, found other numbers; check that config.json and the weights match"
-        raise CheckpointError(msg)
+        refuse(name, f"expected zeros, {reason}, found other numbers; check that config.json and the weights match")
 
 
 # Module and class of each format; the module is imported when a checkpoint has the format.
@@ -144,11 +140,8 @@ def parse_scheme(config: Mapping[str, Any]) -> Scheme:
     if method is None and "config_groups" in config:
         method = "compressed-tensors"
     if not isinstance(method, str) or method not in _FORMATS:
-        msg = (
-            f"quantization_config: expected the quant_method {', '.join(_FORMATS)}, found {method!r:.80}; "
-            "use a checkpoint in one of these formats, or the model's 16-bit weights"
-        )
-        raise ConfigError(msg)
+        remedy = "use a checkpoint in one of these formats, or the model's 16-bit weights"
+        refuse_config(f"the quant_method {', '.join(_FORMATS)}", method, remedy)
     module, name = _FORMATS[method]
     scheme: Scheme = getattr(import_module(f"pronk.quantization.formats.{module}"), name).parse(config)
     return scheme

@@ -11,6 +11,7 @@ steps that llama.cpp omits (Unicode normalization NFC for Qwen).
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from pronk.errors import TokenizerError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.reader import GgufFile
-from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_array, read_flag, read_scores
+from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_array, read_flag, refuse_tokens
 
 # Parts of the regular expressions with which the pre-tokenizers split a text into words.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -99,15 +100,13 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, in
     if model not in _MODELS:
         found = "none" if model in (None, "no_vocab", "none") else f"{model!r:.40}"
         allowed = " or ".join(_MODELS)
-        msg = (
-            f"{file.path}: expected tokenizer.ggml.model to be {allowed}, found {found}; use the original model folder"
+        refuse_tokens(
+            file, f"expected tokenizer.ggml.model to be {allowed}, found {found}; use the original model folder"
         )
-        raise TokenizerError(msg)
     vocabulary = checkpoint.vocabulary
     template = file.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
-        msg = f"{file.path}: tokenizer.chat_template: expected a string, found {type(template).__name__}"
-        raise TokenizerError(msg)
+        refuse_tokens(file, f"tokenizer.chat_template: expected a string, found {type(template).__name__}")
     try:
         backend = _MODELS[model](file, vocabulary)
         # Phi-3's SentencePiece tokenizers strip white space after special tokens; the file does not record that.
@@ -129,11 +128,9 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
     name = file.get("tokenizer.ggml.pre")
     settings = _PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if settings is None:
-        msg = (
-            f"{file.path}: expected tokenizer.ggml.pre to be one of {', '.join(_PRE_TOKENIZERS)}, found {name!r:.40}; "
-            "use the model's original folder, or convert it again with a current llama.cpp"
-        )
-        raise TokenizerError(msg)
+        remedy = "use the model's original folder, or convert it again with a current llama.cpp"
+        known = ", ".join(_PRE_TOKENIZERS)
+        refuse_tokens(file, f"expected tokenizer.ggml.pre to be one of {known}, found {name!r:.40}; {remedy}")
     merges = _parse_merges(read_array(file, "merges", str))
     backend = tokenizers.Tokenizer(models.BPE(vocabulary.ids_by_text, merges, ignore_merges=settings.ignore_merges))
     if settings.nfc:
@@ -148,7 +145,11 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
 
 def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     vocab = vocabulary.ids_by_text
-    merges = _merges_from_scores(vocab, read_scores(file, len(vocabulary.tokens)))
+    count = len(vocabulary.tokens)
+    scores = read_array(file, "scores", float, count)
+    if len(scores) != count or not all(map(math.isfinite, scores)):
+        refuse_tokens(file, f"tokenizer.ggml.scores: expected a finite number for each of {count} tokens, found others")
+    merges = _merges_from_scores(vocab, scores)  # merges to tokens with higher scores are applied first
     unknown = vocabulary.special_text("unknown")
     backend = tokenizers.Tokenizer(
         models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab)
@@ -207,8 +208,8 @@ def _add_bos_eos(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Voca
     tokens = {name: vocabulary.special_text(name) for name, add in (("bos", add_bos), ("eos", add_eos)) if add}
     missing = [name for name, token in tokens.items() if token is None]
     if missing:
-        msg = f"{file.path}: tokenizer.ggml.add_{missing[0]}_token: expected {missing[0]}_token_id as well, found none"
-        raise TokenizerError(msg)
+        name = missing[0]
+        refuse_tokens(file, f"tokenizer.ggml.add_{name}_token: expected {name}_token_id as well, found none")
     if tokens:
         template = [*([tokens["bos"]] if "bos" in tokens else []), "$A", *([tokens["eos"]] if "eos" in tokens else [])]
         special_tokens = [(token, vocabulary.special_ids[name]) for name, token in tokens.items()]

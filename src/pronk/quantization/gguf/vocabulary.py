@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 from pronk.checks import check_flag, check_integer
-from pronk.errors import TokenizerError
+from pronk.errors import TokenizerError, refuse
 from pronk.quantization.gguf.reader import GgufFile
 
 _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
@@ -89,19 +88,15 @@ class Vocabulary:
         return self.tokens[self.special_ids[name]] if name in self.special_ids else None
 
 
+def refuse_tokens(file: GgufFile, problem: str) -> NoReturn:
+    """Raise a TokenizerError about a file."""
+    refuse(file.path, problem, TokenizerError)
+
+
 def read_flag(file: GgufFile, name: str, *, default: bool) -> bool:
     """Return the boolean ``tokenizer.ggml.NAME``; raise a TokenizerError if it has another type."""
     value = file.get(_KEY_PREFIX + name)
     return default if value is None else check_flag(f"{file.path}: {_KEY_PREFIX}{name}", value, error=TokenizerError)
-
-
-def read_scores(file: GgufFile, count: int) -> list[float]:
-    """Return the scores of all ``count`` tokens; merges to tokens with higher scores are applied first."""
-    scores = read_array(file, "scores", float, count)
-    if len(scores) != count or not all(map(math.isfinite, scores)):
-        msg = f"{file.path}: {_KEY_PREFIX}scores: expected a finite number for each of {count} tokens, found others"
-        raise TokenizerError(msg)
-    return scores
 
 
 def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
@@ -113,20 +108,16 @@ def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) 
     if values is None:
         return []
     if not isinstance(values, list) or (values and type(values[0]) is not kind):
-        msg = f"{file.path}: {_KEY_PREFIX}{name}: expected an array of {kind.__name__}, found another type"
-        raise TokenizerError(msg)
+        refuse_tokens(file, f"{_KEY_PREFIX}{name}: expected an array of {kind.__name__}, found another type")
     if count is not None and len(values) != count:
-        msg = f"{file.path}: {_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(values)}"
-        raise TokenizerError(msg)
+        refuse_tokens(file, f"{_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(values)}")
     return values
 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:
     longest = max(map(len, tokens), default=0)
     if longest > _MAX_TOKEN_CHARACTERS:
-        msg = f"{file.path}: expected tokens of at most {_MAX_TOKEN_CHARACTERS} characters, found one of {longest}"
-        raise TokenizerError(msg)
+        refuse_tokens(file, f"expected tokens of at most {_MAX_TOKEN_CHARACTERS} characters, found one of {longest}")
     if len(set(tokens)) < len(tokens):
         ((token, _),) = Counter(tokens).most_common(1)
-        msg = f"{file.path}: expected every token once, found {token[:40]!r} twice; convert the model again"
-        raise TokenizerError(msg)
+        refuse_tokens(file, f"expected every token once, found {token[:40]!r} twice; convert the model again")

@@ -63,8 +63,7 @@ def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command
         refuse(folder, "expected plain weights, found a quantized head; give the bfloat16 head that it was made from")
     # Of an embedding, rows are read; other matrices are multiplied.
     matrices = {name for name in checkpoint if len(checkpoint.shape(name)) == 2 and not name.endswith(_EMBEDDING)}
-    inputs = sorted({checkpoint.shape(name)[1] for name in matrices})
-    checked_bits, size = choose_group(inputs, bits, group)
+    checked_bits, size = choose_group(sorted({checkpoint.shape(name)[1] for name in matrices}), bits, group)
     rule = RoundingRule(load_kernels(), checked_bits, size, parse_dtype("auto", config.layers))
     tensors, errors, squares = dict[str, Array](), 0.0, 0.0
     for name in checkpoint:
