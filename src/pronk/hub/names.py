@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pronk.errors import CheckpointError, refuse
 
@@ -73,16 +73,14 @@ class HubModel:
         raise CheckpointError(f"{msg}; name one: {self.repo}/{next(iter(models))}" if models else msg)
 
 
-@dataclass(frozen=True)
-class PackageFile:
+class PackageFile(NamedTuple):
     """A file in a wheel of the Python package index: the second source of a known model."""
 
     requirement: str  # name==version
     file: str  # path of the file in the wheel
 
 
-@dataclass(frozen=True)
-class KnownModel:
+class KnownModel(NamedTuple):
     """A row of the table of short names."""
 
     name: str

@@ -39,10 +39,8 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
     model = None if isinstance(name, Path) else parse_name(text)
     if model is None:
         near = close_names(text, *clone_names())
-        msg = (
-            f"no such folder: {text!r}{near}; expected a model folder, or owner/name of a model on the Hugging Face Hub"
-        )
-        raise CheckpointError(msg)
+        expected = "expected a model folder, or owner/name of a model on the Hugging Face Hub"
+        refuse("no such folder", f"{text!r}{near}; {expected}")
     found = find_cached(model)
     if found is None and name is None:
         msg = f"model: found no {text} on this machine; run `pronk pull {text}` (98 MB), or name another"
@@ -55,14 +53,23 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
 
 
 def _local_model(name: str | Path) -> Path | None:
-    """Return a folder or file of this machine, or ``None``; raise CheckpointError if it holds no model."""
+    """Return a folder or file of this machine, or ``None``; raise CheckpointError if it holds no model.
+
+    Of a folder with GGUF files instead of a checkpoint, the only one is returned.
+    """
     text = str(name)
     try:
         path = Path(name).expanduser()
         if is_gguf(path):
             return path
         if path.is_dir():
-            return _check_folder(path)
+            ggufs = sorted(path.glob("*.gguf"))
+            if not ggufs or (path / "config.json").is_file():
+                return path
+            if len(ggufs) > 1:
+                names = ", ".join(each.name for each in ggufs)
+                refuse(path, f"expected config.json or one GGUF file, found {names}; name one")
+            return ggufs[0]
     except (RuntimeError, OSError, ValueError) as error:
         msg = f"no such folder: {text[:80]!r}; expected a model folder, or owner/name of a model on the Hub"
         raise CheckpointError(msg) from error
@@ -73,17 +80,6 @@ def _local_model(name: str | Path) -> Path | None:
         msg = f"no such file: {text!r}; expected a GGUF file, or a model folder"
         raise CheckpointError(msg)
     return clone_model(text)
-
-
-def _check_folder(folder: Path) -> Path:
-    """Return the folder; if it has GGUF files instead of a checkpoint, return the only one or list them."""
-    ggufs = sorted(folder.glob("*.gguf"))
-    if not ggufs or (folder / "config.json").is_file():
-        return folder
-    if len(ggufs) > 1:
-        names = ", ".join(path.name for path in ggufs)
-        refuse(folder, f"expected config.json or one GGUF file, found {names}; name one")
-    return ggufs[0]
 
 
 class Pair(NamedTuple):

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,8 +63,7 @@ _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _PATTERN = re.compile(r"[\w.\\^$-]+")
 
 
-@dataclass(frozen=True)
-class AdapterModule:
+class AdapterModule(NamedTuple):
     """The two matrices of an adapted module: it adds ``(x downᵀ) upᵀ`` to some outputs of a linear layer."""
 
     target: str  # attribute path of the linear layer in the decoder, such as ``layers.0.qkv``
@@ -105,12 +103,9 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         rank = _pattern_value(options, "rank_pattern", name, options["r"])
         alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
         for tensor, shape in ((down, (rank, place.inputs)), (up, (place.outputs, rank))):
-            if checkpoint.shape(tensor) != shape:
-                refuse(
-                    folder,
-                    f"tensor {tensor}: expected the shape {list(shape)}, found "
-                    f"{list(checkpoint.shape(tensor))}; use an adapter of this model",
-                )
+            if (found := checkpoint.shape(tensor)) != shape:
+                problem = f"expected the shape {list(shape)}, found {list(found)}"
+                refuse(folder, f"tensor {tensor}: {problem}; use an adapter of this model")
         scale = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
         arrays = [_read(checkpoint, tensor) for tensor in (down, up)]
         modules.append(AdapterModule(place.target, place.start, arrays[0], arrays[1] * np.float32(scale)))
@@ -168,11 +163,8 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
     ends = (".lora_A.weight", ".lora_B.weight")
     for tensor in checkpoint:
         if not (tensor.startswith(_PREFIX) and tensor.endswith(ends)):
-            refuse(
-                folder,
-                f"tensor {tensor}: expected {_PREFIX}….lora_A.weight or lora_B.weight, found a tensor that "
-                "is not supported; merge the adapter into the model",
-            )
+            found = "found a tensor that is not supported; merge the adapter into the model"
+            refuse(folder, f"tensor {tensor}: expected {_PREFIX}….lora_A.weight or lora_B.weight, {found}")
     modules = sorted({tensor[: -len(ends[0])] for tensor in checkpoint})
     present = set(checkpoint)
     missing = [module + end for module in modules for end in ends if module + end not in present]
@@ -187,11 +179,8 @@ def _check_modules(folder: Path, options: Mapping[str, Any], found: set[str], pl
     """Raise a CheckpointError if the model lacks a module, or the adapter lacks one that it names."""
     unknown = sorted(found - places.keys())
     if unknown:
-        refuse(
-            folder,
-            "expected adapted linear layers of this model (no experts, router, embedding or LM head), found "
-            f"{unknown[0]}; use an adapter of this model without it",
-        )
+        expected = "expected adapted linear layers of this model (no experts, router, embedding or LM head)"
+        refuse(folder, f"{expected}, found {unknown[0]}; use an adapter of this model without it")
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):
         return  # the config names no layers of which all modules are adapted
     missing = [name for name in places if name not in found and _is_target(options.get("target_modules"), name)]
@@ -223,8 +212,7 @@ def _read(checkpoint: Checkpoint, tensor: str) -> Array:
     return values
 
 
-@dataclass(frozen=True)
-class Adapter:
+class Adapter(NamedTuple):
     """An adapter of a model."""
 
     name: str

@@ -10,9 +10,8 @@ import json
 import math
 import mmap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -39,8 +38,7 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class _MappedTensor:
+class _MappedTensor(NamedTuple):
     """Tensor in a mapped file."""
 
     file: mmap.mmap
@@ -170,10 +168,8 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
             # Copy on write: a change of a weight in memory does not change the file.
             file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     except (SafetensorError, OSError, ValueError) as error:
-        msg = (
-            f"{path}: expected a complete safetensors file, found a truncated or damaged one "
-            f"({path.stat().st_size} bytes: {error}); {remedy}"
-        )
+        found = f"a truncated or damaged one ({path.stat().st_size} bytes: {error})"
+        msg = f"{path}: expected a complete safetensors file, found {found}; {remedy}"
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)
     return {

@@ -124,12 +124,9 @@ class Inventory:
         for kind, tensors in (("missing", missing), ("unexpected", unexpected)):
             if tensors:
                 listed = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
-                refuse(
-                    folder,
-                    f"{kind} tensors: {listed}; expected the {len(expected)} tensors that "
-                    f"{self.checkpoint.config_source} asks for, found {len(self.checkpoint)}; check that the files are "
-                    "complete and belong together",
-                )
+                wanted = f"the {len(expected)} tensors that {self.checkpoint.config_source} asks for"
+                found = f"{len(self.checkpoint)}; check that the files are complete and belong together"
+                refuse(folder, f"{kind} tensors: {listed}; expected {wanted}, found {found}")
         for name, tensor in expected.items():
             _check_shape_and_dtype(self.checkpoint, stored[name], tensor)
 
@@ -182,11 +179,9 @@ def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredT
     found = checkpoint.shape(name)
     if stored.shapes is not None and found not in stored.shapes:
         source = checkpoint.config_source
-        refuse(
-            checkpoint.folder,
-            f"tensor {name}: expected shape {' or '.join(str(list(s)) for s in stored.shapes)} "
-            f"from {source}, found {list(found)}; check that {source} and the weights belong together",
-        )
+        expected = f"shape {' or '.join(str(list(shape)) for shape in stored.shapes)} from {source}"
+        remedy = f"check that {source} and the weights belong together"
+        refuse(checkpoint.folder, f"tensor {name}: expected {expected}, found {list(found)}; {remedy}")
     checkpoint.check_dtype(name, stored.dtypes)
 
 
@@ -197,11 +192,9 @@ def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str,
         return
     _check_shape_and_dtype(checkpoint, head, StoredTensor((checkpoint.shape(embedding),)))
     if not _have_equal_bytes(checkpoint.tensor(head), checkpoint.tensor(embedding)):
-        refuse(
-            checkpoint.folder,
-            f"expected {head} to equal {embedding}, as tie_word_embeddings in config.json says, "
-            "found different values; set tie_word_embeddings to false to use both",
-        )
+        expected = f"expected {head} to equal {embedding}, as tie_word_embeddings in config.json says"
+        remedy = "set tie_word_embeddings to false to use both"
+        refuse(checkpoint.folder, f"{expected}, found different values; {remedy}")
 
 
 def _have_equal_bytes(one: Array, other: Array) -> bool:

@@ -44,27 +44,20 @@ class TensorSplit:
     def __post_init__(self) -> None:
         for part, found in (("experts", self.config.mixture), ("short convolutions", self.config.convolution)):
             if found is not None:
-                family = self.config.family
-                msg = f"parallel: expected a model without {part} for 'tensor', found {family}; use parallel='tree'"
-                raise OptionError(msg)
+                remedy = f"found {self.config.family}; use parallel='tree'"
+                refuse("parallel", f"expected a model without {part} for 'tensor', {remedy}", OptionError)
         if self.config.norm_places != "input" or self.config.whole_qk_norm:
             # Such a norm needs the sums of all processes.
-            msg = (
-                "parallel: expected a model with norms of the inputs of attention and MLP only for 'tensor', found "
-                f"{self.config.family}; use parallel='tree'"
-            )
-            raise OptionError(msg)
+            expected = "expected a model with norms of the inputs of attention and MLP only for 'tensor'"
+            refuse("parallel", f"{expected}, found {self.config.family}; use parallel='tree'", OptionError)
         max_workers, limit = min(
             (self.config.num_kv_heads, "key/value heads"),
             (self.config.intermediate_size, "MLP columns"),
             (ceil(self.config.vocab_size / _BLOCK_OUTPUTS), "blocks of 16 token ids"),
         )
         if self.workers > max_workers:
-            msg = (
-                f"workers: expected at most {max_workers}, the number of {limit}, with parallel='tensor', "
-                f"found {self.workers}; use fewer, or parallel='tree'"
-            )
-            raise OptionError(msg)
+            expected = f"expected at most {max_workers}, the number of {limit}, with parallel='tensor'"
+            refuse("workers", f"{expected}, found {self.workers}; use fewer, or parallel='tree'", OptionError)
 
     @property
     def shard_config(self) -> ModelConfig:
@@ -163,11 +156,8 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
         group //= 2
     if weight.order is not None or group % GROUP_MULTIPLE or group > len(kept) + MAX_GROUP_PADDING:
         found = "an order of their inputs" if weight.order is not None else f"groups of {weight.group}"
-        refuse(
-            target,
-            f"expected weights whose inputs can be split between processes at {kept.start} and "
-            f"{kept.stop}, found quantized ones with {found}; use parallel='tree'",
-        )
+        expected = f"weights whose inputs can be split between processes at {kept.start} and {kept.stop}"
+        refuse(target, f"expected {expected}, found quantized ones with {found}; use parallel='tree'")
     splits_per_group, groups = weight.group // group, slice(kept.start // group, ceil(kept.stop / group))
 
     def take_groups(values: Array) -> Array:

@@ -273,10 +273,7 @@ def input_order(name: str, index: Array, group: int, *, required: bool = False) 
         refuse(name, f"expected the group of each input, 0..{last_group}, found {found}; use another checkpoint")
     order = np.argsort(index, kind="stable")
     if not np.array_equal(index[order], contiguous):
-        low, high = int(index.min()), int(index.max())
-        refuse(
-            name,
-            f"expected {group} inputs in each of the groups 0..{last_group}, found groups {low}..{high} of "
-            "other sizes; check that the files are complete and belong together",
-        )
+        found = f"groups {int(index.min())}..{int(index.max())} of other sizes"
+        remedy = "check that the files are complete and belong together"
+        refuse(name, f"expected {group} inputs in each of the groups 0..{last_group}, found {found}; {remedy}")
     return order

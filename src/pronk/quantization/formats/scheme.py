@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
@@ -38,8 +37,7 @@ class LinearModule(NamedTuple):
     experts: int = 0
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """Requirements that a tensor of a checkpoint must fulfil."""
 
     shapes: tuple[tuple[int, ...], ...] | None  # allowed shapes; ``None`` allows any shape

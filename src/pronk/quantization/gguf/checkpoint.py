@@ -96,11 +96,9 @@ class GgufCheckpoint:
         type_ = self.type(name)
         types = [*dtypes, *(BLOCKS if len(self.shape(name)) > 1 else ())]
         if type_ not in types:
-            refuse(
-                self.folder,
-                f"tensor {name}: expected {', '.join(types)}, found {type_}; use a Q4_K_M or Q8_0 file "
-                "of this model, or convert the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M",
-            )
+            command = "llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
+            remedy = f"use a Q4_K_M or Q8_0 file of this model, or convert the original: {command}"
+            refuse(self.folder, f"tensor {name}: expected {', '.join(types)}, found {type_}; {remedy}")
 
     def raw_bytes(self, name: str) -> Array:
         """Return the bytes of a tensor, uint8, as a view that keeps the file mapped."""

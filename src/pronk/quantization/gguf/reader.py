@@ -20,7 +20,6 @@ import os
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -47,12 +46,11 @@ class TensorInfo(NamedTuple):
     size: int  # number of bytes of the values
 
 
-@dataclass(frozen=True)
-class _Array:
+class _Array(NamedTuple):
     """Metadata array that has not been converted to a list."""
 
     type: int  # number of the GGUF type of the elements
-    count: int  # number of elements
+    length: int  # number of elements
     start: int  # offset in the file of the first element
     ends: Sequence[int] = ()  # strings only: offset in the file of the end of each element
 
@@ -200,9 +198,9 @@ class GgufFile:
 
     def _array_values(self, array: _Array, key: str) -> list[Any]:
         if array.type != STRING:
-            values = struct.unpack_from(f"<{array.count}{SCALARS[array.type]}", self.buffer, array.start)
+            values = struct.unpack_from(f"<{array.length}{SCALARS[array.type]}", self.buffer, array.start)
             return [value != 0 for value in values] if array.type == BOOL else list(values)
-        if not array.count:
+        if not array.length:
             return []
         starts = np.array([array.start, *array.ends[:-1]]) - array.start
         stored = np.frombuffer(self.buffer[array.start : array.ends[-1]], np.uint8).copy()
@@ -213,7 +211,7 @@ class GgufFile:
         stored[starts] = 0
         try:
             texts = stored[is_text].tobytes().decode().split("\0")[1:]
-            if len(texts) == array.count:
+            if len(texts) == array.length:
                 return texts
             # A string has a zero byte itself.
             ends = [end - array.start for end in array.ends]

@@ -14,8 +14,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -42,8 +41,7 @@ _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 after
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
-@dataclass(frozen=True)
-class _PreTokenizer:
+class _PreTokenizer(NamedTuple):
     """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
 
     # Regular expressions, applied in order: each splits every piece into its matches and the texts between matches.
@@ -54,7 +52,7 @@ class _PreTokenizer:
 
 
 _DBRX = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",))
-_LLAMA3 = replace(_DBRX, ignore_merges=True, add_bos=True)
+_LLAMA3 = _DBRX._replace(ignore_merges=True, add_bos=True)
 _SINGLE_DIGITS = _PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 _PRE_TOKENIZERS = {
     # llama.cpp uses this one for models whose own pre-tokenizer is unknown to its converter
@@ -203,9 +201,9 @@ def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> list[
 
 def _add_bos_eos(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, add_bos: bool) -> None:
     """Make ``backend`` add BOS and EOS to texts, as the file says; ``add_bos`` is the default for BOS."""
-    add_bos = read_flag(file, "add_bos_token", default=add_bos)
-    add_eos = read_flag(file, "add_eos_token", default=False)
-    tokens = {name: vocabulary.special_text(name) for name, add in (("bos", add_bos), ("eos", add_eos)) if add}
+    defaults = {"bos": add_bos, "eos": False}
+    names = [name for name, default in defaults.items() if read_flag(file, f"add_{name}_token", default=default)]
+    tokens = {name: vocabulary.special_text(name) for name in names}
     missing = [name for name, token in tokens.items() if token is None]
     if missing:
         name = missing[0]

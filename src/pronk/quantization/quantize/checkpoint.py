@@ -11,11 +11,11 @@ import math
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import as_file, files
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,8 +56,7 @@ from pronk.tokenization.tokenizer import Tokenizer
 Status = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class QuantizedCheckpoint:
+class QuantizedCheckpoint(NamedTuple):
     """Result of :func:`quantize`: the quantized checkpoint and its measurements, for the model card."""
 
     rule: RoundingRule  # rounding rule of the matrices

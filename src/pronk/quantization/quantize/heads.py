@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose
 _EMBEDDING = "embed_tokens.weight"
 
 
-@dataclass(frozen=True)
-class QuantizedHead:
+class QuantizedHead(NamedTuple):
     """Result of :func:`quantize_head`; sizes are those of the weights, in bytes."""
 
     rule: RoundingRule

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,11 +57,8 @@ class SourceCheckpoint:
             refuse(folder, f"expected plain weights, found a model that is quantized already ({method}); {_REMEDY}")
         self.names = FAMILY_NAMES[self.config.family]
         if self.names.transposed or len(self.names.layer["qkv"]) == 1 or not self.config.is_plain:
-            refuse(
-                folder,
-                f"expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, which this "
-                "command does not support; load it with --weights int8 or int4",
-            )
+            remedy = "which this command does not support; load it with --weights int8 or int4"
+            refuse(folder, f"expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, {remedy}")
         self.dtype = parse_dtype("auto", self.config)
         self.checkpoint = Checkpoint(folder)
         self.parts = list(plan_tensors(self.config))  # modules of the model, with their tensors
@@ -202,8 +199,7 @@ CALIBRATED = ("scaled", "gptq")  # methods that need a calibration text, and tor
 Tick = Callable[[], None]  # progress callback, which is called after each layer
 
 
-@dataclass(frozen=True)
-class CalibrationTexts:
+class CalibrationTexts(NamedTuple):
     """Token ids ``[sequences, length]`` of the evaluation text (for perplexity) and the calibration text."""
 
     evaluation: Array

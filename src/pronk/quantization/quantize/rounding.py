@@ -80,11 +80,9 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
         return checked_bits, group
     if group is None or group < 8 or group % 8 or common_divisor % group:
         found = "inputs of no common multiple of 8" if group is None else str(group)
-        msg = (
-            f"group: expected a multiple of 8 that divides the matrices' {' and '.join(map(str, inputs))} inputs, "
-            f"found {found}; use {', '.join([*map(str, sizes), 'or 0 for a whole row'])}"
-        )
-        raise OptionError(msg)
+        expected = f"a multiple of 8 that divides the matrices' {' and '.join(map(str, inputs))} inputs"
+        remedy = f"use {', '.join([*map(str, sizes), 'or 0 for a whole row'])}"
+        refuse("group", f"expected {expected}, found {found}; {remedy}", OptionError)
     return checked_bits, group
 
 
