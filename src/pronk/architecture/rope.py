@@ -153,16 +153,10 @@ def _parse_longrope(scaling: Mapping[str, Any], config: RopeConfig, context: int
 
     factor = config.factor if scaling.get("factor") else context / config.original
     default = math.sqrt(1 + math.log(factor) / math.log(config.original)) if factor > 1 < config.original else 1.0
-    scale = check_number(
-        "config.json: attention_factor (longrope)", scaling.get("attention_factor") or default, 0, error=ConfigError
-    )
-    return replace(
-        config,
-        factor=1.0,
-        attention_scale=scale,
-        divisors=divisors("long_factor"),
-        short_divisors=divisors("short_factor"),
-    )
+    scale = scaling.get("attention_factor") or default
+    scale = check_number("config.json: attention_factor (longrope)", scale, 0, error=ConfigError)
+    long, short = divisors("long_factor"), divisors("short_factor")
+    return replace(config, factor=1.0, attention_scale=scale, divisors=long, short_divisors=short)
 
 
 def yarn_scale(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:

@@ -57,6 +57,13 @@ _OUTPUT_NORMS_LAYER = _LLAMA_LAYER | {
 _FUSED_LAYER = _LLAMA_LAYER | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
 _SHARED_MLP_LAYER = _LLAMA_LAYER | {"up": ("shared_mlp.input_linear",), "down": ("shared_mlp.output_linear",)}
 
+# Names in checkpoints of transformers 5 that were not saved in a family's original format.
+FUSED_EXPERTS: dict[str, tuple[str, ...]] = {
+    "router": ("mlp.gate",),
+    "experts.up": ("mlp.experts.gate_up_proj",),
+    "experts.down": ("mlp.experts.down_proj",),
+}
+
 _MIXTRAL_LAYER = _LLAMA_LAYER | {
     "router": ("block_sparse_moe.gate",),
     "experts.up": ("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
@@ -72,12 +79,7 @@ _GRANITE_MOE_LAYER = _LLAMA_LAYER | {
     "experts.up": ("block_sparse_moe.input_linear.weight",),
     "experts.down": ("block_sparse_moe.output_linear.weight",),
 }
-_GPT_OSS_LAYER = _LLAMA_LAYER | {
-    "sinks": ("self_attn.sinks",),
-    "router": ("mlp.router",),
-    "experts.up": ("mlp.experts.gate_up_proj",),
-    "experts.down": ("mlp.experts.down_proj",),
-}
+_GPT_OSS_LAYER = _LLAMA_LAYER | FUSED_EXPERTS | {"sinks": ("self_attn.sinks",), "router": ("mlp.router",)}
 # ``gates`` and ``filter`` are the projection and the weights of a short convolution; see ``_plan_convolution``.
 _LFM2_LAYER = {
     "attention_norm": ("operator_norm",),
@@ -91,12 +93,6 @@ _LFM2_LAYER = {
     "mlp_norm": ("ffn_norm",),
     "up": ("feed_forward.w1", "feed_forward.w3"),
     "down": ("feed_forward.w2",),
-}
-# Names in checkpoints of transformers 5 that were not saved in a family's original format.
-FUSED_EXPERTS: dict[str, tuple[str, ...]] = {
-    "router": ("mlp.gate",),
-    "experts.up": ("mlp.experts.gate_up_proj",),
-    "experts.down": ("mlp.experts.down_proj",),
 }
 
 _LLAMA = FamilyNames(

@@ -98,13 +98,8 @@ def self_check(kernels: Kernels) -> str | None:
 
 def _failures(kernels: Kernels) -> Iterator[str]:
     for dtype in (FLOAT32, BFLOAT16):
-        failures = chain(
-            _check_products(kernels, dtype),
-            _check_layer(kernels, dtype),
-            _check_layer(kernels, dtype, INT8),
-            _check_layer(kernels, dtype, kind="convolution"),
-            _check_layer(kernels, dtype, kind="experts"),
-        )
+        layers = [_check_layer(kernels, dtype, kind=kind) for kind in get_args(_LayerKind)]
+        failures = chain(_check_products(kernels, dtype), *layers, _check_layer(kernels, dtype, INT8))
         yield from (f"{failure} in {dtype}" for failure in failures)
     yield from chain(_check_quantized_products(kernels), _check_blocks(kernels), _check_sampling(kernels))
 

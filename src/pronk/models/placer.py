@@ -19,6 +19,7 @@ from pronk.quantization.formats.matrix import QuantizedMatrix, fusible_runs, sta
 from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
+_Matrix = Array | QuantizedMatrix  # a weight as it is read from a checkpoint
 _OUTPUTS_PER_SLICE = 1024  # number of rows of a matrix that are dequantized at a time
 
 
@@ -95,8 +96,7 @@ class WeightPlacer:
         return np.empty((0, source.shape[1]), self.dtype)
 
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear | StackedLinear:
-        blocks = self._blocks(part.weight, layout)
-        weights, bias = self._weights(part, layout) if blocks is None else blocks, self._bias(part, layout)
+        weights, bias = self._blocks(part.weight, layout) or self._weights(part, layout), self._bias(part, layout)
         if part.interleaved:
             weights = [_separate_halves(weight) for weight in weights]
             bias = None if bias is None else _separate_halves(bias)
@@ -132,7 +132,7 @@ class WeightPlacer:
                 stacked.append(matrix)
         return stacked if len(stacked) == 1 or layout.unit is not None else None
 
-    def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[Array | QuantizedMatrix]:
+    def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[_Matrix]:
         """Return a linear layer's weight: one stacked matrix, or several if their formats differ."""
         if not any(self.inventory.is_quantized(source) for source in part.weight):
             plain = [self.inventory.tensor(source) for source in part.weight] or [self.decoder.embedding]
@@ -153,9 +153,7 @@ class WeightPlacer:
         slices = zip(runs, row_slices, strict=True)
         return [self._fuse(weights[run], codes[rows_of_run], transposed=part.transposed) for run, rows_of_run in slices]
 
-    def _fuse(
-        self, weights: Sequence[Array | QuantizedMatrix], codes: Array, *, transposed: bool
-    ) -> Array | QuantizedMatrix:
+    def _fuse(self, weights: Sequence[_Matrix], codes: Array, *, transposed: bool) -> _Matrix:
         """Stack weights into one matrix, quantized if all are quantized with the same order of inputs."""
         quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
         if self._keep_quantized and quantized:
@@ -165,23 +163,21 @@ class WeightPlacer:
             self._num_unfused += 1
         return self._stack(weights, transposed=transposed)
 
-    def _read(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
+    def _read(self, source: CheckpointTensor, codes: Array) -> _Matrix:
         if not self.inventory.is_quantized(source):
             return self.inventory.tensor(source)
         weight = self.inventory.weight(source, codes)
         self.inventory.checkpoint.release()
         return weight
 
-    def _shard(self, part: DecoderPart, number: int, weight: Array | QuantizedMatrix) -> Array | QuantizedMatrix:
+    def _shard(self, part: DecoderPart, number: int, weight: _Matrix) -> _Matrix:
         if self.split is None:
             return weight
         if part.transposed and isinstance(weight, np.ndarray):
             return self.split.shard(part, number, weight.T).T
         return self.split.shard(part, number, weight)
 
-    def _shard_codes(
-        self, part: DecoderPart, weights: Sequence[Array | QuantizedMatrix]
-    ) -> tuple[list[Array | QuantizedMatrix], Array]:
+    def _shard_codes(self, part: DecoderPart, weights: Sequence[_Matrix]) -> tuple[list[_Matrix], Array]:
         """Return this process's shards of the weights, and one array that holds the codes of these shards."""
         shards = [self._shard(part, number, weight) for number, weight in enumerate(weights)]
         inputs = next((weight.shape[1] for weight in shards if isinstance(weight, QuantizedMatrix)), 0)
@@ -200,9 +196,7 @@ class WeightPlacer:
             biases = [shard for shard in shards if shard is not None]
         return self._stack(biases, dtype=FLOAT32 if layout.exact else None) if biases else None
 
-    def _stack(
-        self, weights: Sequence[Array | QuantizedMatrix], *, transposed: bool = False, dtype: DType | None = None
-    ) -> Array:
+    def _stack(self, weights: Sequence[_Matrix], *, transposed: bool = False, dtype: DType | None = None) -> Array:
         """Stack weights along the outputs, by default in ``self.dtype``; one array of the dtype is not copied."""
         single, dtype = weights[0] if len(weights) == 1 and not transposed else None, dtype or self.dtype
         if isinstance(single, np.ndarray) and single.dtype == dtype:
@@ -225,7 +219,7 @@ def _separate_halves(weight: Any) -> Any:
     return np.concatenate((weight[0::2], weight[1::2]))
 
 
-def _fill(target: Array, weight: Array | QuantizedMatrix) -> None:
+def _fill(target: Array, weight: _Matrix) -> None:
     """Copy a weight into ``target``; dequantize a quantized one slice by slice, to save peak memory."""
     if isinstance(weight, np.ndarray):
         with np.errstate(over="ignore"):  # a weight beyond float16 becomes infinity, and the logits tell

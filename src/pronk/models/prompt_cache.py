@@ -67,9 +67,8 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
     if isinstance(model, GgufCheckpoint):
         states = model.identity
     else:  # the files with weights and those that describe them
-        states = [
-            _state(path.resolve()) for path in sorted([*model.glob("*.safetensors"), *model.glob("*config.json")])
-        ]
+        paths = sorted([*model.glob("*.safetensors"), *model.glob("*config.json")])
+        states = [_state(path.resolve()) for path in paths]
     # Tools can keep the time of modification of a file that they replace, but not the time of its last change (ctime).
     times = [Path(path).stat().st_ctime_ns for path, *_ in states]
     name = sha256(repr([states, times]).encode()).hexdigest()

@@ -182,12 +182,8 @@ class CompressedTensors(Scheme):
             (STATIC_NOTE, any(rule.has_static_scales for rule in rules)),
             (_CACHE_NOTE, cache),
         )
-        return cls(
-            rules,
-            _check_targets(read_names(config, "ignore")),
-            tuple(note for note, holds in notes if holds),
-            _CACHE_SCALES if cache else MATCHES_NOTHING,
-        )
+        ignore, applying = _check_targets(read_names(config, "ignore")), tuple(note for note, holds in notes if holds)
+        return cls(rules, ignore, applying, _CACHE_SCALES if cache else MATCHES_NOTHING)
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
         # compressed-tensors quantizes the classes Linear and Embedding only; GPT-2's matrices are of the class Conv1D.

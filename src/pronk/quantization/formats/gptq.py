@@ -161,9 +161,8 @@ def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
     patterns = []
     for rule in dynamic:
         if not rule.startswith("-:"):
-            refuse_config(
-                "only rules in dynamic that exclude modules (-:)", rule, "use a checkpoint with one bit width"
-            )
+            remedy = "use a checkpoint with one bit width"
+            refuse_config("only rules in dynamic that exclude modules (-:)", rule, remedy)
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
         except EXPRESSION_ERRORS as error:
@@ -176,10 +175,8 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None
-    lists = (
-        [block if isinstance(block, list) else [block] for block in blocks] if isinstance(blocks, list) else [[None]]
-    )
-    names = [name for block in lists for name in block]
+    lists = blocks if isinstance(blocks, list) else [None]
+    names = [name for block in lists for name in (block if isinstance(block, list) else [block])]
     if not all(isinstance(name, str) for name in names):
         refuse_config("lists of names as modules_in_block_to_quantize", blocks)
     return frozenset(names)

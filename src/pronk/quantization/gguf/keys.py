@@ -127,9 +127,8 @@ def shortest_decimal(value: float) -> float:
 
 
 # Tensors of divisors, one per RoPE frequency: of Llama 3.1, and of LongRoPE for long and for short contexts.
-_DIVISORS, _LONG_DIVISORS, _SHORT_DIVISORS = (
-    f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short")
-)
+_DIVISORS = "rope_freqs.weight"
+_LONG_DIVISORS, _SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def read_rope(keys: Keys, head_dim: int, context: int, *, partial: bool) -> RopeConfig:

@@ -101,9 +101,8 @@ class GgufFile:
             remedy = "convert it with gguf-py: gguf-convert-endian MODEL little"
             self.refuse("expected a little-endian file, found a big-endian one", remedy)
         if version not in (2, 3):
-            self.refuse(
-                f"expected version 2 or 3 of GGUF, found {version}", "convert the model with a current llama.cpp"
-            )
+            remedy = "convert the model with a current llama.cpp"
+            self.refuse(f"expected version 2 or 3 of GGUF, found {version}", remedy)
         num_tensors, num_pairs = self._read_number("Q"), self._read_number("Q")
         if num_pairs * _MIN_PAIR_BYTES + num_tensors * _MIN_TENSOR_BYTES > self._num_left:
             found = f"{num_tensors} tensors and {num_pairs} pairs of metadata announced"

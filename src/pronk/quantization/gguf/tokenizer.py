@@ -98,9 +98,8 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, in
     if model not in _MODELS:
         found = "none" if model in (None, "no_vocab", "none") else f"{model!r:.40}"
         allowed = " or ".join(_MODELS)
-        refuse_tokens(
-            file, f"expected tokenizer.ggml.model to be {allowed}, found {found}; use the original model folder"
-        )
+        remedy = "use the original model folder"
+        refuse_tokens(file, f"expected tokenizer.ggml.model to be {allowed}, found {found}; {remedy}")
     vocabulary = checkpoint.vocabulary
     template = file.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
@@ -149,9 +148,8 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
         refuse_tokens(file, f"tokenizer.ggml.scores: expected a finite number for each of {count} tokens, found others")
     merges = _merges_from_scores(vocab, scores)  # merges to tokens with higher scores are applied first
     unknown = vocabulary.special_text("unknown")
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab)
-    )
+    model = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab)
+    backend = tokenizers.Tokenizer(model)
     # Whether a space is prepended to the text and, as in llama.cpp, to each part of it that follows a special token.
     add_space = read_flag(file, "add_space_prefix", default=True)
     spaces: list[Any] = [normalizers.Replace(" ", _VISIBLE_SPACE)]

@@ -138,10 +138,7 @@ def quantize(
 def _quantize_with_all_methods(
     source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
 ) -> tuple[float, dict[str, float]]:
-    """Quantize the layers by each method and write them to ``partial/METHOD``.
-
-    Return the perplexity of the source, and by method the perplexity after quantization.
-    """
+    """Write the layers by each method to ``partial/METHOD``; return the perplexity of the source, and by method."""
     total = source.config.num_layers * (1 + len(texts.methods))
 
     def start_step(step: str, done: int) -> Tick:

@@ -136,7 +136,6 @@ def _note(result: QuantizedHead, command: str) -> str:
     rule = result.rule
     groups = "whole rows" if rule.group == WHOLE_ROW else f"groups of {rule.group} inputs"
     sizes = f"{result.num_bytes / 1e6:.1f} MB instead of {result.source_bytes / 1e6:.1f}"
-    text = (
-        f"{rule.bits} bits in {groups} (compressed-tensors), {sizes}; relative error of the weights {result.error:.2%}."
-    )
+    error = f"relative error of the weights {result.error:.2%}"
+    text = f"{rule.bits} bits in {groups} (compressed-tensors), {sizes}; {error}."
     return f"\n## Quantization\n\n{text}\n\n```\n{command}\n```\n"

@@ -127,12 +127,8 @@ class LayerStream:
         self.length = tokens.shape[1]
         self.rows = source.weight("embedding")[tokens.reshape(-1)].astype(FLOAT32)
         batch = min(len(tokens), max(1, _MAX_ROWS // self.length))
-        self._cache = backend.make_cache(
-            source.config.layers_like(0),
-            num_blocks=batch * math.ceil(self.length / _BLOCK_SIZE),
-            block_size=_BLOCK_SIZE,
-            dtype=FLOAT32,
-        )
+        config, num_blocks = source.config.layers_like(0), batch * math.ceil(self.length / _BLOCK_SIZE)
+        self._cache = backend.make_cache(config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, dtype=FLOAT32)
         self._tables = [BlockTable() for _ in range(batch)]
         for table in self._tables:
             self._cache.prepare(table, self.length)
