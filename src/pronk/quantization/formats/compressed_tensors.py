@@ -18,30 +18,10 @@ import numpy as np
 from pronk.arrays import INT8, UINT8, Array
 from pronk.checks import check_choice, check_flag, check_integer
 from pronk.errors import ConfigError, refuse
+from pronk.quantization.formats import matrix, scheme
 from pronk.quantization.formats.floats import FP8_NOTE, FP8Weight
-from pronk.quantization.formats.matrix import (
-    Bits,
-    QuantizedMatrix,
-    group_size,
-    input_order,
-    to_quantized_matrix,
-    unpack,
-    unpack_into,
-)
-from pronk.quantization.formats.scheme import (
-    EXPRESSION_ERRORS,
-    FLOATS,
-    MATCHES_NOTHING,
-    STATIC_NOTE,
-    LinearModule,
-    Scheme,
-    StoredTensor,
-    StoredWeight,
-    check_bits,
-    check_zeros,
-    read_names,
-    refuse_config,
-)
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, to_quantized_matrix
+from pronk.quantization.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor, StoredWeight
 
 
 @dataclass(frozen=True)
@@ -83,11 +63,11 @@ class PackedIntegers:
         if self.packed:
             if (shape := tensors["weight_shape"].tolist()) != [outputs, inputs]:
                 refuse("weight_shape", f"expected [{outputs}, {inputs}] from config.json, found {shape}")
-            unpack_into(codes, tensors["weight_packed"], self.bits)
+            matrix.unpack_into(codes, tensors["weight_packed"], self.bits)
         else:
             self._to_unsigned("weight", tensors["weight"], codes)
         index = tensors.get("weight_g_idx")
-        order = None if index is None else input_order("weight_g_idx", index, self.group)
+        order = None if index is None else matrix.input_order("weight_g_idx", index, self.group)
         scale = tensors["weight_scale"]
         if self.single_scale:
             scale = np.broadcast_to(scale.reshape(1, 1), (outputs, 1))
@@ -97,11 +77,11 @@ class PackedIntegers:
         """Return zero points of unsigned codes, ``[outputs, groups]``; ``None`` if all are ``2**(bits - 1)``."""
         outputs = self.module.outputs
         if self.symmetric:
-            check_zeros("weight_zero_point", tensors, "as the weights are symmetric")
+            scheme.check_zeros("weight_zero_point", tensors, "as the weights are symmetric")
             return None
         zeros = tensors["weight_zero_point"]
         if self.packed and not self.single_scale and zeros.dtype == np.int32:
-            return unpack(zeros.T, self.bits, outputs).T
+            return matrix.unpack(zeros.T, self.bits, outputs).T
         unsigned = np.empty(zeros.shape, UINT8)
         self._to_unsigned("weight_zero_point", zeros, unsigned)
         return np.broadcast_to(unsigned.reshape(1, 1), (outputs, 1)) if self.single_scale else unsigned
@@ -148,7 +128,7 @@ class _Rule:
         if self.floats:
             block = (1, self.group) if self.strategy == "group" else self.block
             return FP8Weight(module, block, ("weight_scale",))
-        size, packed = group_size(self.group, module.inputs), self.format == "pack-quantized"
+        size, packed = matrix.group_size(self.group, module.inputs), self.format == "pack-quantized"
         return PackedIntegers(module, self.bits, size, packed, self.symmetric, self.strategy == "tensor")
 
 
@@ -159,7 +139,7 @@ class CompressedTensors(Scheme):
     rules: tuple[_Rule, ...]  # rules in the order of ``config_groups``
     ignore: tuple[str, ...] = ()  # targets of modules that are not quantized
     notes: tuple[str, ...] = ()  # parts of the config that are ignored, for a warning
-    ignored: re.Pattern[str] = MATCHES_NOTHING  # names of tensors that are not loaded
+    ignored: re.Pattern[str] = scheme.MATCHES_NOTHING  # names of tensors that are not loaded
 
     name = "compressed-tensors"
 
@@ -168,22 +148,23 @@ class CompressedTensors(Scheme):
         """Parse a ``quantization_config``."""
         for key in _UNSUPPORTED_OPTIONS:
             if config.get(key):
-                refuse_config(f"no {key}", config[key], _REMEDY)
+                scheme.refuse(f"no {key}", config[key], _REMEDY)
         sparsity = config.get("sparsity_config")
         if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format") not in (None, "dense")):
-            refuse_config("no sparse weights in sparsity_config", sparsity, _REMEDY)
+            scheme.refuse("no sparse weights in sparsity_config", sparsity, _REMEDY)
         groups = config.get("config_groups")
         if not isinstance(groups, dict) or not groups:
-            refuse_config("an object of rules as config_groups", groups)
+            scheme.refuse("an object of rules as config_groups", groups)
         rules = tuple(_parse_rule(group, config.get("format")) for group in groups.values())
         cache = bool(config.get("kv_cache_scheme"))
         notes = (
             (FP8_NOTE, any(rule.floats for rule in rules)),
-            (STATIC_NOTE, any(rule.has_static_scales for rule in rules)),
+            (scheme.STATIC_NOTE, any(rule.has_static_scales for rule in rules)),
             (_CACHE_NOTE, cache),
         )
-        ignore, applying = _check_targets(read_names(config, "ignore")), tuple(note for note, holds in notes if holds)
-        return cls(rules, ignore, applying, _CACHE_SCALES if cache else MATCHES_NOTHING)
+        ignore = _check_targets(scheme.read_names(config, "ignore"))
+        applying = tuple(note for note, holds in notes if holds)
+        return cls(rules, ignore, applying, _CACHE_SCALES if cache else scheme.MATCHES_NOTHING)
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
         # compressed-tensors quantizes the classes Linear and Embedding only; GPT-2's matrices are of the class Conv1D.
@@ -215,26 +196,26 @@ def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
         if target.startswith("re:"):
             try:
                 re.compile(target.removeprefix("re:"))
-            except EXPRESSION_ERRORS as error:
-                refuse_config("regular expressions after re:", target, f"correct the expression ({error})")
+            except scheme.EXPRESSION_ERRORS as error:
+                scheme.refuse("regular expressions after re:", target, f"correct the expression ({error})")
     return tuple(targets)
 
 
 def _parse_rule(group: object, default: object) -> _Rule:
     """Parse an entry of ``config_groups``; if the entry names no format, ``default`` is its format."""
     if not isinstance(group, dict):
-        refuse_config("objects in config_groups", group, "write out the fields of the preset scheme")
-    targets = _check_targets(read_names(group, "targets"))
+        scheme.refuse("objects in config_groups", group, "write out the fields of the preset scheme")
+    targets = _check_targets(scheme.read_names(group, "targets"))
     weights = group.get("weights")
     if group.get("output_activations"):
-        refuse_config("no output_activations", group["output_activations"], _REMEDY)
+        scheme.refuse("no output_activations", group["output_activations"], _REMEDY)
     if weights is None:
         return _Rule(targets)
     if not isinstance(weights, dict):
-        refuse_config("an object as weights", weights)
+        scheme.refuse("an object as weights", weights)
     weight_format = group.get("format") or default
     if not isinstance(weight_format, str) or weight_format not in _FORMATS:
-        refuse_config(f"the format {' or '.join(_FORMATS)}", weight_format, _REMEDY)
+        scheme.refuse(f"the format {' or '.join(_FORMATS)}", weight_format, _REMEDY)
     inputs = group.get("input_activations")
     has_static_scales = isinstance(inputs, dict) and inputs.get("dynamic") is False
     return _Rule(targets, weight_format, has_static_scales=has_static_scales, **_parse_weights(weights, weight_format))
@@ -244,14 +225,15 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
     """Convert the object ``weights`` of an entry of ``config_groups`` to arguments of :class:`_Rule`."""
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
     if _FORMATS[weight_format] not in (None, kind):
-        refuse_config(f"weights of the type {_FORMATS[weight_format]} for {weight_format}", kind)
+        scheme.refuse(f"weights of the type {_FORMATS[weight_format]} for {weight_format}", kind)
     floats = kind == "float"
-    bits = check_bits(f"{kind} weights with num_bits", weights.get("num_bits", 8), (8,) if floats else (4, 8), _REMEDY)
+    name, allowed = f"{kind} weights with num_bits", (8,) if floats else (4, 8)
+    bits = scheme.check_bits(name, weights.get("num_bits", 8), allowed, _REMEDY)
     symmetric = check_flag("quantization_config: symmetric", weights.get("symmetric", True), error=ConfigError)
     if floats and not symmetric:
-        refuse_config("symmetric floats", weights, _REMEDY)
+        scheme.refuse("symmetric floats", weights, _REMEDY)
     if weights.get("dynamic"):
-        refuse_config("weights that are not dynamic", weights["dynamic"], _REMEDY)
+        scheme.refuse("weights that are not dynamic", weights["dynamic"], _REMEDY)
     size, strategy = weights.get("group_size"), weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
@@ -261,7 +243,7 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
     if strategy == "group":
         fields["group"] = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
         if fields["group"] % 8:
-            refuse_config("a group_size of a multiple of 8", size, _REMEDY)
+            scheme.refuse("a group_size of a multiple of 8", size, _REMEDY)
     if strategy == "block":
         fields["block"] = _parse_block(weights.get("block_structure"))
     return fields
@@ -274,6 +256,6 @@ def _parse_block(structure: object) -> tuple[int, int]:
         match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)
         sizes = [int(size) for size in match.groups()] if match else None
     if not isinstance(sizes, list) or len(sizes) != 2:
-        refuse_config("two sizes as block_structure", structure, _REMEDY)
+        scheme.refuse("two sizes as block_structure", structure, _REMEDY)
     outputs, inputs = (check_integer("quantization_config: block_structure", n, 1, error=ConfigError) for n in sizes)
     return outputs, inputs

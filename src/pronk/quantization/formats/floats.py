@@ -11,17 +11,9 @@ import numpy as np
 
 from pronk.arrays import BFLOAT16, FLOAT32, UINT8, Array, is_finite
 from pronk.errors import CheckpointError, refuse
+from pronk.quantization.formats import scheme
 from pronk.quantization.formats.matrix import SLICE_OUTPUTS, QuantizedMatrix
-from pronk.quantization.formats.scheme import (
-    FLOATS,
-    STATIC_NOTE,
-    LinearModule,
-    Scheme,
-    StoredTensor,
-    matches_components,
-    read_names,
-    refuse_config,
-)
+from pronk.quantization.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor, matches_components
 
 FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memory of the file"
 
@@ -50,16 +42,16 @@ class FP8(Scheme):
     def parse(cls, config: Mapping[str, Any]) -> FP8:
         """Parse a ``quantization_config``."""
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-            refuse_config("fmt e4m3", config["fmt"], _REMEDY)
+            scheme.refuse("fmt e4m3", config["fmt"], _REMEDY)
         if config.get("modules_to_convert"):
-            refuse_config("no modules_to_convert", config["modules_to_convert"], _REMEDY)
+            scheme.refuse("no modules_to_convert", config["modules_to_convert"], _REMEDY)
         block = config.get("weight_block_size")
         if block is not None and not (
             isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
         ):
-            refuse_config("two sizes as weight_block_size", block, _REMEDY)
-        unquantized = read_names(config, "modules_to_not_convert") + read_names(config, "ignored_layers")
-        notes = (FP8_NOTE, STATIC_NOTE) if config.get("activation_scheme") == "static" else (FP8_NOTE,)
+            scheme.refuse("two sizes as weight_block_size", block, _REMEDY)
+        unquantized = scheme.read_names(config, "modules_to_not_convert") + scheme.read_names(config, "ignored_layers")
+        notes = (FP8_NOTE, scheme.STATIC_NOTE) if config.get("activation_scheme") == "static" else (FP8_NOTE,)
         return cls(None if block is None else (block[0], block[1]), tuple(unquantized), notes)
 
     def weight(self, module: LinearModule) -> FP8Weight | None:

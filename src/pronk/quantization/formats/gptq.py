@@ -13,27 +13,9 @@ import numpy as np
 from pronk.arrays import Array
 from pronk.checks import check_flag, check_integer
 from pronk.errors import ConfigError, refuse
-from pronk.quantization.formats.matrix import (
-    SLICE_OUTPUTS,
-    Bits,
-    QuantizedMatrix,
-    group_size,
-    input_order,
-    to_quantized_matrix,
-    unpack,
-    unpack_into,
-)
-from pronk.quantization.formats.scheme import (
-    EXPRESSION_ERRORS,
-    FLOATS,
-    LinearModule,
-    Scheme,
-    StoredTensor,
-    check_bits,
-    check_zeros,
-    read_names,
-    refuse_config,
-)
+from pronk.quantization.formats import matrix, scheme
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, to_quantized_matrix
+from pronk.quantization.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor
 
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # checkpoint_format to the number to add to a stored zero point
 _REMEDY = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
@@ -64,15 +46,15 @@ class GPTQ(Scheme):
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> GPTQ:
         """Parse a ``quantization_config``, or the ``quantize_config.json`` of older checkpoints."""
-        bits = check_bits("bits", config.get("bits"), (4, 8), _REMEDY)
+        bits = scheme.check_bits("bits", config.get("bits"), (4, 8), _REMEDY)
         layout = config.get("checkpoint_format") or config.get("format") or "gptq"
         if not isinstance(layout, str) or layout not in _ZERO_OFFSETS:
-            refuse_config(f"checkpoint_format {' or '.join(_ZERO_OFFSETS)}", layout, _REMEDY)
+            scheme.refuse(f"checkpoint_format {' or '.join(_ZERO_OFFSETS)}", layout, _REMEDY)
         if config.get("pack_dtype") not in (None, "int32"):
-            refuse_config("pack_dtype int32", config["pack_dtype"], _REMEDY)
+            scheme.refuse("pack_dtype int32", config["pack_dtype"], _REMEDY)
         for key in _UNSUPPORTED_OPTIONS:
             if config.get(key):
-                refuse_config(f"no {key}", config[key], _REMEDY)
+                scheme.refuse(f"no {key}", config[key], _REMEDY)
         return cls(
             bits=bits,
             group=_parse_group_size(config.get("group_size", -1), _REMEDY),
@@ -93,7 +75,7 @@ class GPTQ(Scheme):
         if any(pattern.match(module.name) for pattern in self.excluded) or (module.head and not self.head):
             return None
         included = module.head or self.included is None or any(module.name.endswith(f".{n}") for n in self.included)
-        return _Weight(self, module, group_size(self.group, module.inputs)) if included else None
+        return _Weight(self, module, matrix.group_size(self.group, module.inputs)) if included else None
 
 
 @dataclass(frozen=True)
@@ -116,18 +98,18 @@ class _Weight:
         }
 
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
-        check_zeros("bias", tensors, "as by config.json the module has no bias")
+        scheme.check_zeros("bias", tensors, "as by config.json the module has no bias")
         bits, group = self.scheme.bits, self.group
-        unpack_into(codes, tensors["qweight"].T, bits)
+        matrix.unpack_into(codes, tensors["qweight"].T, bits)
         order = None
         if "g_idx" in tensors:
-            order = input_order("g_idx", tensors["g_idx"], group, required=self.scheme.needs_index)
+            order = matrix.input_order("g_idx", tensors["g_idx"], group, required=self.scheme.needs_index)
         return to_quantized_matrix(codes, self._zeros(tensors["qzeros"]), tensors["scales"].T, bits, group, order)
 
     def _zeros(self, packed: Array) -> Array:
         """Unpack and check the zero points; return them as int16 ``[outputs, groups]``."""
         bits = self.scheme.bits
-        zeros = unpack(packed, bits, self.module.outputs).T.astype(np.int16) + self.scheme.zero_offset
+        zeros = matrix.unpack(packed, bits, self.module.outputs).T.astype(np.int16) + self.scheme.zero_offset
         maximum, middle = (1 << bits) - 1, 1 << (bits - 1)
         if int(zeros.max()) > maximum:
             # Cause: the format gptq stores a zero point of 0 as -1, whose one bits overwrite other zero points.
@@ -143,7 +125,7 @@ def _parse_group_size(size: object, remedy: str) -> int:
         return -1
     group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
     if group % 8:
-        refuse_config("a group_size of a multiple of 8, or -1", size, remedy)
+        scheme.refuse("a group_size of a multiple of 8, or -1", size, remedy)
     return group
 
 
@@ -157,16 +139,16 @@ def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):
-        refuse_config("an object of rules as dynamic", dynamic)
+        scheme.refuse("an object of rules as dynamic", dynamic)
     patterns = []
     for rule in dynamic:
         if not rule.startswith("-:"):
             remedy = "use a checkpoint with one bit width"
-            refuse_config("only rules in dynamic that exclude modules (-:)", rule, remedy)
+            scheme.refuse("only rules in dynamic that exclude modules (-:)", rule, remedy)
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
-        except EXPRESSION_ERRORS as error:
-            refuse_config("regular expressions in dynamic", rule, f"correct the expression ({error})")
+        except scheme.EXPRESSION_ERRORS as error:
+            scheme.refuse("regular expressions in dynamic", rule, f"correct the expression ({error})")
     return tuple(patterns)
 
 
@@ -178,7 +160,7 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
     lists = blocks if isinstance(blocks, list) else [None]
     names = [name for block in lists for name in (block if isinstance(block, list) else [block])]
     if not all(isinstance(name, str) for name in names):
-        refuse_config("lists of names as modules_in_block_to_quantize", blocks)
+        scheme.refuse("lists of names as modules_in_block_to_quantize", blocks)
     return frozenset(names)
 
 
@@ -204,23 +186,23 @@ class AWQ(Scheme):
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> AWQ:
         """Parse a ``quantization_config``, or the ``quant_config.json`` of older checkpoints."""
-        check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _AWQ_REMEDY)
+        scheme.check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _AWQ_REMEDY)
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
-            refuse_config("the version gemm", version, _AWQ_REMEDY)
+            scheme.refuse("the version gemm", version, _AWQ_REMEDY)
         if config.get("backend", "autoawq") == "llm-awq":  # its words pack consecutive inputs, not outputs
-            refuse_config("the backend autoawq", "llm-awq", _AWQ_REMEDY)
+            scheme.refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
         if config.get("zero_point", True) is not True:
-            refuse_config("zero_point true", config["zero_point"], _AWQ_REMEDY)
+            scheme.refuse("zero_point true", config["zero_point"], _AWQ_REMEDY)
         size = _parse_group_size(config.get("group_size", config.get("q_group_size", 128)), _AWQ_REMEDY)
-        return cls(size, tuple(read_names(config, "modules_to_not_convert")))
+        return cls(size, tuple(scheme.read_names(config, "modules_to_not_convert")))
 
     def weight(self, module: LinearModule) -> _AWQWeight | None:
         if module.head or module.transposed or any(text in module.name for text in self.unquantized):
             return None
         if module.outputs % 8:
             refuse(module.name, f"expected a multiple of 8 outputs, found {module.outputs}; {_AWQ_REMEDY}")
-        return _AWQWeight(module, group_size(self.group, module.inputs))
+        return _AWQWeight(module, matrix.group_size(self.group, module.inputs))
 
 
 @dataclass(frozen=True)
@@ -240,12 +222,12 @@ class _AWQWeight:
 
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
         outputs, packed = self.module.outputs, tensors["qweight"]
-        for start in range(0, outputs, SLICE_OUTPUTS):
-            stop = min(start + SLICE_OUTPUTS, outputs)
+        for start in range(0, outputs, matrix.SLICE_OUTPUTS):
+            stop = min(start + matrix.SLICE_OUTPUTS, outputs)
             codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).T
         return to_quantized_matrix(codes, _unpack(tensors["qzeros"], outputs).T, tensors["scales"].T, 4, self.group)
 
 
 def _unpack(packed: Array, outputs: int) -> Array:
     """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``, in the order of the outputs."""
-    return unpack(packed, 4, outputs).reshape(len(packed), -1, 8)[..., _POSITIONS].reshape(len(packed), outputs)
+    return matrix.unpack(packed, 4, outputs).reshape(len(packed), -1, 8)[..., _POSITIONS].reshape(len(packed), outputs)

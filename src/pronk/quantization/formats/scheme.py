@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
+from pronk import errors
 from pronk.arrays import Array
-from pronk.errors import ConfigError, refuse
+from pronk.errors import ConfigError
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 FLOATS = ("F32", "F16", "BF16")  # names of float dtypes in safetensors
@@ -82,15 +83,15 @@ class Scheme(Protocol):
         """Return how the checkpoint stores the weight of ``module``; ``None`` if the weight is not quantized."""
 
 
-def refuse_config(expected: str, found: object, remedy: str = "restore config.json from its source") -> NoReturn:
+def refuse(expected: str, found: object, remedy: str = "restore config.json from its source") -> NoReturn:
     """Raise a :class:`ConfigError`: ``quantization_config: expected EXPECTED, found FOUND; REMEDY``."""
-    refuse("quantization_config", f"expected {expected}, found {found!r:.80}; {remedy}", ConfigError)
+    errors.refuse("quantization_config", f"expected {expected}, found {found!r:.80}; {remedy}", ConfigError)
 
 
 def check_bits(name: str, bits: object, allowed: Sequence[int], remedy: str) -> Bits:
     """Return ``bits`` if it is an int in ``allowed``, not a bool or float; else raise a ConfigError."""
     if isinstance(bits, bool) or not isinstance(bits, int) or bits not in allowed:
-        refuse_config(f"{name} of {' or '.join(map(str, allowed))}", bits, remedy)
+        refuse(f"{name} of {' or '.join(map(str, allowed))}", bits, remedy)
     return cast("Bits", bits)
 
 
@@ -98,7 +99,7 @@ def read_names(config: Mapping[str, Any], key: str) -> list[str]:
     """Return the list of names ``config[key]``, or an empty list; raise a ConfigError for other types."""
     names = [] if config.get(key) is None else config[key]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        refuse_config(f"a list of names as {key}", names)
+        refuse(f"a list of names as {key}", names)
     return names
 
 
@@ -118,7 +119,8 @@ def matches_components(module: str, pattern: str) -> bool:
 def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
     """Raise a CheckpointError, with ``reason``, if the tensor ``name`` exists and is not all zeros."""
     if name in tensors and np.count_nonzero(tensors[name]):
-        refuse(name, f"expected zeros, {reason}, found other numbers; check that config.json and the weights match")
+        problem = f"expected zeros, {reason}, found other numbers"
+        errors.refuse(name, f"{problem}; check that config.json and the weights match")
 
 
 # Module and class of each format; the module is imported when a checkpoint has the format.
@@ -139,7 +141,7 @@ def parse_scheme(config: Mapping[str, Any]) -> Scheme:
         method = "compressed-tensors"
     if not isinstance(method, str) or method not in _FORMATS:
         remedy = "use a checkpoint in one of these formats, or the model's 16-bit weights"
-        refuse_config(f"the quant_method {', '.join(_FORMATS)}", method, remedy)
+        refuse(f"the quant_method {', '.join(_FORMATS)}", method, remedy)
     module, name = _FORMATS[method]
     scheme: Scheme = getattr(import_module(f"pronk.quantization.formats.{module}"), name).parse(config)
     return scheme
