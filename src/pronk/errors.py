@@ -91,7 +91,7 @@ def refuse(source: object, problem: str, error: type[PronkError] = CheckpointErr
 def locate_error(
     source: object, caught: type[Exception], error: type[PronkError] = CheckpointError, *, remedy: str = ""
 ) -> Iterator[None]:
-    """Convert an error of type ``caught`` to ``error`` with the message ``SOURCE: MESSAGE``, then ``remedy``."""
+    """Convert errors of type ``caught`` to ``error``, with the message ``SOURCE: MESSAGE`` and ``remedy``."""
     try:
         yield
     except caught as problem:

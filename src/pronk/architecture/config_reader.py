@@ -20,12 +20,14 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 class ConfigReader:
-    """Typed access to the keys of ``config.json``, with a ConfigError for invalid values."""
+    """Typed access to the keys of ``config.json``, with a ConfigError for invalid values.
 
-    def __init__(self, raw: Mapping[str, Any], family: str) -> None:
-        self.raw = raw
-        self.family = family
-        self.used: set[str] = set()  # keys that were read
+    Each key that is read is added to ``used``.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], family: str, used: set[str] | None = None) -> None:
+        self.raw, self.family = raw, family
+        self.used = set[str]() if used is None else used
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key, or the default if the key is absent or null."""

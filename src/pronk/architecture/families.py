@@ -9,19 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pronk.architecture import config_reader
 from pronk.architecture.config import MAX_EXPERTS, MAX_TAPS, ConvolutionConfig, MixtureConfig, ModelConfig
-from pronk.architecture.config_reader import (
-    DEFAULTS,
-    MULTIMODAL,
-    REFUSED,
-    UNSUPPORTED_KEYS,
-    ConfigReader,
-    llama_like,
-    text_config,
-)
+from pronk.architecture.config_reader import ConfigReader, llama_like
 from pronk.architecture.rope import parse_rope, refuse_config
 from pronk.checks import check_choice, check_number
-from pronk.errors import ConfigError
+from pronk.errors import ConfigError, refuse
 
 
 def _llama(keys: ConfigReader, windows: tuple[int | None, ...] | None = None) -> ModelConfig:
@@ -123,10 +116,7 @@ def _granite_hybrid(keys: ConfigReader) -> ModelConfig:
         "config.json: position_embedding_type", keys.get("position_embedding_type"), ("rope",), error=ConfigError
     )
     size = {"intermediate_size": keys.integer("shared_intermediate_size", 1024), "layer_types": None}
-    own = ConfigReader({**keys.raw, **size}, keys.family)
-    config = _granite(own)
-    keys.used |= own.used
-    return config
+    return _granite(ConfigReader({**keys.raw, **size}, keys.family, keys.used))
 
 
 def _gpt_oss(keys: ConfigReader) -> ModelConfig:
@@ -171,9 +161,7 @@ def _ministral3(keys: ConfigReader) -> ModelConfig:
     """Parse Ministral 3: the keys of its query scaling are among those of the rotary embedding."""
     rope = dict(keys.get("rope_parameters", {}))
     growth, _ = rope.pop("llama_4_scaling_beta", None), rope.pop("max_position_embeddings", None)
-    own = ConfigReader({**keys.raw, "rope_parameters": rope}, keys.family)
-    config = _mistral(own)
-    keys.used |= own.used
+    config = _mistral(ConfigReader({**keys.raw, "rope_parameters": rope}, keys.family, keys.used))
     if growth is None or config.rope is None:
         return config
     growth = check_number("config.json: llama_4_scaling_beta", growth, 0, error=ConfigError)
@@ -303,22 +291,20 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 
     The result is for the longest context, see :meth:`ModelConfig.for_context`.
     """
-    raw = text_config(raw)
+    raw = config_reader.text_config(raw)
     family = raw.get("model_type")
-    if isinstance(family, str) and family in REFUSED:
-        msg = f"config.json has model_type {family!r}: {REFUSED[family]}"
-        raise ConfigError(msg)
+    if isinstance(family, str) and family in config_reader.REFUSED:
+        refuse(f"config.json has model_type {family!r}", config_reader.REFUSED[family], ConfigError)
     if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(sorted([*FAMILIES, *MULTIMODAL]))
-        msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"
-        raise ConfigError(msg)
+        known = ", ".join(sorted([*FAMILIES, *config_reader.MULTIMODAL]))
+        refuse("unknown architecture", f"config.json has model_type {family!r}; supported are {known}", ConfigError)
     # Early versions of compressed-tensors wrote compression_config.
     quantization = raw.get("quantization_config") or raw.get("compression_config")
     if quantization and not isinstance(quantization, Mapping):
         refuse_config(f"expected an object as quantization_config, found {quantization!r:.80}")
-    keys = ConfigReader({**DEFAULTS.get(family, {}), **raw}, family)
+    keys = ConfigReader({**config_reader.DEFAULTS.get(family, {}), **raw}, family)
     config = FAMILIES[family](keys)
-    unsupported = [key for key in UNSUPPORTED_KEYS if raw.get(key) and key not in keys.used]
+    unsupported = [key for key in config_reader.UNSUPPORTED_KEYS if raw.get(key) and key not in keys.used]
     unsupported += ["is_causal"] * (raw.get("is_causal") is False)
     if unsupported:
         refuse_config(f"{unsupported[0]} = {raw[unsupported[0]]!r} is not supported; expected a plain {family} model")

@@ -206,7 +206,7 @@ class RopeTable:
 
 
 def _inverse_powers(base: float, dim: int) -> Array:
-    """Return ``base ** (-2 i / dim)`` for each pair ``i``, float32 ``[dim / 2]``; the power is rounded from float64."""
+    """Return ``base ** (-2 i / dim)`` of each pair ``i``, float32 ``[dim / 2]``, rounded from float64."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(FLOAT32)
 

@@ -58,10 +58,8 @@ def find_cached(model: HubModel) -> Path | None:
 def model_label(path: Path) -> str:
     """Return the name to show: the short name, else the name on the Hub, else that of folder or file."""
     for known in known_models().values():
-        if (
-            path.match(f"models--{known.model.repo.replace('/', '--')}/snapshots/*/*")
-            and find_cached(known.model) == path
-        ):
+        snapshots = f"models--{known.model.repo.replace('/', '--')}/snapshots"
+        if path.match(f"{snapshots}/*/*") and find_cached(known.model) == path:
             return known.name
     for folder in path.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):

@@ -81,10 +81,9 @@ def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Pat
         msg = f"{model.repo}: access to this model is restricted; accept its terms on the Hub and run `hf auth login`"
         raise CheckpointError(msg) from error
     except Exception as error:  # errors of the HTTP client or the disk; a later call resumes
+        msg = f"{model.repo}: the download stopped: {_reason(error)}; run the command again to resume it"
         if _is_disk_full(error):
             msg = f"{model.repo}: no space left in {repo_folder(model.repo).parent}; free some and run this again"
-            raise CheckpointError(msg) from error
-        msg = f"{model.repo}: the download stopped: {_reason(error)}; run the command again to resume it"
         raise CheckpointError(msg) from error
     finally:
         logger.setLevel(level)

@@ -27,8 +27,6 @@ _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?", re.IGNORECASE
 )
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")  # at the end of the stem of a part's file name
-
-
 _SHOWN = 12  # number of files in an error message
 
 

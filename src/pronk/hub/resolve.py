@@ -77,8 +77,7 @@ def _local_model(name: str | Path) -> Path | None:
         refuse(text, "expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf, found a file")
     model = None if isinstance(name, Path) else parse_name(text)
     if path.suffix.lower() == ".gguf" and (model is None or not model.file):
-        msg = f"no such file: {text!r}; expected a GGUF file, or a model folder"
-        raise CheckpointError(msg)
+        refuse("no such file", f"{text!r}; expected a GGUF file, or a model folder")
     return clone_model(text)
 
 

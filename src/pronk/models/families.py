@@ -54,7 +54,6 @@ _OUTPUT_NORMS_LAYER = _LLAMA_LAYER | {
     "mlp_norm": ("pre_feedforward_layernorm",),
     "mlp_output_norm": ("post_feedforward_layernorm",),
 }
-_FUSED_LAYER = _LLAMA_LAYER | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
 _SHARED_MLP_LAYER = _LLAMA_LAYER | {"up": ("shared_mlp.input_linear",), "down": ("shared_mlp.output_linear",)}
 
 # Names in checkpoints of transformers 5 that were not saved in a family's original format.
@@ -175,7 +174,7 @@ FAMILY_NAMES: dict[str, FamilyNames] = {
     "mixtral": replace(_LLAMA, layer=_MIXTRAL_LAYER),
     "olmo2": _OUTPUT_NORMS,
     "olmo3": _OUTPUT_NORMS,
-    "phi3": replace(_LLAMA, layer=_FUSED_LAYER),
+    "phi3": replace(_LLAMA, layer=_LLAMA_LAYER | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}),
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "qwen3_moe": replace(_LLAMA, layer=_QWEN_MOE_LAYER),

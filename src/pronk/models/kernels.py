@@ -176,7 +176,7 @@ def _check_sampling(kernels: Kernels) -> Iterator[str]:
 def _check_layer(
     kernels: Kernels, dtype: DType, kv_dtype: DType | None = None, kind: _LayerKind = "attention"
 ) -> Iterator[str]:
-    """Check that a text in one forward pass, token by token, and as a path of a tree has equal outputs, and NumPy's."""
+    """Compare a text in one forward pass with NumPy, and with the text token by token and in a tree."""
     config, sizes = _layer_sizes(kind, dtype)
     random = np.random.default_rng(0)
     scales = {"filter": 1.0, "router": 1.0}  # the others keep the scale of their input

@@ -115,7 +115,7 @@ class TensorSplit:
         return self._columns if name == "down" else None
 
     def _take_outputs(self, weight: Weight, name: str, sizes: Sequence[int], number: int) -> Weight:
-        """Return this process's outputs of the layer's tensor ``number``: a view of one range, or a copy of several."""
+        """Return this process's outputs of tensor ``number``: a view of one range, or a copy of several."""
         begin, end = sum(sizes[:number]), sum(sizes[: number + 1])
         clipped = [range(max(kept.start, begin), min(kept.stop, end)) for kept in self._shard_outputs(name, sizes)]
         kept = [slice(outputs.start - begin, outputs.stop - begin) for outputs in clipped if outputs]

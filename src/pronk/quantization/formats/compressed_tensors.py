@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, to_quantize
 from pronk.quantization.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor, StoredWeight
 
 
-@dataclass(frozen=True)
-class PackedIntegers:
+class PackedIntegers(NamedTuple):
     """Weight of a linear module, stored as integer codes, scales and perhaps zero points.
 
     If packed, the codes ``weight_packed`` are int32 ``[outputs, inputs * bits / 32]``, the first code in the lowest
@@ -107,8 +106,7 @@ _CACHE_SCALES = re.compile(r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_
 _CACHE_NOTE = "kv_cache_scheme is ignored: its scales are not used"
 
 
-@dataclass(frozen=True)
-class _Rule:
+class _Rule(NamedTuple):
     """Entry of ``config_groups``."""
 
     targets: tuple[str, ...]

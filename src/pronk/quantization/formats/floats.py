@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,8 +60,7 @@ class FP8(Scheme):
         return FP8Weight(module, self.block, _SCALE_NAMES[:1] if self.block else _SCALE_NAMES)
 
 
-@dataclass(frozen=True)
-class FP8Weight:
+class FP8Weight(NamedTuple):
     """Weight of a linear module, stored as e4m3 values and scales."""
 
     module: LinearModule
@@ -136,8 +135,7 @@ class MXFP4(Scheme):
         return _Weight(module) if module.experts else None
 
 
-@dataclass(frozen=True)
-class _Weight:
+class _Weight(NamedTuple):
     """Matrix of an expert, in two tensors with those of all experts."""
 
     module: LinearModule
@@ -161,5 +159,5 @@ class _Weight:
 
 
 def mxfp4_scale(exponents: Array) -> Array:
-    """Return the scales of codes, float32, by the stored exponents of their groups, which have a bias of 127."""
+    """Return the scales of codes, float32, by the stored exponents of groups, which have a bias of 127."""
     return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127).astype(FLOAT32)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,8 +78,7 @@ class GPTQ(Scheme):
         return _Weight(self, module, matrix.group_size(self.group, module.inputs)) if included else None
 
 
-@dataclass(frozen=True)
-class _Weight:
+class _Weight(NamedTuple):
     scheme: GPTQ
     module: LinearModule
     group: int  # number of inputs per group
@@ -205,8 +204,7 @@ class AWQ(Scheme):
         return _AWQWeight(module, matrix.group_size(self.group, module.inputs))
 
 
-@dataclass(frozen=True)
-class _AWQWeight:
+class _AWQWeight(NamedTuple):
     module: LinearModule
     group: int
 

@@ -174,7 +174,7 @@ def _order_bytes(matrix: QuantizedMatrix) -> bytes | None:
 
 
 def _convert(matrix: QuantizedMatrix, bits: Bits | Literal[5], group: int, *, minima: bool) -> QuantizedMatrix:
-    """Return the matrix with ``bits`` bits per code and in groups of ``group`` inputs; if ``minima``, with minima.
+    """Return the matrix with ``bits`` bits per code, ``group`` inputs per group, and ``minima`` or not.
 
     From 4 to 8 bits, 120 is added to the ``codes`` of a matrix without minima, in place: its zero point is then 128
     instead of 8.

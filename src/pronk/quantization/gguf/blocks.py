@@ -81,7 +81,6 @@ TENSOR_TYPES = {  # type number of a tensor to the type
     41: TensorType("Q1_0", 128, 18),
 }
 
-
 Unpacked = tuple[Array, Array, Array | None]  # codes, scales, and minima or None, in the shapes above
 
 # Number of bytes of a file that are converted at a time; the temporary arrays need a few times as much memory.

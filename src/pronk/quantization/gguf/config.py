@@ -190,8 +190,7 @@ def _head_dim(keys: Keys) -> int:
     size = keys.integer("attention.key_length", max(1, hidden // heads))
     if keys.get("attention.key_length") is None and hidden % heads:
         keys.refuse("attention.head_count", f"expected a divisor of embedding_length {hidden}, found {heads}")
-    if keys.integer("attention.value_length", size) != size:
-        found = keys.get("attention.value_length")
+    if (found := keys.integer("attention.value_length", size)) != size:
         keys.refuse("attention.value_length", f"expected {size} as attention.key_length, found {found}")
     return size
 

@@ -34,6 +34,7 @@ from pronk.models.checkpoint import Checkpoint
 from pronk.models.kernels import load_kernels
 from pronk.models.loader import read_config
 from pronk.models.tensor_plan import CheckpointTensor
+from pronk.quantization.quantize import rounding
 from pronk.quantization.quantize.methods import (
     CalibrationTexts,
     SourceCheckpoint,
@@ -42,14 +43,7 @@ from pronk.quantization.quantize.methods import (
     measure_perplexity,
     quantize_layers,
 )
-from pronk.quantization.quantize.rounding import (
-    WHOLE_ROW,
-    RoundingRule,
-    choose_group,
-    matrix_inputs,
-    packed_shapes,
-    quantization_config,
-)
+from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
 from pronk.tokenization.tokenizer import Tokenizer
 
 # Progress callback (name of the current step, amount done, total amount); unit: bytes in "writing", else layers.
@@ -106,7 +100,7 @@ def quantize(
             ``out`` cannot be written.
     """
     source = SourceCheckpoint(folder)
-    checked_bits, size = choose_group(matrix_inputs(source.config), bits, group)
+    checked_bits, size = rounding.choose_group(rounding.matrix_inputs(source.config), bits, group)
     problem, remedy = "expected pronk's kernels to round weights, found none", "; install pronk with a C++ compiler"
     with locate_error(problem, KernelsError, OptionError, remedy=remedy):
         rule = RoundingRule(load_kernels(), checked_bits, size, source.dtype)
@@ -130,7 +124,7 @@ def quantize(
         copy_companions(folder, partial)
         card = quantized_card(result, out.name, name or folder.resolve().name, command, text)
         (partial / "README.md").write_text(card, encoding="utf-8")
-        document = {**source.document, "quantization_config": quantization_config(rule, (source.names.head,))}
+        document = {**source.document, "quantization_config": rounding.quantization_config(rule, (source.names.head,))}
         write_json(partial / "config.json", document, indent=2)
     return result
 
@@ -138,7 +132,7 @@ def quantize(
 def _quantize_with_all_methods(
     source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
 ) -> tuple[float, dict[str, float]]:
-    """Write the layers by each method to ``partial/METHOD``; return the perplexity of the source, and by method."""
+    """Quantize to ``partial/METHOD`` by each method; return perplexities of the source and by method."""
     total = source.config.num_layers * (1 + len(texts.methods))
 
     def start_step(step: str, done: int) -> Tick:
@@ -170,7 +164,8 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
     for part in source.parts:
         matrices = part.weight if part.kind == "linear" and part.target != "head" else ()
         for matrix in matrices:
-            packed = packed_shapes(matrix.name.removesuffix("weight"), (matrix.shape[0], matrix.shape[1]), rule)
+            outputs, inputs = matrix.shape
+            packed = rounding.packed_shapes(matrix.name.removesuffix("weight"), (outputs, inputs), rule)
             for name, (shape, dtype) in packed.items():
                 yield ShardEntry(CheckpointTensor(name, shape), source.stored_name(name), dtype)
         for tensor in part.tensors:

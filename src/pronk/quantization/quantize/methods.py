@@ -1,4 +1,4 @@
-"""The checkpoint to quantize, and the quantization of its layers by ``nearest``, ``scaled`` or ``gptq``.
+"""The checkpoint to quantize, and its layers' quantization by ``nearest``, ``scaled`` or ``gptq``.
 
 Layers are read, computed and quantized one at a time, from the first to the last, to save memory. The calibration
 inputs of a layer are the outputs of the quantized layers before it, so that the layer compensates for some of their
@@ -190,7 +190,6 @@ def _cross_entropy(logits: Array, labels: Array) -> float:
 
 
 NEAREST = "nearest"
-CALIBRATED = ("scaled", "gptq")  # methods that need a calibration text, and torch
 
 Tick = Callable[[], None]  # progress callback, which is called after each layer
 
@@ -203,8 +202,8 @@ class CalibrationTexts(NamedTuple):
 
     @property
     def methods(self) -> Sequence[str]:
-        """Quantization methods that are possible with these texts."""
-        return (NEAREST,) if self.calibration is None else (NEAREST, *CALIBRATED)
+        """Quantization methods that are possible with these texts; calibration also needs torch."""
+        return (NEAREST,) if self.calibration is None else (NEAREST, "scaled", "gptq")
 
 
 def measure_perplexity(source: SourceCheckpoint, backend: Backend, texts: CalibrationTexts, tick: Tick) -> float:

@@ -8,10 +8,9 @@ code in the lowest bits. A weight is ``weight_scale[output, group] * (code - 2 *
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ WHOLE_ROW = 0  # group size that means all inputs of a matrix
 _KERNEL_WHOLE_ROW = 1 << 20  # the same for the kernel: a group size that no row exceeds
 
 
-@dataclass(frozen=True)
-class RoundingRule:
+class RoundingRule(NamedTuple):
     """Rounding of the matrices of a model to symmetric codes: ``weight ≈ scale * code``, signed codes."""
 
     kernels: Kernels  # compiled kernels, which choose the scales
