@@ -113,9 +113,8 @@ class ModelConfig:
     @property
     def query_scale(self) -> float:
         """Factor of queries, which gives attention scores their scale; rounded to float32."""
-        if self.attention_scale is not None:
-            return float(np.float32(self.attention_scale))
-        return default_query_scale(self.head_dim)
+        scale = self.attention_scale
+        return default_query_scale(self.head_dim) if scale is None else float(np.float32(scale))
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -152,9 +151,8 @@ class ModelConfig:
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return ``count`` layers as layer ``layer`` (from 0); ``sizes`` are other fields to replace."""
         windows = (self.windows[layer] if self.windows else None,) * count
-        return replace(
-            self, num_layers=count, **({"windows": windows, "rope": self.rope_of(layer), "layer_ropes": ()} | sizes)
-        )
+        sizes = {"windows": windows, "rope": self.rope_of(layer), "layer_ropes": ()} | sizes
+        return replace(self, num_layers=count, **sizes)
 
     def plain_layers(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return plain layers (:attr:`is_plain`) of the sizes of layer ``layer``, for a drafter."""

@@ -189,8 +189,7 @@ class RopeTable:
     def up_to(self, stop: int) -> Array:
         """Return the table, extended if necessary, so that it has entries for the positions ``0 … stop - 1``."""
         if len(self._table) < stop:
-            size = max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())
-            self._table = self.compute_entries(range(size), ())
+            self._table = self.compute_entries(range(max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())), ())
         return self._table
 
     def compute_entries(self, positions: Sequence[int], spans: Sequence[int]) -> Array:
@@ -201,8 +200,7 @@ class RopeTable:
             by_span = {span: _dynamic_frequencies(self.config, span) for span in set(spans)}
             frequencies = np.stack([by_span[span] for span in spans])
         angles = (np.asarray(positions, np.float32)[:, None] * frequencies).astype(np.float64)
-        entries = np.stack((np.cos(angles), np.sin(angles)), axis=1) * self.config.attention_scale
-        return entries.astype(np.float32)
+        return (np.stack((np.cos(angles), np.sin(angles)), axis=1) * self.config.attention_scale).astype(np.float32)
 
 
 def _inverse_powers(base: float, dim: int) -> Array:

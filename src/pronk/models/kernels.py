@@ -58,8 +58,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
         with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
             if _passed_marker(kernels).exists():
                 return kernels
-        error = self_check(kernels)
-        if error is None:
+        if (error := self_check(kernels)) is None:
             with suppress(OSError, RuntimeError):  # without the marker, the next process checks again
                 marker = _passed_marker(kernels)
                 marker.parent.mkdir(parents=True, exist_ok=True)
@@ -221,8 +220,7 @@ def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str,
     if kind == "experts":
         sizes |= {"router": (_EXPERTS, 64), "up": (_EXPERTS, 2 * 96, 64), "down": (_EXPERTS, 64, 96)}
         # In bfloat16, rounding may change which experts have the largest scores, so all are chosen.
-        per_row = 2 if dtype == FLOAT32 else _EXPERTS
-        mixture = MixtureConfig(_EXPERTS, per_row, 96, normalized=True, layers=(True,))
+        mixture = MixtureConfig(_EXPERTS, 2 if dtype == FLOAT32 else _EXPERTS, 96, normalized=True, layers=(True,))
         config = dataclasses.replace(config, mixture=mixture)
     return config, sizes
 

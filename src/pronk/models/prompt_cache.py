@@ -14,7 +14,7 @@ from pronk.kv_cache.budget import parse_memory
 from pronk.kv_cache.prompt_cache import PromptCache
 from pronk.models.backend import Backend
 from pronk.models.kernels import arithmetic_digest
-from pronk.quantization.gguf.checkpoint import GgufCheckpoint
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint, file_identity
 
 _DEFAULT_SIZE = "4GiB"
 _READ_BYTES = 1 << 24  # bytes of a file that are read at a time
@@ -68,12 +68,11 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
         states = model.identity
     else:  # the files with weights and those that describe them
         paths = sorted([*model.glob("*.safetensors"), *model.glob("*config.json")])
-        states = [_state(path.resolve()) for path in paths]
+        states = [file_identity(path.resolve()) for path in paths]
     # Tools can keep the time of modification of a file that they replace, but not the time of its last change (ctime).
     times = [Path(path).stat().st_ctime_ns for path, *_ in states]
     name = sha256(repr([states, times]).encode()).hexdigest()
-    known = store.find_note(name)
-    if known is not None:
+    if (known := store.find_note(name)) is not None:
         return known
     digest = sha256()
     for path, _, size, _ in states:
@@ -81,13 +80,7 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
         with Path(path).open("rb") as file:
             while part := file.read(_READ_BYTES):
                 digest.update(part)
-    if states != [_state(Path(path)) for path, *_ in states]:
+    if states != [file_identity(Path(path)) for path, *_ in states]:
         refuse(states[0][0], "expected files that do not change while they are read, found others; load again")
     store.add_note(name, digest.hexdigest())
     return digest.hexdigest()
-
-
-def _state(path: Path) -> tuple[str, int, int, int]:
-    """Return path, number, size and time of modification of a file, as ``GgufCheckpoint.identity`` does."""
-    state = path.stat()
-    return str(path), state.st_ino, state.st_size, state.st_mtime_ns

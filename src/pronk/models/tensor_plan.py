@@ -113,15 +113,11 @@ def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyName
     for expert, (module, (outputs, inputs)) in product(range(mixture.experts), shapes.items()):
         stored = [f"{path}.{name}" for name in names.layer[f"experts.{module}"]]
         shape = outputs // len(stored), inputs
-        tensors = tuple(
-            CheckpointTensor(name.format(expert), shape)
-            if "{}" in name
-            else CheckpointTensor(name, (mixture.experts, *shape), expert)
-            for name in stored
-        )
-        biases = tuple[CheckpointTensor, ...]()
-        if mixture.bias:
-            biases = tuple(CheckpointTensor(_bias_of(name), (mixture.experts, shape[0]), expert) for name in stored)
+        tensors = tuple(CheckpointTensor(name, (mixture.experts, *shape), expert) for name in stored)
+        if "{}" in stored[0]:  # each expert has tensors of its own
+            tensors = tuple(CheckpointTensor(name.format(expert), shape) for name in stored)
+        biased = stored if mixture.bias else []
+        biases = tuple(CheckpointTensor(_bias_of(name), (mixture.experts, shape[0]), expert) for name in biased)
         part = DecoderPart(f"layers.{index}.{module}.{expert}", "linear", tensors, biases)
         if names.interleaved_experts:
             tensors = tuple(replace(tensor, shape=(*tensor.shape[:-2], *shape[::-1])) for tensor in tensors)

@@ -143,5 +143,4 @@ def parse_scheme(config: Mapping[str, Any]) -> Scheme:
         remedy = "use a checkpoint in one of these formats, or the model's 16-bit weights"
         refuse(f"the quant_method {', '.join(_FORMATS)}", method, remedy)
     module, name = _FORMATS[method]
-    scheme: Scheme = getattr(import_module(f"pronk.quantization.formats.{module}"), name).parse(config)
-    return scheme
+    return getattr(import_module(f"pronk.quantization.formats.{module}"), name).parse(config)

@@ -171,8 +171,7 @@ def _unpack_two_bits(stored: Array) -> Array:
 
 def _unpack_bit_planes(stored: Array) -> Array:
     """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, and so on."""
-    planes = stored[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return planes.reshape(*stored.shape[:-1], -1)
+    return (stored[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(*stored.shape[:-1], -1)
 
 
 def _q8_0(blocks: Array) -> Unpacked:

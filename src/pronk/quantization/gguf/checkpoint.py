@@ -8,6 +8,7 @@ permutation: in pronk, a pair is the values i and i + size / 2 of a head.
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -33,6 +34,12 @@ _PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_k
 def is_gguf(path: Path) -> bool:
     """Return whether a path is a file with the suffix ``.gguf``."""
     return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def file_identity(path: Path, state: os.stat_result | None = None) -> tuple[str, int, int, int]:
+    """Return path, number, size and time of modification of a file, as in ``state`` or as now."""
+    state = path.stat() if state is None else state
+    return str(path), state.st_ino, state.st_size, state.st_mtime_ns
 
 
 class GgufCheckpoint:
@@ -67,8 +74,7 @@ class GgufCheckpoint:
     @property
     def identity(self) -> list[tuple[str, int, int, int]]:
         """Path, number, size and time of modification of each of the model's files, as they were when opened."""
-        states = [(str(file.path.resolve()), file.state) for file in self._files]
-        return [(path, state.st_ino, state.st_size, state.st_mtime_ns) for path, state in states]
+        return [file_identity(file.path.resolve(), file.state) for file in self._files]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)

@@ -128,8 +128,7 @@ class GgufFile:
 
     def _read_number(self, format_char: str) -> int:
         """Read a little-endian number; ``format_char`` is its format character of :mod:`struct`."""
-        start = self._advance(struct.calcsize(format_char))
-        return struct.unpack_from(f"<{format_char}", self.buffer, start)[0]
+        return struct.unpack_from(f"<{format_char}", self.buffer, self._advance(struct.calcsize(format_char)))[0]
 
     def _decode(self, text: bytes, text_name: str) -> str:
         """Decode UTF-8; the error message begins with ``text_name``."""
