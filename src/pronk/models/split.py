@@ -42,10 +42,10 @@ class TensorSplit:
     workers: int
 
     def __post_init__(self) -> None:
-        for part, found in (("experts", self.config.mixture), ("short convolutions", self.config.convolution)):
-            if found is not None:
-                remedy = f"found {self.config.family}; use parallel='tree'"
-                refuse("parallel", f"expected a model without {part} for 'tensor', {remedy}", OptionError)
+        for part, config in (("experts", self.config.mixture), ("short convolutions", self.config.convolution)):
+            if config is not None:
+                found = f"found {self.config.family}; use parallel='tree'"
+                refuse("parallel", f"expected a model without {part} for 'tensor', {found}", OptionError)
         if self.config.norm_places != "input" or self.config.whole_qk_norm:
             # Such a norm needs the sums of all processes.
             expected = "expected a model with norms of the inputs of attention and MLP only for 'tensor'"
