@@ -103,8 +103,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         rank = _pattern_value(options, "rank_pattern", name, options["r"])
         alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
         for tensor, shape in ((down, (rank, place.inputs)), (up, (place.outputs, rank))):
-            if (found := checkpoint.shape(tensor)) != shape:
-                problem = f"expected the shape {list(shape)}, found {list(found)}"
+            if (stored := checkpoint.shape(tensor)) != shape:
+                problem = f"expected the shape {list(shape)}, found {list(stored)}"
                 refuse(folder, f"tensor {tensor}: {problem}; use an adapter of this model")
         scale = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
         arrays = [_read(checkpoint, tensor) for tensor in (down, up)]

@@ -62,9 +62,9 @@ class TensorSplit:
     @property
     def shard_config(self) -> ModelConfig:
         """Config with this process's numbers of heads and MLP columns."""
-        kv_heads = len(self._kv_heads)
-        heads = {"num_heads": kv_heads * self.config.group, "num_kv_heads": kv_heads}
-        return replace(self.config, **heads, intermediate_size=len(self._columns))
+        kv_heads, columns = len(self._kv_heads), len(self._columns)
+        heads = kv_heads * self.config.group
+        return replace(self.config, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=columns)
 
     def tokens(self, rank: int) -> range:
         """Return the token ids whose logits process ``rank`` computes; the first is a multiple of 16."""

@@ -156,7 +156,7 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None
-    lists = blocks if isinstance(blocks, list) else [None]
+    lists: list[Any] = blocks if isinstance(blocks, list) else [None]
     names = [name for block in lists for name in (block if isinstance(block, list) else [block])]
     if not all(isinstance(name, str) for name in names):
         scheme.refuse("lists of names as modules_in_block_to_quantize", blocks)
