@@ -57,7 +57,7 @@ def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     def pull(words: list[str]) -> None:
         """Download a small file from a Hub on this machine."""
         data, known = b"GGUF", names.known_models()[words[2]]
-        known = replace(known, model=replace(known.model, revision=None), sha256=sha256(data).hexdigest())
+        known = known._replace(model=replace(known.model, revision=None), sha256=sha256(data).hexdigest())
         monkeypatch.setattr(names, "known_models", lambda: {known.name: known})
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         with fake_hub() as hub:

@@ -1,6 +1,5 @@
 """Scaling of layers keeps their outputs and reduces the error of layers with a few large inputs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +113,7 @@ def test_biases_of_zero_scale_with_their_rows(checkpoint: MakeCheckpoint) -> Non
 
 def test_divided_values_are_rounded_to_the_dtype_of_the_file() -> None:
     values, divisors = torch.tensor([3.0, 1e-7, 60000.0, 0.0]), torch.tensor([7.0, 9.0, 0.5, 2.0])
-    divided, by = quantize._divide(values, divisors, replace(RULE, dtype=FLOAT16))
+    divided, by = quantize._divide(values, divisors, RULE._replace(dtype=FLOAT16))
     assert divided.tolist() == [float(torch.tensor(3 / 7).half()), *values[1:].tolist()]
     assert by.tolist() == [float(values[0] / divided[0]), 1.0, 1.0, 1.0]
 
