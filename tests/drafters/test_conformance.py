@@ -15,6 +15,7 @@ import pytest
 from engine.cases import SPECS
 from pronk.arrays import Array
 from pronk.drafters import REGISTRY, DraftContext, Drafter, Outcome, Proposer, make_drafter
+from pronk.drafters.shared.side_cache import SideLane
 from pronk.errors import OptionError
 from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
@@ -130,7 +131,12 @@ def replay(stage: Stage, tokens: Sequence[int], prompt: int, dice: random.Random
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal; states are nested dataclasses, containers and arrays."""
+    """Whether two states are equal; states are nested dataclasses, containers and arrays.
+
+    Lanes are equal: a lane makes a proposal cheaper and does not change it.
+    """
+    if isinstance(a, SideLane):
+        return type(a) is type(b)
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and np.array_equal(a, b)
     if is_dataclass(a):

@@ -86,7 +86,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Array]]:
     read = EarlyExit.next_logits
 
     def watched(self: EarlyExit, walks: Sequence[ExitDraft]) -> Array:
-        texts = [walk.tokens_from(0) for walk in walks]
+        texts = [list(walk.text) for walk in walks]
         logits = read(self, walks)
         found.extend(zip(texts, logits, strict=True))
         return logits

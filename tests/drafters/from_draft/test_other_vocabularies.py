@@ -115,9 +115,9 @@ def test_the_drafts_prefix_cache_uses_its_own_tokens(llm: LLM, tmp_path: Path) -
     assert got.stats.cached_tokens > 100
     proposer = caching.get_proposer(spec)
     assert isinstance(proposer, ModelProposer)
-    lane, (state,) = proposer.draft.make_lane(), [proposer.start([])]
+    lane = proposer.start([])
     ids = caching.request_factory.encode_prompt(prompts[-1])
-    (pending,) = proposer.draft.align_lanes([lane], [context(state, ids)])
+    (pending,) = proposer.draft.align_lanes([context(lane, ids)])
     assert pending is not None
     assert len(lane.tokens) > 100
     assert len(pending) < 64

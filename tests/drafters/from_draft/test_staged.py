@@ -209,8 +209,8 @@ def test_moved_rows_have_the_bits_of_a_new_draft_cache() -> None:
         path = tree.path(leaf)
         moved += path != tuple(range(1, len(path) + 1))
         tokens = [*tokens, *(tree.tokens[node] for node in path), number]
-        lane = state[0].lane
-        (pending,) = draft.align_lanes([lane], [context(drafter, tokens, state=state)])
+        lane = state[0]
+        (pending,) = draft.align_lanes([context(drafter, tokens, state=lane)])
         assert lane.tokens + pending == tokens
         assert 1 <= len(pending) <= 3
         for layer in range(2):

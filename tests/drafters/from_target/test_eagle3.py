@@ -42,7 +42,6 @@ from pronk.drafters import Proposer, make_drafter
 from pronk.drafters.from_target._eagle_runner import EagleRunner
 from pronk.drafters.from_target.eagle3 import Eagle3Proposer
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.side_cache import SideLane
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.model_runner import ForwardJob, ForwardResult
@@ -95,8 +94,8 @@ def test_chains_equal_the_formulas(
     """A request alone is drafted in one call of the kernels; requests together, a pass for each token of all."""
     calls, draft_chain = list[Chain](), EagleRunner.draft_chain
 
-    def counted(runner: EagleRunner, lane: SideLane, chain: Chain, is_complete: Any) -> None:
-        draft_chain(runner, lane, chain, is_complete)
+    def counted(runner: EagleRunner, chain: Chain, is_complete: Any) -> None:
+        draft_chain(runner, chain, is_complete)
         calls.append(chain)
 
     monkeypatch.setattr(EagleRunner, "draft_chain", counted)
@@ -263,7 +262,7 @@ def test_chains_end_where_a_token_does_not_pay() -> None:
         return tree.num_draft_tokens
 
     second = GivenTimes(CostCurve(1.0, 1.0, 0.0))  # of a draft token
-    found.runner._prices = replace(found.runner._prices, own=second)
+    found.runner.cost_model = second
     assert length(None) == 6
     assert length(CostCurve(1000.0, 1.0, 0.0)) == 6
     assert length(CostCurve(0.1, 1.0, 0.0)) == 0
@@ -274,7 +273,7 @@ def test_reading_a_text_is_measured(prompts: list[list[int]]) -> None:
     engine, drafter = bound(copying("eagle3"), bigram_decoder())
     (found,) = within(drafter, Eagle3Proposer)
     decode(engine, drafter, prompts, max_tokens=4)
-    assert found.runner._costs.prompt_row is not None
+    assert found.runner.cost_model.prompt_row is not None
 
 
 def test_the_features_take_memory_while_the_head_exists() -> None:

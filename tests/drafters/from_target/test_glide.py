@@ -70,12 +70,12 @@ def record_rows(draft: DraftRunner) -> list[DraftRow]:
                 note(lane, [*lane.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(node))], row)
         return rows
 
-    def grown(lane: DraftLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
+    def grown(chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
         assert chain.context.params.greedy, "with noise the scores are no logits"
         text = list(chain.context.tokens)
-        grow(lane, chain, is_complete)
+        grow(chain, is_complete)
         for number, drafted in enumerate(chain.draft_tokens):
-            note(lane, text + chain.tokens[:number], drafted.scores)
+            note(chain.context.state, text + chain.tokens[:number], drafted.scores)
 
     draft.forward_tokens, draft.forward_trees, draft.draft_chain = fed, branched, grown  # type: ignore[method-assign]
     return notes

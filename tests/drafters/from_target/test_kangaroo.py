@@ -82,7 +82,7 @@ def test_no_row_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.M
             continue
         if request.finish_reason is None:
             slots = engine.cache.slots(request.block_table, 0, 100).tolist()
-            own_slots = beside.cache.slots(request.draft_state.lane.block_table, 0, 100).tolist()
+            own_slots = beside.cache.slots(request.draft_state.block_table, 0, 100).tolist()
         # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's pass computes these
         # layers for the last draft token only, and layers 2 and 3 for all 1 + k rows.
         drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])
@@ -213,7 +213,7 @@ def test_plain_steps_where_draft_tokens_do_not_pay() -> None:
     for dear in (True, False):
         engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), costs=flat(1.0))
         engine.speculator.policy.saved = 1000.0  # seconds that drafting may lose
-        kangaroo_of(drafter).early_exit._cost_model = GivenTimes(flat(100.0 if dear else 0.001))
+        kangaroo_of(drafter).early_exit.cost_model = GivenTimes(flat(100.0 if dear else 0.001))
         (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=40)
         counts = [asked.tree.num_draft_tokens for asked in drafter.of(request)]
         assert counts == [] if dear else counts.count(0) <= 1 < len(counts)

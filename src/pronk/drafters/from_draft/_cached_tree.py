@@ -8,10 +8,9 @@ cached tree, and it has leaves that the draft model has not computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pronk.arrays import Array
-from pronk.drafters.from_draft.draft_model import DraftState, ModelProposer
+from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.drafters.shared.composite import States
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.sampling.draft_token import DraftToken
@@ -24,18 +23,17 @@ class CachedTree(Trie):
     """Token tree (the target's ids, without gains) below one request's text in the draft's KV cache.
 
     Attributes:
-        context: the request; ``context.state`` is the request's state in the draft model's proposer.
-        lane: the draft model's KV cache of this request (:mod:`pronk.drafters.shared.draft`).
+        context: the request; ``context.state`` is its lane (:mod:`pronk.drafters.shared.draft`).
         pending_text: tokens of the text before the root that are not in the KV cache yet, as ids of the draft model's
             vocabulary. The first forward pass computes these tokens; from then on the list is empty.
         draft_ids: token id of each node in the draft model's vocabulary.
         logits: for each computed node, the draft model's logits ``[vocab]`` after it.
     """
 
-    def __init__(self, draft: DraftRunner, lane: DraftLane, context: DraftContext[Any], missing: Sequence[int]) -> None:
-        """Create the root; ``missing`` are the draft's ids of all tokens not in ``lane``, the root's last."""
+    def __init__(self, draft: DraftRunner, context: DraftContext[DraftLane], missing: Sequence[int]) -> None:
+        """Create the root; ``missing`` are the draft's ids of all tokens not in the lane, the root's last."""
         super().__init__(context.tokens[-1])
-        self.context, self.lane = context, lane
+        self.context = context
         self.pending_text = list(missing[:-1])
         self.draft_ids = list(missing[-1:])
         self.logits: list[Array] = []
@@ -43,27 +41,26 @@ class CachedTree(Trie):
         self._draft_tokens: dict[int, DraftToken | None] = {}
 
     @classmethod
-    def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, CachedTree]:
+    def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftLane]]) -> dict[int, CachedTree]:
         """Return ``{index into contexts: new tree}``, without the requests that do not draft in this step."""
-        active = [index for index, context in enumerate(contexts) if model.begins(context)]
-        lanes = [contexts[index].state.lane for index in active]
-        missing_tokens = model.draft.align_lanes(lanes, [contexts[index] for index in active])
+        active = {index: context for index, context in enumerate(contexts) if model.begins(context)}
+        missing_tokens = model.draft.align_lanes([*active.values()])
         return {
-            index: cls(model.draft, lane, contexts[index], missing)
-            for index, lane, missing in zip(active, lanes, missing_tokens, strict=True)
+            index: cls(model.draft, context, missing)
+            for (index, context), missing in zip(active.items(), missing_tokens, strict=True)
             if missing is not None  # ``None``: the request cannot draft in this step
         }
 
     @property
     def max_depth(self) -> int:
         """Largest depth of a node within the draft model's context length."""
-        return self._draft.num_free_positions(self.lane) - len(self.pending_text) - 1
+        return self._draft.num_free_positions(self.context.state) - len(self.pending_text) - 1
 
     @property
     def num_free_nodes(self) -> int:
         """Number of nodes that can still be added, by free KV slots and by the limits in ``context``."""
         max_size = self.context.max_depth + self.context.max_nodes + 1
-        return min(max_size, self._draft.num_free_slots(self.lane) - len(self.pending_text)) - len(self)
+        return min(max_size, self._draft.num_free_slots(self.context.state) - len(self.pending_text)) - len(self)
 
     def add_node(self, parent: int, token: int) -> int | None:
         """Return the child of ``parent`` with the target's token id ``token``; add it if it is new.
@@ -102,12 +99,12 @@ class CachedTree(Trie):
 def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
     """Compute the new nodes of all trees in one forward pass of the draft; each tree needs a new node."""
     own_trees = [TokenTree(tuple(tree.draft_ids), tuple(tree.parents)) for tree in trees]
-    rows = draft.forward_trees([tree.lane for tree in trees], own_trees, [tree.pending_text for tree in trees])
+    rows = draft.forward_trees([tree.context.state for tree in trees], own_trees, [tree.pending_text for tree in trees])
     for tree, new_rows in zip(trees, rows, strict=True):
         tree.logits.extend(new_rows)
         tree.pending_text = []
 
 
-def model_context(context: DraftContext[States]) -> DraftContext[DraftState]:
+def model_context(context: DraftContext[States]) -> DraftContext[DraftLane]:
     """Return ``context`` with the state of the draft model's proposer, the first of the composite's parts."""
     return context.with_state(context.state[0])

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from pronk.checks import check_integer
 from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes, model_context
-from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelProposer
+from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
+from pronk.drafters.shared.draft import DraftLane
 from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Drafter
 from pronk.speculation.target import Target
@@ -116,7 +117,7 @@ class BeamProposer(CompositeProposer):
         ]
 
 
-def _merge(beam: Sequence[_Hypothesis], context: DraftContext[DraftState], source: str) -> TokenTree:
+def _merge(beam: Sequence[_Hypothesis], context: DraftContext[DraftLane], source: str) -> TokenTree:
     """Merge all hypotheses into one tree, and keep only the ``max_nodes`` draft tokens of largest gain."""
     rates = context.policy.acceptance.source(source)
     trie = Trie(context.tokens[-1])

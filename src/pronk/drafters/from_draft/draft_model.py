@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from pronk.arrays import Array
 from pronk.backends import open_torch
@@ -20,7 +19,7 @@ from pronk.checks import check_choice, check_number
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
 from pronk.drafters.shared.side_cache import open_pool
-from pronk.drafters.shared.stepwise import MAX_COUNTED, MIN_COUNTED, StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.drafters.shared.stepwise import MAX_COUNTED, MIN_COUNTED, StepwiseDrafter, StepwiseProposer
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import OptionError
 from pronk.execution.model_runner import ModelRunner
@@ -30,12 +29,9 @@ from pronk.models.decoder import forward_weights
 from pronk.models.linear import WEIGHTS
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
 from pronk.speculation.proposer import DraftContext
-from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
-
-DraftState: TypeAlias = StepwiseState[DraftLane]
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class ModelDrafter(StepwiseDrafter):
         """
 
     def bind(self, target: Target) -> ModelProposer:
-        return ModelProposer(self, self.open(target), target)
+        return ModelProposer(self, self.open(target))
 
 
 class ModelProposer(StepwiseProposer[DraftLane]):
@@ -74,41 +70,39 @@ class ModelProposer(StepwiseProposer[DraftLane]):
 
     options: ModelDrafter
 
-    def __init__(self, options: ModelDrafter, draft: DraftRunner, target: Target) -> None:
-        super().__init__(options, draft, target)
+    def __init__(self, options: ModelDrafter, draft: DraftRunner) -> None:
+        super().__init__(options, draft)
         self.draft = draft
 
     def ends(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence < self.options.min_confidence
 
-    def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
+    def chains(self, contexts: Sequence[DraftContext[DraftLane]], stop: Stop | None = None) -> list[Chain]:
         chains, active = self.begin(contexts, stop)
-        lanes = {number: chains[number].context.state.lane for number in active}
 
         def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
-            selected = [lanes[number] for number in numbers]
-            if not chains[numbers[0]].draft_tokens:  # first round: all chains are empty
-                return self.draft.forward_texts(selected, [chains[number].context for number in numbers])
-            return self.draft.forward_tokens(
-                selected, [self.draft.to_draft_ids(chains[number].tokens[-1:]) for number in numbers]
-            )
+            own = [chains[number] for number in numbers]
+            if not own[0].draft_tokens:  # first round: all chains are empty
+                return self.draft.forward_texts([chain.context for chain in own])
+            tokens = [self.draft.to_draft_ids(chain.tokens[-1:]) for chain in own]
+            return self.draft.forward_tokens([chain.context.state for chain in own], tokens)
 
         def is_complete(number: int, chain: Chain) -> bool:
-            return not self.draft.num_free_positions(lanes[number]) or self.is_complete(stop, number, chain)
+            return not self.draft.num_free_positions(chain.context.state) or self.is_complete(stop, number, chain)
 
         if len(active) == 1 and self.draft.supports_draft_chain(chains[active[0]].context):
             number = active[0]
-            self.draft.draft_chain(lanes[number], chains[number], partial(is_complete, number))
+            self.draft.draft_chain(chains[number], partial(is_complete, number))
         else:
             extend_chains({number: chains[number] for number in active}, next_logits, is_complete)
         return chains
 
-    def shadow(self, context: DraftContext[DraftState]) -> bool:
-        lane = context.state.lane
+    def shadow(self, context: DraftContext[DraftLane]) -> bool:
+        lane = context.state
         num_unread = context.root - lane.start - len(lane.tokens) - len(lane.tree or ())
         if lane.reencoder is not None or not self.can_count(context, num_unread):
             return False
-        (unread,) = self.draft.align_lanes([lane], [context])
+        (unread,) = self.draft.align_lanes([context])
         if unread is None:
             return False
         if len(unread) > MAX_COUNTED + 1:
@@ -120,8 +114,9 @@ class ModelProposer(StepwiseProposer[DraftLane]):
         self.count_choices(context, logits[skipped:], first + skipped)
         return True
 
-    def chain_price(self, context: DraftContext[DraftState]) -> ChainPrice | None:
-        return self.draft.chain_price(context.state.lane, context)
+    def num_unread(self, context: DraftContext[DraftLane]) -> int:
+        unread = max(0, len(context.tokens) - 1 - context.state.num_committed)
+        return min(unread, self.draft.max_unread or unread)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ target's KV cache keeps the features, so that a request with a cached prefix, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,17 +24,14 @@ from pronk.arrays import FLOAT32, Array, split_rows
 from pronk.drafters.from_target.modules.eagle import EagleHead, HeadFeature
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, SideLane, SideLanes
-from pronk.drafters.shared.stepwise import DraftPrices
 from pronk.execution.layer_executor import draft_chain
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import forward_weights
-from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import DraftContext
-from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -52,20 +48,23 @@ class HeadDraft:
     Draft tokens of another drafter at the end of the text are the first nodes below it.
 
     Attributes:
-        context: the request.
-        lane: the head's KV cache of the request: all rows of the text but the last.
+        context: the request. The lane has all rows of its text but the last.
         tokens: for each node, the token whose embedding its row has.
         parents: for each node, its parent; -1 for the root.
         outputs: for each computed node, the head's output ``[hidden]``.
         logits: for each computed node, the logits ``[draft vocab]`` of the token after it.
     """
 
-    context: DraftContext[Any]
-    lane: SideLane
+    context: DraftContext[SideLane]
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     outputs: list[Array] = field(default_factory=list)
     logits: list[Array] = field(default_factory=list)
+
+    @property
+    def lane(self) -> SideLane:
+        """The head's KV cache of the request."""
+        return self.context.state
 
     @property
     def other_tokens(self) -> Sequence[int]:
@@ -80,7 +79,7 @@ class HeadDraft:
 
 
 class EagleRunner(SideLanes):
-    """Runs a head for several requests in shared forward passes.
+    """Runs a head for several requests in shared forward passes; part 1 of the module has logits, part 0 has none.
 
     As long as this object exists, the target's cache keeps the feature of every token.
 
@@ -89,31 +88,20 @@ class EagleRunner(SideLanes):
     """
 
     def __init__(self, target: Target, head: EagleHead) -> None:
-        super().__init__(target, head.config)
+        super().__init__(target, head.config, lambda part, program: head.compile_pass(program, logits=part == 1))
         self.head = head
         self.feature = HeadFeature(head, target.decoder, target.cache.dtype)
         target.keep_hidden(self.feature, self)
-        self._costs = CostModel()
-        relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
-        self._prices = DraftPrices(self._costs, target.costs, relative_size)
+        self.cost_model = CostModel()
+        self.relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
 
-    def chain_price(self, lane: SideLane, context: DraftContext[Any]) -> ChainPrice | None:
-        num_unread = max(0, context.block_table.length - len(lane.tokens) - 1)
-        return self._prices.chain_price(context.policy, len(context.tokens), num_unread)
-
-    def begin(
-        self, contexts: Sequence[DraftContext[Any]], lanes: Sequence[SideLane], rows: int
-    ) -> dict[int, HeadDraft]:
-        """Run the missing rows of all texts; return ``{index into contexts: draft}``.
+    def begin(self, contexts: Mapping[int, DraftContext[SideLane]], rows: int) -> dict[int, HeadDraft]:
+        """Run the missing rows of all texts; return the drafts by the keys of ``contexts``.
 
         The last node of a draft has the logits after the text. ``rows`` is the most rows of draft tokens per request.
         Requests that cannot draft in this step are left out.
         """
-        drafts = {
-            number: HeadDraft(context, lane)
-            for number, (context, lane) in enumerate(zip(contexts, lanes, strict=True))
-            if self._reserve(context, lane, rows)
-        }
+        drafts = {key: HeadDraft(context) for key, context in contexts.items() if self._reserve(context, rows)}
         if drafts:
             self._run_texts([*drafts.values()])
         live, depth = [*drafts.values()], 0
@@ -124,16 +112,16 @@ class EagleRunner(SideLanes):
             depth += 1
         return drafts
 
-    def read(self, context: DraftContext[Any], lane: SideLane, most: int) -> tuple[Array, int] | None:
+    def read(self, context: DraftContext[SideLane], most: int) -> tuple[Array, int] | None:
         """Run the rows of a text that its lane lacks, but for the last row.
 
         Returns:
             The logits of the last ``most`` of these rows, and the index in the text of the token that the first of them
             predicts; ``None`` if the request cannot draft in this step.
         """
-        if not self._reserve(context, lane, 1):
+        if not self._reserve(context, 1):
             return None
-        draft, stop = HeadDraft(context, lane), context.block_table.length - 1
+        draft, lane, stop = HeadDraft(context), context.state, context.block_table.length - 1
         while (count := min(CHUNK, stop - most - len(lane.tokens))) > 0:
             self._read_rows(draft, count)
         first = len(lane.tokens) + 2
@@ -154,18 +142,18 @@ class EagleRunner(SideLanes):
             draft.outputs += [*rows]
             draft.logits += [*scores]
 
-    def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
+    def supports_draft_chain(self, context: DraftContext[SideLane]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
         if self.head.backend.kernels is None or self.rope.dynamic:
             return False
         return context.sampler.stateless_sampler is not None and len(context.tokens) == context.root + 1
 
-    def draft_chain(self, lane: SideLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
+    def draft_chain(self, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
         """Append draft tokens to ``chain`` in one call of the kernels, until ``is_complete`` returns True."""
         context = chain.context
-        if not self._reserve(context, lane, chain.max_tokens):
+        if not self._reserve(context, chain.max_tokens):
             return
-        draft, clock = HeadDraft(context, lane), self.target.clock
+        draft, lane, clock = HeadDraft(context), context.state, self.target.clock
         while context.block_table.length - len(lane.tokens) > CHUNK:
             self._read_rows(draft, CHUNK)
         start_time = clock()
@@ -176,12 +164,12 @@ class EagleRunner(SideLanes):
 
         def append(token: DraftToken) -> bool:
             if not chain.draft_tokens and len(tokens) > _MAX_ROWS:
-                self._costs.learn_prompt(len(tokens), clock() - start_time)
+                self.cost_model.learn_prompt(len(tokens), clock() - start_time)
             return chain.append_and_go_on(token, is_complete)
 
         with context.sampler.after(), uninterrupted():
             num_passes = draft_chain(
-                self._program(logits=True),
+                self.program(1),
                 packed,
                 features,
                 context.sampler,
@@ -193,14 +181,14 @@ class EagleRunner(SideLanes):
             lane.append(tokens)
         seconds = clock() - start_time
         if len(tokens) <= _MAX_ROWS:
-            self._costs.learn(1, lane.block_table.length, seconds / num_passes, plain=True)
+            self.cost_model.learn(1, lane.block_table.length, seconds / num_passes, plain=True)
 
     def end(self, drafts: Sequence[HeadDraft]) -> None:
         """Drop the rows of draft tokens, and keep the last row of each text."""
         for draft in drafts:
             draft.lane.append(draft.tokens[:1])
 
-    def _reserve(self, context: DraftContext[Any], lane: SideLane, rows: int) -> bool:
+    def _reserve(self, context: DraftContext[SideLane], rows: int) -> bool:
         """Allocate the slots of a proposal; return False if the request cannot draft in this step.
 
         Reasons: no draft token is allowed, the text has one token and so no row, or slots or features are missing.
@@ -209,10 +197,10 @@ class EagleRunner(SideLanes):
         num_released = context.block_table.num_released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
             return False
-        lane.cut(num_rows - 1)  # the last row is run again, because its output is the root
+        context.state.cut(num_rows - 1)  # the last row is run again, because its output is the root
         # The lane's token of row i is text token i + 1. Token 0 also determines the rows, but has no row of its own.
         salt = context.salt + int(context.tokens[0]).to_bytes(4, "little")
-        return self.reserve(lane, replace(context, tokens=context.tokens[1:], salt=salt), rows)
+        return self.reserve(replace(context, tokens=context.tokens[1:], salt=salt), rows)
 
     def _run_texts(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the rows of the texts that the lanes lack; the last row of each becomes its draft's root."""
@@ -266,14 +254,10 @@ class EagleRunner(SideLanes):
         packed = ProgramRows().set_segments(segments, tokens)
         packed.rotate(self.rope)
         logits = np.empty((packed.select_logits_rows(wanted), self.head.head.out_features), FLOAT32)
-        self._program(logits=len(logits) > 0).run(packed, features, logits)
+        self.program(int(len(logits) > 0)).run(packed, features, logits)
         seconds, context = self.target.clock() - start_time, sum(table.length for table, _, _ in segments)
         if len(tokens) > _MAX_ROWS * len(segments):
-            self._costs.learn_prompt(len(tokens), seconds)
+            self.cost_model.learn_prompt(len(tokens), seconds)
         else:
-            self._costs.learn(len(tokens), context, seconds, plain=True)
+            self.cost_model.learn(len(tokens), context, seconds, plain=True)
         return features, logits
-
-    def _program(self, *, logits: bool) -> Program:
-        """Return the program of a forward pass, with or without logits."""
-        return self.program(int(logits), lambda _, program: self.head.compile_pass(program, logits=logits))

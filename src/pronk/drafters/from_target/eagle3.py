@@ -9,12 +9,11 @@ probabilities get children, in one pass of the head; in the end, the draft token
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
@@ -24,7 +23,7 @@ from pronk.drafters.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafters.from_target.modules.eagle_names import find_mtp_names
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.side_cache import SideLane
-from pronk.drafters.shared.stepwise import MAX_COUNTED, StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.drafters.shared.stepwise import MAX_COUNTED, StepwiseDrafter, StepwiseProposer
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.hub.resolve import resolve_model
 from pronk.models.checkpoint import Checkpoint, read_json
@@ -33,15 +32,13 @@ from pronk.models.loader import describe_architecture
 from pronk.sampling.draft_token import DraftIds
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
-from pronk.speculation.step_value import ChainPrice, Offer
+from pronk.speculation.step_value import Offer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
 _PACKAGED = Path(__file__).parents[2] / "heads"  # folders of the heads that come with pronk; each has a card
-
-EagleState: TypeAlias = StepwiseState[SideLane]
 
 
 @dataclass(frozen=True)
@@ -123,19 +120,18 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
     options: Eagle3
 
     def __init__(self, options: Eagle3, runner: EagleRunner) -> None:
-        super().__init__(options, runner, runner.target)
+        super().__init__(options, runner)
         self.runner = runner
 
-    def chains(self, contexts: Sequence[DraftContext[EagleState]], stop: Stop | None = None) -> list[Chain]:
+    def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
         chains, active = self.begin(contexts, stop)
         is_complete = partial(self.is_complete, stop)
         if len(active) == 1 and self.runner.supports_draft_chain(chains[active[0]].context):
-            chain = chains[active[0]]
-            self.runner.draft_chain(chain.context.state.lane, chain, partial(is_complete, active[0]))
+            self.runner.draft_chain(chains[active[0]], partial(is_complete, active[0]))
             return chains
         most = max([chains[number].max_tokens for number in active], default=0)
-        drafts = self._drafts({number: chains[number].context for number in active}, most)
+        drafts = self.runner.begin({number: chains[number].context for number in active}, most)
 
         def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
             own = [drafts[number] for number in numbers]
@@ -150,12 +146,12 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         self.runner.end([*drafts.values()])
         return chains
 
-    def propose(self, contexts: Sequence[DraftContext[EagleState]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[SideLane]]) -> list[TokenTree]:
         if self.options.num_nodes is None:
             return super().propose(contexts)
         trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
         active = {number: context for number, context in enumerate(contexts) if self.begins(context)}
-        drafts = self._drafts(active, self.options.num_tokens * self.options.beam)
+        drafts = self.runner.begin(active, self.options.num_tokens * self.options.beam)
         ids = self.runner.head.draft_ids
         searches = {number: _Search(draft, self.options, self.source, ids) for number, draft in drafts.items()}
         live = [*searches.values()]
@@ -168,20 +164,14 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         self.runner.end([*drafts.values()])
         return trees
 
-    def shadow(self, context: DraftContext[EagleState]) -> bool:
-        lane = context.state.lane
-        if not self.can_count(context, context.root - 1 - len(lane.tokens)):
+    def shadow(self, context: DraftContext[SideLane]) -> bool:
+        if not self.can_count(context, context.root - 1 - len(context.state.tokens)):
             return False
-        read = self.runner.read(context, lane, MAX_COUNTED)
+        read = self.runner.read(context, MAX_COUNTED)
         if read is None:
             return False
         self.count_choices(context, *read, self.runner.head.draft_ids)
         return True
-
-    def _drafts(self, contexts: Mapping[int, DraftContext[EagleState]], rows: int) -> dict[int, HeadDraft]:
-        numbers, lanes = [*contexts], [context.state.lane for context in contexts.values()]
-        drafts = self.runner.begin([*contexts.values()], lanes, rows)
-        return {numbers[index]: draft for index, draft in drafts.items()}
 
     def _pays(self, search: _Search) -> bool:
         """Return whether children of the best nodes raise the step's expected tokens per second."""
@@ -198,8 +188,8 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         more = Offer.of([*gains, *(gain * rate for gain, *_ in search.best)], price.curve, requests)
         return more.tokens * (now.seconds + drafting) > now.tokens * (more.seconds + more_drafting)
 
-    def chain_price(self, context: DraftContext[EagleState]) -> ChainPrice | None:
-        return self.runner.chain_price(context.state.lane, context)
+    def num_unread(self, context: DraftContext[SideLane]) -> int:
+        return max(0, context.block_table.length - len(context.state.tokens) - 1)
 
 
 @dataclass

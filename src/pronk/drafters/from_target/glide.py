@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pronk.drafters.from_draft.draft_model import ModelDrafter
 from pronk.drafters.from_target.modules.files import read_trained_drafter
@@ -50,20 +50,21 @@ class _GlideRunner(DraftRunner):
     def make_lane(self) -> DraftLane:
         return _GlideLane()
 
-    def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
+    def align_lanes(self, contexts: Sequence[DraftContext[DraftLane]]) -> list[list[int] | None]:
         """Set each lane's ``target_block_table``, then do :meth:`DraftRunner.align_lanes`.
 
         The forward passes after this call read the target's cache, which must not change until the next call.
         """
         recompute = len(self.runner.decoder.layers) > 1
-        for lane, context in zip(lanes, contexts, strict=True):
+        for context in contexts:
+            lane = context.state
             assert isinstance(lane, _GlideLane)
             with uninterrupted():
                 if recompute:
                     self.truncate(lane, lane.num_final_rows)
                 lane.target_block_table, lane.num_prompt = context.block_table, context.sampler.context.num_prompt
                 lane.num_final_rows = context.block_table.length + 1
-        return super().align_lanes(lanes, contexts)
+        return super().align_lanes(contexts)
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, num_computed: int = 0) -> ForwardJob:
         assert isinstance(lane, _GlideLane)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,8 +26,8 @@ from pronk.checks import check_number
 from pronk.drafters.from_target.modules.files import read_trained_drafter
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
-from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.drafters.shared.stepwise import DraftPrices, StepwiseDrafter, StepwiseProposer, StepwiseState
+from pronk.drafters.shared.side_cache import SideCache, SideLane
+from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer
 from pronk.execution.forward_job import EarlyTokens, ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.blocks import BlockTable
@@ -38,9 +37,8 @@ from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
+from pronk.speculation.token_view import TokenView
 from pronk.speculation.tree import TokenTree
-
-KangarooState: TypeAlias = StepwiseState[SideLane]
 
 
 @dataclass
@@ -48,7 +46,6 @@ class ExitDraft:
     """One request's chain of draft tokens in one step."""
 
     chain: Chain  # the draft tokens so far
-    lane: SideLane  # the adapter's KV cache of this request
     num_early_rows: int = 0  # number of leading rows of ``segment`` whose first layers are already computed
     is_finite: bool = True  # False if the first layers have output an infinity or NaN in this step
 
@@ -57,17 +54,15 @@ class ExitDraft:
         """The request's KV blocks in the target's cache."""
         return self.chain.context.block_table
 
-    def tokens_from(self, start: int) -> list[int]:
-        """Return the token ids from text position ``start`` on: the rest of the text, then the draft tokens."""
-        tokens = self.chain.context.tokens
-        return [*tokens[start:], *self.chain.tokens[max(0, start - len(tokens)) :]]
+    @property
+    def text(self) -> TokenView:
+        """The request's text, then the draft tokens."""
+        return TokenView(self.chain.context.tokens, self.chain.tokens)
 
     @property
     def segment(self) -> Segment:
         """Rows for the tokens that are not in the target's cache: the text's end, then the draft tokens."""
-        return Segment(
-            self.block_table, TokenTree.chain(self.tokens_from(self.block_table.length)), self.num_early_rows
-        )
+        return Segment(self.block_table, TokenTree.chain(self.text[self.block_table.length :]), self.num_early_rows)
 
 
 class EarlyExit:
@@ -85,7 +80,8 @@ class EarlyExit:
         has_attention = adapter.shape.has_attention
         self._side_cache = SideCache(target, adapter.config, adapter.compile_part) if has_attention else None
         target.keep_hidden(self.exit_layer, self)
-        self._cost_model = CostModel()
+        self.cost_model = CostModel()
+        self.relative_size = self.exit_layer / len(target.decoder.layers)
         self._program: Program | None = None
 
     def make_lane(self) -> SideLane:
@@ -97,16 +93,14 @@ class EarlyExit:
 
     def reserve(self, draft: ExitDraft) -> bool:
         """Allocate the chain's slots in the adapter's cache; return False if it or the target's lacks slots."""
-        context, lane = draft.chain.context, draft.lane
-        max_tokens = min(context.max_depth, context.max_nodes)
-        block_table = draft.block_table
-        if self.target.cache.allocator.num_missing(block_table, len(context.tokens) + max_tokens) > 0:
+        context, max_tokens = draft.chain.context, draft.chain.max_tokens
+        if self.target.cache.allocator.num_missing(draft.block_table, len(context.tokens) + max_tokens) > 0:
             return False  # the scheduler has allocated too few slots in the target's cache
         if self._side_cache is None:
             return True
         # Drop the text's last token, to run it again: the first draft token needs the adapter's output for it.
-        del lane.tokens[len(context.tokens) - 1 :]
-        return self._side_cache.reserve(lane, context, max_tokens)
+        del context.state.tokens[len(context.tokens) - 1 :]
+        return self._side_cache.reserve(context, max_tokens)
 
     def next_logits(self, drafts: Sequence[ExitDraft]) -> Array:
         """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
@@ -126,23 +120,13 @@ class EarlyExit:
         if self._side_cache is None:
             hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:
-            hidden = np.stack([rows[-1] for rows in self._run_side_cache(self._side_cache, drafts)])
+            contexts, texts = [draft.chain.context for draft in drafts], [draft.text for draft in drafts]
+            stops = [len(text) for text in texts]
+            hidden = self._side_cache.run_texts(contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x))
         logits = (self.adapter.head or self.target.decoder.head).logits(hidden)
         context = sum(draft.block_table.length for draft in drafts)
-        self._cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True)
+        self.cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True)
         return logits
-
-    def _run_side_cache(self, side_cache: SideCache, drafts: Sequence[ExitDraft]) -> list[Array]:
-        """Run the adapter on the tokens that its cache lacks; return ``[tokens, hidden]`` for each draft."""
-        tokens, rows = list[list[int]](), list[Array]()
-        for draft in drafts:
-            lane, block_table = draft.lane, draft.block_table
-            if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks first
-                side_cache.catch_up(lane, draft.chain.context.tokens, block_table, self.exit_layer, _run_adapter)
-            num_cached, stop = len(lane.tokens), block_table.length + draft.num_early_rows
-            tokens.append(draft.tokens_from(num_cached))
-            rows.append(self.target.cache.read_hidden(self.exit_layer, block_table, num_cached, stop))
-        return side_cache.run([draft.lane for draft in drafts], tokens, rows, _run_adapter)
 
     def _run_mlp_adapter(self, rows: Array) -> Array:
         """Run an adapter without attention (kind ``mlp``) on rows ``[drafts, hidden]``."""
@@ -153,16 +137,6 @@ class EarlyExit:
         out = rows.copy()
         self._program.run(ProgramRows.without_segments(len(rows)), out)
         return out
-
-    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
-        fraction = self.exit_layer / len(self.target.decoder.layers)
-        prices = DraftPrices(self._cost_model, self.target.costs, fraction)
-        price = prices.chain_price(context.policy, len(context.tokens), 0)
-        return None if price is None else price._replace(curve=price.curve.rest(fraction))
-
-
-def _run_adapter(x: Array, apply: Apply) -> Array:
-    return apply(0, x)
 
 
 @dataclass(frozen=True)
@@ -201,15 +175,15 @@ class KangarooProposer(StepwiseProposer[SideLane]):
     options: Kangaroo
 
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
-        super().__init__(options, early_exit, early_exit.target)
+        super().__init__(options, early_exit)
         self.early_exit = early_exit
 
     def ends(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence <= self.options.eta
 
-    def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
+    def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
         chains, active = self.begin(contexts, stop)
-        drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in active}
+        drafts = {number: ExitDraft(chains[number]) for number in active}
         drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
 
         def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
@@ -218,5 +192,6 @@ class KangarooProposer(StepwiseProposer[SideLane]):
         extend_chains({number: chains[number] for number in drafts}, next_logits, partial(self.is_complete, stop))
         return chains
 
-    def chain_price(self, context: DraftContext[KangarooState]) -> ChainPrice | None:
-        return self.early_exit.chain_price(context)
+    def chain_price(self, context: DraftContext[SideLane]) -> ChainPrice | None:
+        price = super().chain_price(context)
+        return None if price is None else price._replace(curve=price.curve.rest(self.early_exit.relative_size))

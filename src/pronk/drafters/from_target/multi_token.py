@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
@@ -21,8 +20,8 @@ from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree, draft_tree
-from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.drafters.shared.stepwise import LaneDrafter, LaneProposer, StepwiseState
+from pronk.drafters.shared.side_cache import Apply, SideCache, SideLane
+from pronk.drafters.shared.stepwise import LaneDrafter, LaneProposer
 from pronk.errors import OptionError
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
@@ -32,9 +31,6 @@ from pronk.speculation.tree import TokenTree
 
 _DEFAULT_FOLDER = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of this repository
 _MAX_HEADS = 63
-
-
-MultiTokenState: TypeAlias = StepwiseState[SideLane]
 
 
 class _HeadsRunner(SideCache):
@@ -47,26 +43,18 @@ class _HeadsRunner(SideCache):
         self._unembeddings: dict[int, Program] = {}  # by head: the program of its norm and unembedding
         target.keep_hidden(self.layer, self)
 
-    def next_logits(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> Array:
+    def next_logits(self, contexts: Sequence[DraftContext[SideLane]], count: int) -> Array:
         """Run ``count`` heads on all tokens not yet cached; return logits ``[requests, count, vocab]``."""
-        tokens, rows = list[Sequence[int]](), list[Array]()
 
         def forward(x: Array, apply: Apply) -> Array:
             outputs = dict(self.heads.run(x, apply, count))
             return np.stack([outputs[index] for index in range(count)], axis=1)
 
-        for context in contexts:
-            lane, block_table = context.state.lane, context.block_table
-            if block_table.length - len(lane.tokens) > CHUNK:  # cache a long text in chunks; run its last row again
-                self.catch_up(lane, context.tokens[: block_table.length], block_table, self.layer, forward)
-                lane.cut(block_table.length - 1)
-            tokens.append(context.tokens[len(lane.tokens) : block_table.length])
-            rows.append(self.target.cache.read_hidden(self.layer, block_table, len(lane.tokens), block_table.length))
-        outputs = self.run([context.state.lane for context in contexts], tokens, rows, forward)
-        last = np.stack([request_rows[-1] for request_rows in outputs])  # ``[requests, heads, hidden]``
+        texts, stops = [each.tokens for each in contexts], [each.block_table.length for each in contexts]
+        last = self.run_texts(contexts, texts, stops, self.layer, forward)  # ``[requests, heads, hidden]``
         return np.stack([self._head_logits(head, last[:, head]) for head in range(count)], axis=1)
 
-    def begins(self, context: DraftContext[MultiTokenState]) -> bool:
+    def begins(self, context: DraftContext[SideLane]) -> bool:
         """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
 
         Reasons: no draft token is allowed, hidden states or slots are missing, or the text ends with draft tokens.
@@ -78,8 +66,8 @@ class _HeadsRunner(SideCache):
         if len(context.tokens) - 1 > num_committed:  # the end is another drafter's draft tokens, without hidden states
             return False
         # Drop the last row from the heads' cache, to run it again: the heads' outputs for it give the draft tokens.
-        context.state.lane.cut(num_committed - 1)
-        return self.reserve(context.state.lane, context, 0)
+        context.state.cut(num_committed - 1)
+        return self.reserve(context, 0)
 
     def _head_logits(self, head: int, rows: Array) -> Array:
         """Return logits ``[requests, vocab]`` for outputs ``[requests, hidden]`` of a head, counted from 0."""
@@ -145,10 +133,10 @@ class MultiTokenProposer(LaneProposer[SideLane]):
     options: MultiToken
 
     def __init__(self, options: MultiToken, runner: _HeadsRunner) -> None:
-        super().__init__(options, runner, runner.target)
+        super().__init__(options, runner)
         self.runner = runner
 
-    def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
+    def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
 
         ``stop`` is a wrapper's rule that ends chains: with it, all heads run and the option ``num_tokens`` is ignored.
@@ -167,7 +155,7 @@ class MultiTokenProposer(LaneProposer[SideLane]):
         extend_chains({number: chains[number] for number in rows}, next_logits, is_complete)
         return chains
 
-    def propose(self, contexts: Sequence[DraftContext[MultiTokenState]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[SideLane]]) -> list[TokenTree]:
         if self.options.tree is None:
             return super().propose(contexts)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
@@ -177,7 +165,7 @@ class MultiTokenProposer(LaneProposer[SideLane]):
             trees[number] = draft_tree(contexts[number], logits, [self.source] * len(logits), self.options.tree)
         return trees
 
-    def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Array]:
+    def _run_heads(self, contexts: Sequence[DraftContext[SideLane]], count: int) -> dict[int, Array]:
         """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
         active = [number for number, context in enumerate(contexts) if self.runner.begins(context)]
         if not active:

@@ -18,7 +18,6 @@ from typing import Any
 from pronk.arrays import Array
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, SideLane, common_prefix_length
-from pronk.drafters.shared.stepwise import DraftPrices
 from pronk.drafters.shared.vocabulary.reencoder import Reencoder
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import CacheFullError
@@ -27,7 +26,6 @@ from pronk.execution.model_runner import ModelRunner
 from pronk.interrupts import uninterrupted
 from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.proposer import DraftContext
-from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -44,7 +42,6 @@ class DraftLane(SideLane):
     # For drafters that propose trees: the cached nodes of the last proposal, as ids of the draft model. The root is the
     # text's token after ``tokens``. ``None`` if no tree is cached.
     tree: TokenTree | None = None
-    num_final: int = 0  # number of leading ``tokens`` that cannot change; only these may enter the prefix cache
     reencoder: Reencoder | None = None  # re-encodes the text for the draft model; ``None`` if the ids are equal
 
 
@@ -55,62 +52,54 @@ class DraftRunner:
         runner: the draft model with its KV pool.
         translation: maps between the vocabularies of target and draft.
         context_length: context length of the draft model, in tokens.
-        prices: prices of the draft tokens.
+        relative_size: size of the draft model divided by that of the target.
         max_unread: most tokens that are read before the first draft token; ``None`` for all of them.
     """
 
     max_unread: int | None = MAX_UNREAD
 
     def __init__(self, runner: ModelRunner, translation: Translation, target: Target, relative_size: float) -> None:
-        """``relative_size`` is the size of the draft model divided by that of the target."""
-        self.runner = runner
-        self.translation = translation
-        self.prices = DraftPrices(runner.cost_model, target.costs, relative_size)
+        self.runner, self.target, self.cost_model = runner, target, runner.cost_model
+        self.translation, self.relative_size = translation, relative_size
         self.context_length = runner.decoder.config.context
-
-    def chain_price(self, lane: DraftLane, context: DraftContext[Any]) -> ChainPrice | None:
-        unread = max(0, len(context.tokens) - 1 - lane.num_committed)
-        return self.prices.chain_price(context.policy, len(context.tokens), min(unread, self.max_unread or unread))
 
     def make_lane(self) -> DraftLane:
         return DraftLane(reencoder=self.translation.make_reencoder())
 
     def release(self, lane: DraftLane) -> None:
         with uninterrupted():
-            self._register_prefix(lane)
-            self.runner.cache.release(lane.block_table)
-            lane.tokens.clear()
+            lane.release(self.runner.cache)
             lane.tree, lane.start = None, 0
 
-    def forward_texts(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Array | None]:
+    def forward_texts(self, contexts: Sequence[DraftContext[DraftLane]]) -> list[Array | None]:
         """Run the uncached tokens of each request's text; return the logits ``[vocab]`` after each text.
 
         The logits are ``None`` for requests that cannot draft in this step (see :meth:`align_lanes`).
         """
-        pending = self.align_lanes(lanes, contexts)
-        ready = [(lane, new) for lane, new in zip(lanes, pending, strict=True) if new is not None]
+        pending = self.align_lanes(contexts)
+        ready = [(each.state, new) for each, new in zip(contexts, pending, strict=True) if new is not None]
         rows = iter(self.forward_tokens([lane for lane, _ in ready], [new for _, new in ready]))
         return [None if new is None else next(rows) for new in pending]
 
-    def align_lanes(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
+    def align_lanes(self, contexts: Sequence[DraftContext[DraftLane]]) -> list[list[int] | None]:
         """Make each lane a prefix of the request's text; prefill long texts.
 
         A single request reads its whole text in this call, in chunks of ``CHUNK`` rows. Several requests together read
         at most ``CHUNK`` rows per step, the shortest texts first, so that no request waits for another's long prompt.
 
         Returns:
-            For each lane the tokens of the text that are not yet cached, as ids of the draft model; at least the last
-            token. ``None`` if the request cannot draft in this step: KV slots are missing, the text exceeds the draft
+            For each request the tokens of the text that are not cached yet, as ids of the draft model, at least one.
+            ``None`` if the request cannot draft in this step: KV slots are missing, the text exceeds the draft
             model's context, its vocabulary lacks the last token, or a part of the text has to wait for the next step.
         """
         pending: list[list[int] | None] = []
-        for lane, context in zip(lanes, contexts, strict=True):
-            text, num_unchanged = context.tokens, lane.num_committed
+        for context in contexts:
+            lane, text, num_unchanged = context.state, context.tokens, context.state.num_committed
             with uninterrupted():
                 if lane.reencoder is not None:
                     num_unchanged = lane.reencoder.update(context.tokens, lane.num_committed)
                     text = lane.reencoder.tokens
-                self._match_prefix(lane, text, context.salt)
+                lane.match_prefix(self.runner.cache, text, context.salt)
                 if context.policy.curve is not None:
                     self._skip_text(lane, len(text))
                 self._align(lane, text, num_unchanged)
@@ -118,11 +107,11 @@ class DraftRunner:
                 lane.num_committed = context.block_table.length + 1
                 lane.num_final = lane.num_committed if lane.reencoder is None else num_unchanged
                 lane.num_final = max(0, lane.num_final - lane.start)
-                self._register_prefix(lane)
+                lane.register_prefix(self.runner.cache)
                 fits = self._reserve(lane, len(text) - lane.start, context)
             fits = fits and (lane.reencoder is None or lane.reencoder.is_complete)
             pending.append(list(text[lane.start + len(lane.tokens) :]) if fits else None)
-        self._prefill(lanes, pending)
+        self._prefill([context.state for context in contexts], pending)
         return pending
 
     def _prefill(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
@@ -154,9 +143,10 @@ class DraftRunner:
         stateless = context.sampler.stateless_sampler is not None
         return stateless and self.runner.supports_draft_chain and self.translation.is_identity
 
-    def draft_chain(self, lane: DraftLane, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
+    def draft_chain(self, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
         """Append draft tokens to ``chain`` in one call of the kernels, until ``is_complete`` returns True."""
-        (new,) = self.align_lanes([lane], [chain.context])
+        lane: DraftLane = chain.context.state
+        (new,) = self.align_lanes([chain.context])
         if new is None:
             return
         max_steps = min(chain.max_tokens, 1 + self.num_free_positions(lane) - len(new))
@@ -223,16 +213,6 @@ class DraftRunner:
         result = self.runner.forward(jobs)
         self.runner.record_duration(jobs, result.context, result.seconds, plain=True, touched=result.touched)
         return [self.translation.to_target(logits[:]) for logits in result.logits]
-
-    def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
-        """Fill an empty lane with the text's longest prefix in the prefix cache."""
-        lane.salt = salt
-        is_empty = not (lane.block_table.blocks or lane.tokens)
-        if is_empty and (cached := self.runner.cache.match_prefix(text, salt)) is not None:
-            lane.block_table, lane.tokens = cached, list(text[: cached.length])
-
-    def _register_prefix(self, lane: DraftLane) -> None:
-        self.runner.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, lane.num_final)
 
     def _skip_text(self, lane: DraftLane, length: int) -> None:
         """Empty a lane that lacks too many of ``length`` tokens, or begins after them."""

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
-from pronk.arrays import Array, DType, split_rows
+from pronk.arrays import Array, DType
 from pronk.errors import CacheFullError
-from pronk.execution.forward_job import Segment
 from pronk.interrupts import uninterrupted
 from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
@@ -53,6 +51,7 @@ class SideLane:
     block_table: BlockTable = field(default_factory=BlockTable)  # KV slots of ``tokens``
     tokens: list[int] = field(default_factory=list)  # cached tokens: text, then draft tokens
     num_committed: int = 0  # number of committed tokens at the last proposal
+    num_final: int = 0  # number of leading ``tokens`` that cannot change; only these may enter the prefix cache
     salt: bytes = b""  # the request's salt for prefix caching
 
     def append(self, new: Sequence[int]) -> None:
@@ -67,40 +66,61 @@ class SideLane:
             del self.tokens[length:]
             self.block_table.length = min(self.block_table.length, length)
 
+    def match_prefix(self, cache: PagedCache, text: Sequence[int], salt: bytes) -> None:
+        """Fill an empty lane with the longest prefix of ``text`` in the prefix cache."""
+        self.salt = salt
+        is_empty = not (self.block_table.blocks or self.tokens)
+        if is_empty and (cached := cache.match_prefix(text, salt)) is not None:
+            self.block_table, self.tokens = cached, list(text[: cached.length])
+
+    def register_prefix(self, cache: PagedCache) -> None:
+        """Add the final tokens to the prefix cache."""
+        cache.cache_blocks(self.block_table, self.tokens, self.salt, self.num_final)
+
+    def release(self, cache: PagedCache) -> None:
+        """Free the KV blocks, and clear the lane."""
+        with uninterrupted():
+            self.register_prefix(cache)
+            cache.release(self.block_table)
+            self.tokens.clear()
+
 
 class SideLanes:
     """Owns the KV pool of a module with this configuration, and allocates the slots of its lanes."""
 
-    def __init__(self, target: Target, config: ModelConfig) -> None:
-        self.target = target
+    def __init__(self, target: Target, config: ModelConfig, compile_part: CompilePart) -> None:
+        self.target, self._compile_part = target, compile_part
         self.cache = open_pool(target, config)
         self.rope = RopeTable(config.rope)
         self._programs: dict[tuple[int, int], Program] = {}  # by part, and version of the KV pool
 
-    def reserve(self, lane: SideLane, context: DraftContext[Any], extra_rows: int) -> bool:
+    def reserve(self, context: DraftContext[SideLane], extra_rows: int) -> bool:
         """Drop the cached tokens that differ from the text, and allocate KV slots for the whole text.
 
         Slots are also allocated for ``extra_rows`` rows after the text. Return False if the cache is full.
         """
-        text, size = context.tokens, self.cache.block_size
-        self._match_prefix(lane, context)
+        lane, text, num_rows = context.state, context.tokens, context.block_table.length
+        window = self.cache.config.window
+        if window is None and not lane.tokens:  # with a sliding window, cached prefixes could lack the first rows
+            with uninterrupted():
+                lane.match_prefix(self.cache, text[:num_rows], context.salt)
         num_kept = common_prefix_length(lane.tokens, text, lane.num_committed)
-        lane.num_committed = context.block_table.length + 1  # ``text`` may end with draft tokens
+        lane.num_committed = num_rows + 1  # ``text`` may end with draft tokens
+        lane.num_final = num_rows if window is None else 0
         # The target keeps no hidden states before its sliding window. The module cannot run the tokens there, so they
         # count as cached.
         num_released = context.block_table.num_released * self.target.cache.block_size
-        window = self.cache.config.window
         with uninterrupted():
             lane.tokens[num_kept:] = text[num_kept:num_released]
             self.cache.rollback(lane.block_table, len(lane.tokens))
-            self._register_prefix(lane)
+            lane.register_prefix(self.cache)
             # The next row is at position ``num_kept`` and sees the ``window - 1`` rows before it.
             self.cache.release_before(
                 lane.block_table,
                 num_released if window is None or num_kept < num_released else max(0, num_kept + 1 - window),
             )
             if not lane.block_table.blocks:
-                lane.block_table.num_released = num_released // size
+                lane.block_table.num_released = num_released // self.cache.block_size
             if window is None:  # allocate for all future tokens at once, to get consecutive blocks
                 extra_rows += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
             try:
@@ -109,37 +129,19 @@ class SideLanes:
                 return False
         return True
 
-    def _match_prefix(self, lane: SideLane, context: DraftContext[Any]) -> None:
-        """Fill an empty lane with the text's longest prefix in the prefix cache."""
-        lane.salt = context.salt
-        if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
-            return
-        with uninterrupted():
-            cached = self.cache.match_prefix(context.tokens[: context.block_table.length], lane.salt)
-            if cached is not None:
-                lane.block_table, lane.tokens = cached, list(context.tokens[: cached.length])
-
-    def _register_prefix(self, lane: SideLane) -> None:
-        """Add committed rows to the prefix cache; not with a sliding window, as first rows may be missing."""
-        if self.cache.config.window is None:
-            self.cache.cache_blocks(lane.block_table, lane.tokens, lane.salt, max(0, lane.num_committed - 1))
-
     def make_lane(self) -> SideLane:
         return SideLane()
 
     def release(self, lane: SideLane) -> None:
-        with uninterrupted():
-            self._register_prefix(lane)
-            self.cache.release(lane.block_table)
-            lane.tokens.clear()
+        lane.release(self.cache)
 
-    def program(self, part: int, compile_part: CompilePart) -> Program:
+    def program(self, part: int) -> Program:
         """Return the program of a part of the module; compile it once per version of the KV pool."""
         key = (part, self.cache.version)
         if key not in self._programs:
             backend = self.target.decoder.backend
             program = backend.program(self.cache.config.hidden_size, self.cache.dtype, self.cache)
-            compile_part(part, program)
+            self._compile_part(part, program)
             self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
             self._programs[key] = program
         return self._programs[key]
@@ -151,49 +153,53 @@ class SideCache(SideLanes):
     The KV pool has one layer per part.
     """
 
-    def __init__(self, target: Target, config: ModelConfig, compile_part: CompilePart) -> None:
-        super().__init__(target, config)
-        self._compile_part = compile_part
+    def run_texts(
+        self,
+        contexts: Sequence[DraftContext[SideLane]],
+        texts: Sequence[Sequence[int]],
+        stops: Sequence[int],
+        layer: int,
+        forward: Forward,
+    ) -> Array:
+        """Run the module on the first ``stops[i]`` tokens of each text, without those in the lane; at least one.
 
-    def catch_up(
-        self, lane: SideLane, text: Sequence[int], block_table: BlockTable, layer: int, forward: Forward
-    ) -> Array | None:
-        """Run the module on the tokens that the target has cached and the lane lacks, in chunks.
+        ``layer`` (from 1) is the target's layer whose output the module reads. The target's cache must have this output
+        for all tokens, and the lanes need slots. Long texts are run in chunks.
 
-        ``block_table`` is the request's table in the target's cache. ``layer`` (from 1) is the target's layer whose
-        output the module reads. Returns the output of ``forward`` for the last token; ``None`` if no token was missing.
+        Returns:
+            The outputs of ``forward`` for the last tokens, ``[requests, …]``.
         """
-        last = None
-        for start in range(len(lane.tokens), block_table.length, CHUNK):
-            stop = min(start + CHUNK, block_table.length)
-            rows = self.target.cache.read_hidden(layer, block_table, start, stop)
-            last = self.run([lane], [text[start:stop]], [rows], forward)[0][-1]
-        return last
+        for context, text, stop in zip(contexts, texts, stops, strict=True):
+            while stop - len(context.state.tokens) > CHUNK:
+                start = len(context.state.tokens)
+                self._run([context], [text[start : start + CHUNK]], layer, forward)
+        new = [
+            text[len(context.state.tokens) : stop] for context, text, stop in zip(contexts, texts, stops, strict=True)
+        ]
+        return self._run(contexts, new, layer, forward)
 
-    def run(
-        self, lanes: Sequence[SideLane], tokens: Sequence[Sequence[int]], rows: Sequence[Array], forward: Forward
-    ) -> list[Array]:
-        """Run new tokens of several requests in one forward pass; their KV slots must be allocated.
-
-        ``tokens`` and ``rows`` hold, for each lane, at least one new token and the hidden states ``[tokens, size]``.
-        Returns for each lane the output of ``forward``, one row per new token.
-        """
-        segments = [Segment(lane.block_table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
-        outputs = forward(np.concatenate(rows), self._make_apply(segments))
-        for lane, new in zip(lanes, tokens, strict=True):
-            lane.append(new)
-        return split_rows(outputs, [len(new) for new in tokens])
-
-    def _make_apply(self, segments: Sequence[Segment]) -> Apply:
-        packed = ProgramRows().set_segments([(segment.block_table, segment.tree, 0) for segment in segments])
+    def _run(
+        self, contexts: Sequence[DraftContext[SideLane]], tokens: Sequence[Sequence[int]], layer: int, forward: Forward
+    ) -> Array:
+        """Run the next tokens of several requests in one forward pass; return the outputs for the last tokens."""
+        lanes, hidden = [context.state for context in contexts], list[Array]()
+        for context, lane, new in zip(contexts, lanes, tokens, strict=True):
+            start = len(lane.tokens)
+            hidden.append(self.target.cache.read_hidden(layer, context.block_table, start, start + len(new)))
+        packed = ProgramRows().set_segments(
+            [(lane.block_table, TokenTree.chain(new), 0) for lane, new in zip(lanes, tokens, strict=True)]
+        )
         packed.rotate(self.rope)
 
         def apply(index: int, x: Array) -> Array:
             out = x.copy()
-            self.program(index, self._compile_part).run(packed, out)
+            self.program(index).run(packed, out)
             return out
 
-        return apply
+        outputs = forward(np.concatenate(hidden), apply)
+        for lane, new in zip(lanes, tokens, strict=True):
+            lane.append(new)
+        return outputs[np.cumsum([len(new) for new in tokens]) - 1]
 
 
 def open_pool(

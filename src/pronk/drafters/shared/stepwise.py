@@ -13,16 +13,15 @@ count, nor do the first 16 that a model reads without the text before them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop
 from pronk.sampling.draft_token import DraftIds
 from pronk.speculation.cost_model import CostModel
-from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
@@ -30,16 +29,6 @@ from pronk.speculation.target import Target
 Lane = TypeVar("Lane")
 
 MIN_COUNTED, MAX_COUNTED = 16, 64  # numbers of tokens whose choices are counted in one shadow pass
-
-
-@dataclass
-class StepwiseState(Generic[Lane]):
-    """State of one request: ``lane`` is what the drafter's KV cache holds of its text.
-
-    The lane makes a proposal cheaper and does not change it.
-    """
-
-    lane: Lane = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -71,6 +60,8 @@ class StepwiseDrafter(LaneDrafter):
 class LaneOwner(Protocol[Lane]):
     """Runner of a drafter's model, with a KV cache of its own."""
 
+    target: Target
+
     def make_lane(self) -> Lane:
         """Return an empty lane for a new request."""
 
@@ -78,13 +69,24 @@ class LaneOwner(Protocol[Lane]):
         """Free the KV blocks of a lane, and clear the lane."""
 
 
-class LaneProposer(ChainProposer[StepwiseState[Lane]]):
-    """Base of proposers whose model has a KV cache of its own; ``runner`` is freed with its last proposer."""
+class StepwiseRunner(LaneOwner[Lane], Protocol[Lane]):
+    """Runner with measured costs; ``relative_size`` is the model's size divided by the target's."""
+
+    cost_model: CostModel
+    relative_size: float
+
+
+class LaneProposer(ChainProposer[Lane]):
+    """Base of proposers whose model has a KV cache of its own; ``runner`` is freed with its last proposer.
+
+    The state of a request is its lane: what the KV cache holds of its text. A lane makes a proposal cheaper and does
+    not change it.
+    """
 
     capabilities = Capabilities(observes_all_steps=False)
 
-    def __init__(self, options: LaneDrafter, runner: LaneOwner[Lane], target: Target) -> None:
-        self.options, self.target, self.models = options, target, (runner,)
+    def __init__(self, options: LaneDrafter, runner: LaneOwner[Lane]) -> None:
+        self.options, self.target, self.models = options, runner.target, (runner,)
         self.name = options.name
         self._lanes = runner
 
@@ -97,14 +99,14 @@ class LaneProposer(ChainProposer[StepwiseState[Lane]]):
     def proposes_tree(self) -> bool:
         return self.options.proposes_tree
 
-    def start(self, prompt: Sequence[int]) -> StepwiseState[Lane]:  # noqa: ARG002 - the first proposal reads it
-        return StepwiseState(self._lanes.make_lane())
+    def start(self, prompt: Sequence[int]) -> Lane:  # noqa: ARG002 - the first proposal reads it
+        return self._lanes.make_lane()
 
-    def observe(self, outcome: Outcome[StepwiseState[Lane]]) -> None:
+    def observe(self, outcome: Outcome[Lane]) -> None:
         """Do nothing: the next context has the text."""
 
-    def stop(self, state: StepwiseState[Lane]) -> None:
-        self._lanes.release(state.lane)
+    def stop(self, state: Lane) -> None:
+        self._lanes.release(state)
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
@@ -114,9 +116,11 @@ class StepwiseProposer(LaneProposer[Lane]):
 
     options: StepwiseDrafter
 
-    def begin(
-        self, contexts: Sequence[DraftContext[StepwiseState[Lane]]], stop: Stop | None
-    ) -> tuple[list[Chain], list[int]]:
+    def __init__(self, options: StepwiseDrafter, runner: StepwiseRunner[Lane]) -> None:
+        super().__init__(options, runner)
+        self._costs = runner
+
+    def begin(self, contexts: Sequence[DraftContext[Lane]], stop: Stop | None) -> tuple[list[Chain], list[int]]:
         """Return an empty chain for each context, and the indices of those whose first token pays."""
         if stop is None:
             contexts = [replace(each, max_depth=min(each.max_depth, self.options.num_tokens)) for each in contexts]
@@ -160,31 +164,17 @@ class StepwiseProposer(LaneProposer[Lane]):
         ended = self.ends(chain) if stop is None else stop(number, chain)
         return ended or not chain.context.policy.extends(self, chain.context, chain.gains)
 
-
-@dataclass(frozen=True)
-class DraftPrices:
-    """Prices of a draft model's draft tokens, also before its forward passes have been measured.
-
-    Attributes:
-        own: measured costs of the draft model's forward passes.
-        target: costs of the target's forward passes.
-        relative_size: size of the draft model divided by that of the target, for prices before any measurement.
-    """
-
-    own: CostModel
-    target: CostModel
-    relative_size: float
-
-    def chain_price(self, policy: RequestPolicy, length: int, num_unread: int) -> ChainPrice | None:
-        """Return the price of draft tokens; ``None`` if all are wanted.
-
-        ``length`` is the number of tokens of the request's text, ``num_unread`` how many of them the draft model has to
-        read before it drafts.
-        """
+    def chain_price(self, context: DraftContext[Lane]) -> ChainPrice | None:
+        """Return the price of draft tokens, also before forward passes were measured; ``None``: all are wanted."""
+        policy, runner = context.policy, self._costs
         if policy.curve is None:
             return None
-        measured = self.own
-        own = measured.costs(policy.num_requests * length)
-        own = own or policy.curve._replace(speed=self.relative_size * policy.curve.speed)
-        reading = measured.prompt_row or self.relative_size * (self.target.prompt_row or 0.0)
-        return ChainPrice(policy.curve, own.at(policy.num_requests), num_unread * reading)
+        size, own, target = runner.relative_size, runner.cost_model, runner.target.costs
+        curve = own.costs(policy.num_requests * len(context.tokens))
+        curve = curve or policy.curve._replace(speed=size * policy.curve.speed)
+        reading = own.prompt_row or size * (target.prompt_row or 0.0)
+        return ChainPrice(policy.curve, curve.at(policy.num_requests), self.num_unread(context) * reading)
+
+    def num_unread(self, context: DraftContext[Lane]) -> int:  # noqa: ARG002 - for overrides
+        """Return how many tokens of the text the model has to read before it drafts."""
+        return 0

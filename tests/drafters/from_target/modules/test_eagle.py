@@ -17,7 +17,7 @@ from drafters.from_target.trained_eagle import (
     write_head,
 )
 from pronk.arrays import FLOAT32, Array
-from pronk.drafters.from_target._eagle_runner import EagleRunner
+from pronk.drafters.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafters.from_target.modules.eagle import load_head
 from pronk.drafters.shared.side_cache import SideLane
 from pronk.engine.engine import Engine
@@ -82,9 +82,12 @@ class Stage:
             cache.commit(table, range(len(tree)))
         return table
 
-    def context(self, text: Sequence[int], table: BlockTable) -> DraftContext[None]:
+    def context(self, text: Sequence[int], table: BlockTable, lane: SideLane | None = None) -> DraftContext[SideLane]:
         sampler = Sampler(SamplingParams(max_tokens=60), 0, list(text), VOCAB)
-        return DraftContext(None, list(text), 20, 40, SamplingParams(max_tokens=60), sampler, table)
+        return DraftContext(lane or SideLane(), list(text), 20, 40, SamplingParams(max_tokens=60), sampler, table)
+
+    def begin(self, contexts: Sequence[DraftContext[SideLane]], rows: int) -> list[HeadDraft]:
+        return [*self.runner.begin(dict(enumerate(contexts)), rows).values()]
 
 
 def check(stage: Stage, found: Array, wanted: Array) -> None:
@@ -106,8 +109,7 @@ def test_steps_and_trees_equal_the_formulas(name: str, tmp_path: Path) -> None:
     stage = Stage(write_head(head, tmp_path, layout), form.kind)
     reference = Reference(head, tiny_module(windows=WINDOWS))
     lane, text = SideLane(), TEXT[:14]
-    drafts = stage.runner.begin([stage.context(text, stage.compute(text, (5,)))], [lane], 20)
-    (draft,) = drafts.values()
+    (draft,) = stage.begin([stage.context(text, stage.compute(text, (5,)), lane)], 20)
     check(stage, draft.logits[0], reference.logits(text))
     # 0 ┬ 1 ┬ 3 ─ 5
     #   │   └ 4
@@ -124,7 +126,7 @@ def test_steps_and_trees_equal_the_formulas(name: str, tmp_path: Path) -> None:
     assert lane.tokens == text[1:]
     # The next step, after two accepted tokens and a bonus token: rows with true features replace those of draft tokens.
     longer = [*text, 3, 9, 40]
-    (again,) = stage.runner.begin([stage.context(longer, stage.compute(longer))], [lane], 20).values()
+    (again,) = stage.begin([stage.context(longer, stage.compute(longer), lane)], 20)
     check(stage, again.logits[0], reference.logits(longer))
 
 
@@ -137,7 +139,7 @@ def test_rows_do_not_depend_on_the_batch_or_on_chunks(name: str, tmp_path: Path)
     def last_logits(chunks: Sequence[int], *, together: bool) -> list[Array]:
         contexts = [stage.context(text, stage.compute(text, chunks)) for text in texts]
         batches = [contexts] if together else [[context] for context in contexts]
-        drafts = [d for batch in batches for d in stage.runner.begin(batch, [SideLane() for _ in batch], 4).values()]
+        drafts = [draft for batch in batches for draft in stage.begin(batch, 4)]
         for draft in drafts:
             draft.add(0, 17)
         for batch in [drafts] if together else [[draft] for draft in drafts]:
@@ -153,7 +155,7 @@ def test_quantized_heads_are_close(weights: str, tmp_path: Path) -> None:
     head = random_head(EAGLE)
     stage = Stage(write_head(head, tmp_path), "eagle3", weights=weights)
     assert stage.runner.head.layers[0].qkv.packed.format.startswith(weights)
-    (draft,) = stage.runner.begin([stage.context(TEXT, stage.compute(TEXT))], [SideLane()], 4).values()
+    (draft,) = stage.begin([stage.context(TEXT, stage.compute(TEXT))], 4)
     wanted = Reference(head, tiny_module(windows=WINDOWS)).logits(TEXT)
     wanted = proposed_logits(stage, wanted)
     error = np.abs(draft.logits[0] - wanted).max() / np.abs(wanted).max()
@@ -175,7 +177,7 @@ def test_quantized_files(bits: Bits, layout: str, tmp_path: Path) -> None:
     stage = Stage(folder, "eagle3")
     for linear in (stage.runner.head.layers[0].qkv, stage.runner.head.head, stage.runner.head.fc):
         assert linear.packed.format.startswith(f"int{bits}")
-    (draft,) = stage.runner.begin([stage.context(TEXT, stage.compute(TEXT))], [SideLane()], 4).values()
+    (draft,) = stage.begin([stage.context(TEXT, stage.compute(TEXT))], 4)
     wanted = Reference(Head(EAGLE, rounded), tiny_module(windows=WINDOWS)).logits(TEXT)
     wanted = proposed_logits(stage, wanted)
     error = np.abs(draft.logits[0] - wanted).max() / np.abs(wanted).max()
@@ -188,15 +190,15 @@ def test_reading_gives_the_logits_of_all_rows_but_the_last(most: int, tmp_path: 
     head = random_head(EAGLE)
     stage = Stage(write_head(head, tmp_path), "eagle3")
     reference, lane = Reference(head, tiny_module(windows=WINDOWS)), SideLane()
-    asked = stage.context(TEXT, stage.compute(TEXT))
-    found = stage.runner.read(asked, lane, most)
+    asked = stage.context(TEXT, stage.compute(TEXT), lane)
+    found = stage.runner.read(asked, most)
     assert found is not None
     logits, first = found
     assert first + len(logits) == len(TEXT)
     assert len(logits) == min(most, len(TEXT) - 2)
     for row, position in zip(logits, range(first, len(TEXT)), strict=True):
         check(stage, row, reference.logits(TEXT[:position]))
-    (draft,) = stage.runner.begin([asked], [lane], 4).values()
+    (draft,) = stage.begin([asked], 4)
     check(stage, draft.logits[0], reference.logits(TEXT))
 
 
@@ -205,9 +207,9 @@ def test_draft_tokens_of_another_drafter_get_rows(tmp_path: Path) -> None:
     stage = Stage(write_head(head, tmp_path), "eagle3")
     reference, table = Reference(head, tiny_module(windows=WINDOWS)), stage.compute(TEXT)
     lanes, tails = [SideLane() for _ in range(3)], [[], [4], [4, 90, 4]]
-    contexts = [stage.context([*TEXT, *tail], table) for tail in tails]
-    drafts = stage.runner.begin(contexts, lanes, 4)
-    stage.runner.end([*drafts.values()])
+    contexts = [stage.context([*TEXT, *tail], table, lane) for tail, lane in zip(tails, lanes, strict=True)]
+    drafts = stage.begin(contexts, 4)
+    stage.runner.end(drafts)
     for number, tail in enumerate(tails):
         check(stage, drafts[number].logits[-1], reference.logits(TEXT, tail))
         assert lanes[number].tokens == TEXT[1:]
