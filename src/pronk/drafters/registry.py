@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pronk.errors import OptionError
@@ -47,22 +47,16 @@ DRAFTERS: dict[str, str] = {
 }
 
 
-def _module_and_class(name: str) -> tuple[str, str]:
-    module, _, class_name = DRAFTERS[name].partition(":")
-    return f"pronk.{module}", class_name
-
-
 def class_modules() -> dict[str, str]:
     """Return a map of drafter class names to the full names of their modules."""
-    return {class_name: module for module, class_name in map(_module_and_class, DRAFTERS)}
+    return {class_name: f"pronk.{module}" for module, class_name in (home.split(":") for home in DRAFTERS.values())}
 
 
 class _LazyClasses(Mapping[str, "type[Drafter]"]):
     """Map of drafter names to the classes of :data:`DRAFTERS`, each imported at its first use."""
 
     def __getitem__(self, name: str) -> type[Drafter]:
-        module, class_name = _module_and_class(name)
-        drafter_class: type[Drafter] = getattr(import_module(module), class_name)
+        drafter_class: type[Drafter] = resolve_name(f"pronk.{DRAFTERS[name]}")
         return drafter_class
 
     def __iter__(self) -> Iterator[str]:

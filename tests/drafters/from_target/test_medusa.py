@@ -162,13 +162,13 @@ def test_impossible_tokens_are_left_out() -> None:
 
 def test_a_batch_is_one_call_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, batches = bound(spec()), list[int]()
-    logits = type(drafter.runner).logits
+    logits = type(drafter).logits
 
     def counted(loaded: Any, hidden: list[Array]) -> Array:
         batches.append(len(hidden))
         return logits(loaded, hidden)
 
-    monkeypatch.setattr(type(drafter.runner), "logits", counted)
+    monkeypatch.setattr(type(drafter), "logits", counted)
     texts = [[4, 6], [7, 7, 1], [2, 9]]
     drafter.propose([context(state_after(drafter, text[:-1]), text) for text in texts])
     assert batches == [3]

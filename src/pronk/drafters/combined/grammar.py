@@ -83,7 +83,8 @@ class GrammarProposer(CompositeProposer):
 class _ForcedTree:
     """Tree under construction: a chain of forced tokens, the wrapped drafter's tree, more forced chains.
 
-    The last token of the first chain is the root of the drafter's tree. Attributes are those of :class:`TokenTree`.
+    The last token of the first chain is the root of the drafter's tree. Attributes are those of :class:`TokenTree`,
+    without the later forced chains in ``verify``, ``probs`` and ``origin``.
     """
 
     def __init__(self, drafter: str, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> None:
@@ -91,12 +92,11 @@ class _ForcedTree:
         full = tree.hang_below([context.tokens[-1], *forced][:shift])
         self.context = context
         self.tokens, self.parents, self.depths = [*full.tokens], [*full.parents], [*full.depths]
-        self.verify = [*full.acceptable]
-        self.probs = None if full.probs is None else [*full.probs]
+        self.verify, self.probs = full.acceptable, full.probs
         unknown_gain = tree.gain is None and tree.num_draft_tokens > 0
         self.gain = None if unknown_gain else [1.0] * (shift + 1) + list((tree.gain or (1.0,))[1:])
         origin = tree.origin or (("", 0), *((drafter, 0),) * tree.num_draft_tokens)
-        self.origin = [("", 0), *((Grammar.name, 0),) * shift, *origin[1:]]
+        self.origin = (("", 0), *((Grammar.name, 0),) * shift, *origin[1:])
         # Acceptable children of each node.
         self.children = [[*full.children(node).values()] for node in range(len(full))]
 
@@ -131,10 +131,6 @@ class _ForcedTree:
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
-        self.verify.append(True)
-        self.origin.append((Grammar.name, 0))
-        if self.probs is not None:
-            self.probs.append(None)
         if self.gain is not None:
             self.gain.append(self.gain[parent])
         self.children.append([])
@@ -142,13 +138,14 @@ class _ForcedTree:
         return node
 
     def tree(self) -> TokenTree:
+        num_added = len(self.tokens) - len(self.verify)
         return TokenTree(
             tuple(self.tokens),
             tuple(self.parents),
-            None if all(self.verify) else tuple(self.verify),
-            None if self.probs is None else tuple(self.probs),
+            None if all(self.verify) else (*self.verify, *(True,) * num_added),
+            None if self.probs is None else (*self.probs, *(None,) * num_added),
             None if self.gain is None else tuple(self.gain),
-            tuple(self.origin),
+            (*self.origin, *((Grammar.name, 0),) * num_added),
         )
 
 

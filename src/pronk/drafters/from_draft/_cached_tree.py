@@ -41,9 +41,13 @@ class CachedTree(Trie):
         self._draft_tokens: dict[int, DraftToken | None] = {}
 
     @classmethod
-    def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftLane]]) -> dict[int, CachedTree]:
-        """Return ``{index into contexts: new tree}``, without the requests that do not draft in this step."""
-        active = {index: context for index, context in enumerate(contexts) if model.begins(context)}
+    def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[States]]) -> dict[int, CachedTree]:
+        """Return ``{index into contexts: new tree}``, without the requests that do not draft in this step.
+
+        ``model`` is the first part of the composite whose contexts these are.
+        """
+        own_contexts = [context.with_state(context.state[0]) for context in contexts]
+        active = {index: context for index, context in enumerate(own_contexts) if model.begins(context)}
         missing_tokens = model.draft.align_lanes([*active.values()])
         return {
             index: cls(model.draft, context, missing)
@@ -103,8 +107,3 @@ def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
     for tree, new_rows in zip(trees, rows, strict=True):
         tree.logits.extend(new_rows)
         tree.pending_text = []
-
-
-def model_context(context: DraftContext[States]) -> DraftContext[DraftLane]:
-    """Return ``context`` with the state of the draft model's proposer, the first of the composite's parts."""
-    return context.with_state(context.state[0])

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pronk.checks import check_integer
-from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes, model_context
+from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
-from pronk.drafters.shared.draft import DraftLane
 from pronk.errors import OptionError
 from pronk.speculation.proposer import DraftContext, Drafter
 from pronk.speculation.target import Target
@@ -73,8 +72,7 @@ class BeamProposer(CompositeProposer):
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         model, options = self.model, self.options
-        model_contexts = [model_context(context) for context in contexts]
-        cached_trees = CachedTree.create(model, model_contexts)
+        cached_trees = CachedTree.create(model, contexts)
         beams = {number: [_Hypothesis(1.0)] for number in cached_trees}
         for length in range(1, options.num_tokens + 1):
             live = [
@@ -90,7 +88,7 @@ class BeamProposer(CompositeProposer):
                 beams[number] = self._extend(cached_trees[number], beams[number], last=last)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]  # only the root: no draft tokens
         for number, beam in beams.items():
-            trees[number] = _merge(beam, model_contexts[number], model.source)
+            trees[number] = _merge(beam, contexts[number], model.source)
         return trees
 
     def _extend(self, cached_tree: CachedTree, beam: Sequence[_Hypothesis], *, last: bool) -> list[_Hypothesis]:
@@ -117,7 +115,7 @@ class BeamProposer(CompositeProposer):
         ]
 
 
-def _merge(beam: Sequence[_Hypothesis], context: DraftContext[DraftLane], source: str) -> TokenTree:
+def _merge(beam: Sequence[_Hypothesis], context: DraftContext[States], source: str) -> TokenTree:
     """Merge all hypotheses into one tree, and keep only the ``max_nodes`` draft tokens of largest gain."""
     rates = context.policy.acceptance.source(source)
     trie = Trie(context.tokens[-1])

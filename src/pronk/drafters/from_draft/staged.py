@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.checks import check_integer
-from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes, model_context
+from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
@@ -43,6 +43,7 @@ class _TreeSearch:
     node.
     """
 
+    context: DraftContext[States]
     cached_tree: CachedTree  # nodes that are in the draft model's KV cache, or will be after the next forward pass
     rates: SourceRates  # acceptance rates by the draft model's probability of a token
     breadth: int  # maximum number of children of a node
@@ -98,13 +99,10 @@ class _TreeSearch:
         return self.trie.tree(self.max_nodes)
 
     def estimate(self) -> tuple[int, float, float]:
-        """Estimate the value of the tree, and of another forward pass of the draft.
+        """Return the number of draft tokens if growth ends now, and two expected numbers of tokens.
 
-        Returns:
-            num_nodes: number of draft tokens if growth ends now.
-            tokens: expected number of accepted draft tokens, plus 1 for the bonus token, if growth ends now.
-            extendable_tokens: expected number of accepted tokens among the pending node and the likeliest candidates.
-                Another forward pass of the draft may add children below these nodes.
+        The first is that of the accepted draft tokens and the bonus token, if growth ends now. The second is that of
+        the accepted tokens among the pending node and the likeliest candidates, which may get children.
         """
         likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, prob) for parent, _, prob in likeliest]
@@ -194,56 +192,51 @@ class StagedProposer(CompositeProposer):
         self.options, self.model, self.smaller_proposer = options, model, smaller_proposer
 
     def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
-        return self.model.chain_price(model_context(context))
+        return self.model.chain_price(context.with_state(context.state[0]))
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         searches = self._start_searches(contexts)
-        live = list(searches)
+        live = [*searches.values()]
         while live:
-            self._add_smaller_drafts([searches[number] for number in live], [contexts[number] for number in live])
-            compute_new_nodes(self.model.draft, [searches[number].cached_tree for number in live])
-            for number in live:
-                searches[number].num_passes += 1
-                searches[number].advance()
-            live = [
-                number
-                for number in live
-                if searches[number].pending is not None and self._pays(searches[number], contexts[number])
-            ]
-            for number in live:
-                searches[number].schedule_candidates(self.options.width)
+            self._add_smaller_drafts(live)
+            compute_new_nodes(self.model.draft, [search.cached_tree for search in live])
+            for search in live:
+                search.num_passes += 1
+                search.advance()
+            live = [search for search in live if search.pending is not None and self._pays(search)]
+            for search in live:
+                search.schedule_candidates(self.options.width)
         for number, search in searches.items():
             trees[number] = search.finish()
         return trees
 
     def _start_searches(self, contexts: Sequence[DraftContext[States]]) -> dict[int, _TreeSearch]:
         """Return ``{index into contexts: new search}``, without the requests that do not draft in this step."""
-        options, model_contexts = self.options, [model_context(context) for context in contexts]
-        searches: dict[int, _TreeSearch] = {}
-        for number, cached_tree in CachedTree.create(self.model, model_contexts).items():
-            context = model_contexts[number]
+        options, searches = self.options, dict[int, _TreeSearch]()
+        for number, cached_tree in CachedTree.create(self.model, contexts).items():
+            context = contexts[number]
             max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.depth, context.max_depth)
             rates = context.policy.acceptance.source(self.model.source)
-            searches[number] = _TreeSearch(cached_tree, rates, options.breadth, max_nodes, max_depth)
+            searches[number] = _TreeSearch(context, cached_tree, rates, options.breadth, max_nodes, max_depth)
         return searches
 
-    def _add_smaller_drafts(self, searches: Sequence[_TreeSearch], contexts: Sequence[DraftContext[States]]) -> None:
+    def _add_smaller_drafts(self, searches: Sequence[_TreeSearch]) -> None:
         """Add the smaller drafter's nodes to the cached trees, below the pending nodes."""
         if not self.options.lead:
             return
         paths = [search.cached_tree.path(search.pending_cached_node) for search in searches]
         smaller_contexts = [
             replace(
-                context,
-                state=context.state[1],
-                tokens=TokenView(context.tokens, path),
+                search.context,
+                state=search.context.state[1],
+                tokens=TokenView(search.context.tokens, path),
                 max_depth=search.max_depth - len(path) - 1,
                 max_nodes=self.options.lead,
-                policy=RequestPolicy(acceptance=context.policy.acceptance),
+                policy=RequestPolicy(acceptance=search.context.policy.acceptance),
                 draws=False,
             )
-            for search, context, path in zip(searches, contexts, paths, strict=True)
+            for search, path in zip(searches, paths, strict=True)
         ]
         with ExitStack() as stack:
             for context, path in zip(smaller_contexts, paths, strict=True):
@@ -259,9 +252,9 @@ class StagedProposer(CompositeProposer):
                 else:
                     cached_nodes.append(search.add_cached_node(parent, tree.tokens[node]))
 
-    def _pays(self, search: _TreeSearch, context: DraftContext[States]) -> bool:
+    def _pays(self, search: _TreeSearch) -> bool:
         """Whether another forward pass of the draft raises the step's expected tokens per second."""
-        chain, policy = self.model.chain_price(model_context(context)), context.policy
+        chain, policy = self.chain_price(search.context), search.context.policy
         if chain is None:
             return True
         num_nodes, tokens, extendable_tokens = search.estimate()

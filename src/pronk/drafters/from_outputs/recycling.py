@@ -8,7 +8,7 @@ is the product of the measured acceptance rates of the ranks on its path; the li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,10 +54,6 @@ class Successors:
     def move_to_front(self, token: int, successor: int) -> None:
         """Make ``successor`` the likeliest successor of ``token``."""
         self.put(token, (successor, *(other for other in self.get(token) if other != successor)))
-
-    def copy(self) -> Successors:
-        """Return an independent copy."""
-        return Successors(self.top_k, self.max_tokens, dict(self.rows))
 
 
 @dataclass
@@ -118,8 +114,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
     capabilities = Capabilities(logits=True, observes_all_steps=False)
 
     def __init__(self, options: Recycling, table: Successors, target: Target) -> None:
-        self.options, self.target = options, target
-        self._table = table
+        self.options, self.target, self._table = options, target, table
 
     def save(self, path: str | Path) -> None:
         """Write the shared table to a safetensors file.
@@ -129,12 +124,11 @@ class RecyclingProposer(Proposer[RecyclingState]):
         if not self.options.shared:
             msg = f"{self.name}: expected shared=True to save a table, found one for each request; set shared=True"
             raise OptionError(msg)
-        vocabulary = None if self.target is None else self.target.vocabulary
-        save_successors(Path(path), self._table, vocabulary)
+        save_successors(Path(path), self._table, self.target.vocabulary if self.target else None)
 
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
-        successors = self._table if self.options.shared else self._table.copy()
-        return RecyclingState(successors)
+        table = self._table
+        return RecyclingState(table if self.options.shared else replace(table, rows=dict(table.rows)))
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
         return [self._build_tree(context) for context in contexts]

@@ -239,16 +239,10 @@ class EagleRunner(SideLanes):
     def _run(
         self, segments: Sequence[_Segment], tokens: list[int], features: Array, wanted: Sequence[int]
     ) -> tuple[Array, Array]:
-        """Run rows of several requests.
+        """Run rows of several requests, one segment per request.
 
-        Args:
-            segments: one per request.
-            tokens: for each row, the token whose embedding the row has.
-            features: feature of each row, ``[rows, hidden]``; overwritten.
-            wanted: indices of the rows whose logits are needed.
-
-        Returns:
-            The output of each row, ``[rows, hidden]``, and logits of the wanted rows, ``[wanted, draft vocab]``.
+        Each row has the embedding of a token and a feature. ``features`` ``[rows, hidden]`` is overwritten with the
+        outputs. Returns the outputs, and the logits ``[wanted, draft vocab]`` of the rows with the indices ``wanted``.
         """
         start_time = self.target.clock()
         packed = ProgramRows().set_segments(segments, tokens)

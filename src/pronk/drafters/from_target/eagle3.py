@@ -199,7 +199,8 @@ class _Search:
     Attributes:
         draft: rows of the nodes that get children.
         depth: depth of the deepest nodes.
-        best: the likeliest nodes of this depth: gain, probability, node of ``trie``, parent's node in ``draft``.
+        best: the likeliest nodes of this depth: gain, probability, node of ``trie``, parent's node in ``draft``,
+            tokens of the path.
     """
 
     draft: HeadDraft
@@ -207,7 +208,7 @@ class _Search:
     source: str
     ids: DraftIds | None  # the target's token of each logit; ``None``: 0, 1, …
     depth: int = 0
-    best: list[tuple[float, float, int, int]] = field(default_factory=list)
+    best: list[tuple[float, float, int, int, tuple[int, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         context = self.draft.context
@@ -221,25 +222,23 @@ class _Search:
     def expand(self) -> bool:
         """Add children of the computed nodes to the tree; return whether some of them can get children."""
         self.depth += 1
-        found = list[tuple[float, float, int, int]]()
-        self._paths: dict[int, tuple[int, ...]] = {}
+        found = list[tuple[float, float, int, int, tuple[int, ...]]]()
         for own, node, probability, path in self._level:
             for token, prob in self._children(own, path):
                 kind = SourceRates.confidence_kind(prob)
                 gain = self.trie.gains[node] * self._rates.rate(kind, self.depth)
                 child = self.trie.add(node, token, gain, (self.source, kind))
-                found.append((gain, probability * prob, child, own))
-                self._paths[child] = (*path, token)
+                found.append((gain, probability * prob, child, own, (*path, token)))
         found.sort(key=lambda each: -each[1])
         self.best = found[: self.options.beam]
         return bool(found) and self.depth < self._max_depth
 
     def add_best(self) -> None:
         """Have the next pass of the head compute the likeliest nodes."""
-        self._level = []
-        for _, probability, node, parent in self.best:
-            own = self.draft.add(parent, self.trie.tokens[node])
-            self._level.append((own, node, probability, self._paths[node]))
+        self._level = [
+            (self.draft.add(parent, path[-1]), node, probability, path)
+            for _, probability, node, parent, path in self.best
+        ]
 
     def _children(self, own: int, path: tuple[int, ...]) -> list[tuple[int, float]]:
         """Return the likeliest tokens after a computed node, with their probabilities."""

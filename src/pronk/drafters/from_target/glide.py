@@ -89,14 +89,11 @@ class Glide(ModelDrafter):
         trained = read_trained_drafter(self.name, self.model, self.default_folder, target)
 
         def load_runner() -> DraftRunner:
-            shape = trained.make_shape(GlideShape)
-            config, backend = target.decoder.config, target.decoder.backend
-            module = trained.load(target, lambda weights: GlideDecoder(shape, config, backend, weights))
+            module = trained.load(target, trained.make_shape(GlideShape), GlideDecoder)
             layers = tuple(layer - 1 for layer in module.cache_layers)  # layer numbers from 1 to indices from 0
             cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
             runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
-            size = config.vocab_size
-            relative_size = len(module.layers) / len(target.decoder.layers)
+            size, relative_size = module.config.vocab_size, len(module.layers) / len(target.decoder.layers)
             return _GlideRunner(runner, Translation(size, size), target, relative_size)
 
         return target.load_shared(trained.folder, self.name, load=load_runner)

@@ -163,8 +163,7 @@ class Kangaroo(StepwiseDrafter):
         trained = read_trained_drafter(self.name, self.model, "pronk-tiny-kangaroo", target)
 
         def load_early_exit() -> EarlyExit:
-            shape, config = trained.make_shape(KangarooShape), target.decoder.config
-            return EarlyExit(target, trained.load(target, lambda weights: KangarooAdapter(shape, config, weights)))
+            return EarlyExit(target, trained.load(target, trained.make_shape(KangarooShape), KangarooAdapter))
 
         return KangarooProposer(self, target.load_shared(trained.folder, self.name, load=load_early_exit))
 

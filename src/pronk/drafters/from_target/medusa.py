@@ -8,7 +8,7 @@ the root. All heads of all requests run in one batch. Their likeliest tokens for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from pronk.checks import check_integer, check_path
 from pronk.drafters.from_target.modules.files import TrainedDrafter, read_trained_drafter
 from pronk.drafters.from_target.modules.heads import MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, draft_tree, main_chain_first
-from pronk.models.decoder import Decoder
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
@@ -34,40 +33,6 @@ class MedusaState:
 
     hidden: Array | None = None  # ``[hidden]``, output of the target's last layer, before the final norm
     position: int = -1  # text position of the token that ``hidden`` belongs to
-
-
-@dataclass(frozen=True)
-class _MedusaRunner:
-    """Owns and runs the heads; ``paths`` are the nodes of each tree, as paths of ranks."""
-
-    heads: MedusaHeads
-    decoder: Decoder
-    paths: tuple[Path, ...]
-    programs: list[Program] = field(default_factory=list)  # one per head, built at first use
-
-    def logits(self, hidden: Sequence[Array]) -> Array:
-        """Return logits ``[requests, heads, vocab]`` float32 for the outputs ``[hidden]`` of the last layer."""
-        rows = np.stack(hidden)
-        states = self._head_outputs(rows)
-        unembeddings = self.heads.unembeddings  # empty if all heads use the target's unembedding
-        if unembeddings:
-            by_head = [unembed.logits(state) for unembed, state in zip(unembeddings, states, strict=True)]
-            return np.stack(by_head, axis=1)
-        logits = self.decoder.head.logits(np.concatenate(states))
-        return logits.reshape(len(states), len(rows), -1).swapaxes(0, 1)
-
-    def _head_outputs(self, rows: Array) -> list[Array]:
-        """Run the heads; return for each head the input ``[requests, hidden]`` of its unembedding."""
-        if not self.programs:
-            heads = range(self.heads.shape.num_heads)
-            programs = [self.decoder.backend.program(rows.shape[1], rows.dtype) for _ in heads]
-            for head, program in zip(heads, programs, strict=True):
-                self.heads.compile(head, self.decoder.norm, program)
-            self.programs.extend(programs)  # all at once, so that an interruption cannot leave a partial list
-        states = [rows.copy() for _ in self.programs]
-        for program, state in zip(self.programs, states, strict=True):
-            program.run(ProgramRows.without_segments(len(rows)), state)
-        return states
 
 
 @dataclass(frozen=True)
@@ -97,14 +62,10 @@ class Medusa(Drafter):
 
     def bind(self, target: Target) -> MedusaProposer:
         trained = read_trained_drafter(self.name, self.model, _DEFAULT_FOLDER, target)
-        shape, decoder = trained.make_shape(MedusaShape), target.decoder
+        shape = trained.make_shape(MedusaShape)
         paths = main_chain_first(self._choose_paths(trained, shape))
-
-        def load_heads() -> MedusaHeads:
-            return trained.load(target, lambda weights: MedusaHeads(shape, decoder.config, weights))
-
-        heads = target.load_shared(trained.folder, self.name, load=load_heads)
-        return MedusaProposer(self, _MedusaRunner(heads, decoder, paths), target)
+        heads = target.load_shared(trained.folder, self.name, load=lambda: trained.load(target, shape, MedusaHeads))
+        return MedusaProposer(self, heads, paths, target)
 
     def _choose_paths(self, trained: TrainedDrafter, shape: MedusaShape) -> tuple[Path, ...]:
         """Return the paths of the option ``tree``; if it has none, derive them from ``drafter.json``."""
@@ -120,14 +81,16 @@ class Medusa(Drafter):
 
 
 class MedusaProposer(Proposer[MedusaState]):
-    """Proposes trees of the heads' likeliest tokens; ``runner`` runs the heads."""
+    """Proposes trees of the heads' likeliest tokens; ``paths`` are the nodes of each tree, as paths of ranks."""
 
     name = Medusa.name
 
-    def __init__(self, options: Medusa, runner: _MedusaRunner, target: Target) -> None:
-        self.options, self.runner, self.target, self.models = options, runner, target, (runner.heads,)
-        self.capabilities = Capabilities(hidden=(runner.decoder.config.num_layers,))
-        self._sources = [f"{self.name} {number}" for number in range(1, runner.heads.shape.num_heads + 1)]
+    def __init__(self, options: Medusa, heads: MedusaHeads, paths: tuple[Path, ...], target: Target) -> None:
+        self.options, self.heads, self.paths, self.models = options, heads, paths, (heads,)
+        self.target: Target = target
+        self.capabilities = Capabilities(hidden=(target.decoder.config.num_layers,))
+        self._sources = [f"{self.name} {number}" for number in range(1, heads.shape.num_heads + 1)]
+        self._programs: list[Program] = []  # one per head, built at first use
 
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - the first outcome has its hidden state
         return MedusaState()
@@ -142,16 +105,34 @@ class MedusaProposer(Proposer[MedusaState]):
             and min(context.max_depth, context.max_nodes) > 0
         ]
         if ready:
-            outputs = self.runner.logits([hidden for _, hidden in ready])
+            outputs = self.logits([hidden for _, hidden in ready])
             for (number, _), logits in zip(ready, outputs, strict=True):
                 trees[number] = draft_tree(
-                    contexts[number], logits[: self.options.num_tokens], self._sources, self.runner.paths
+                    contexts[number], logits[: self.options.num_tokens], self._sources, self.paths
                 )
         return trees
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:
-        layer = self.runner.decoder.config.num_layers
+        (layer,) = self.capabilities.hidden
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
         # Copy the row: a view would keep the array of the whole forward pass in memory.
         state.hidden = outcome.hidden[layer][last].copy() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)
+
+    def logits(self, hidden: Sequence[Array]) -> Array:
+        """Return logits ``[requests, heads, vocab]`` float32 for the outputs ``[hidden]`` of the last layer."""
+        rows, decoder = np.stack(hidden), self.target.decoder
+        if not self._programs:
+            programs = [decoder.backend.program(rows.shape[1], rows.dtype) for _ in self._sources]
+            for head, program in enumerate(programs):
+                self.heads.compile(head, decoder.norm, program)
+            self._programs = programs  # all at once, so that an interruption cannot leave a partial list
+        states = [rows.copy() for _ in self._programs]
+        for program, state in zip(self._programs, states, strict=True):
+            program.run(ProgramRows.without_segments(len(rows)), state)
+        unembeddings = self.heads.unembeddings  # empty if all heads use the target's unembedding
+        if unembeddings:
+            by_head = [unembed.logits(state) for unembed, state in zip(unembeddings, states, strict=True)]
+            return np.stack(by_head, axis=1)
+        logits = decoder.head.logits(np.concatenate(states))
+        return logits.reshape(len(states), len(rows), -1).swapaxes(0, 1)

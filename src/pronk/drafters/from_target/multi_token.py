@@ -117,8 +117,7 @@ class MultiToken(LaneDrafter):
             check_paths(self.name, self.tree, shape.num_heads)
 
         def load_runner() -> _HeadsRunner:
-            config = target.decoder.config
-            return _HeadsRunner(target, trained.load(target, lambda weights: MultiTokenHeads(shape, config, weights)))
+            return _HeadsRunner(target, trained.load(target, shape, MultiTokenHeads))
 
         return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=load_runner))
 

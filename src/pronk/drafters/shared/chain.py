@@ -16,7 +16,6 @@ from pronk.interrupts import is_interrupt_pending
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
-from pronk.speculation.target import Target
 from pronk.speculation.tree import Origin, TokenTree
 
 State = TypeVar("State")
@@ -120,10 +119,6 @@ class ChainDrafter(Drafter):
     def proposes_tree(self) -> bool:
         """Whether proposals have siblings; if so, ``cape`` and ``threshold`` cannot wrap this drafter."""
         return False
-
-    @abstractmethod
-    def bind(self, target: Target) -> ChainProposer[Any]:
-        """Return the proposer for the target."""
 
 
 class ChainProposer(Proposer[State], ChainDrafter):

@@ -27,8 +27,8 @@ from pronk.checks import check_integer
 from pronk.errors import OptionError
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
-from pronk.speculation.tree import Origin, TokenTree
-from pronk.speculation.trie import Frontier
+from pronk.speculation.tree import TokenTree
+from pronk.speculation.trie import Frontier, Trie
 
 MAX_NODES = 127  # maximum number of draft tokens in a tree: 128 rows with the root, the default of ``Engine.max_tree``
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain
@@ -151,19 +151,14 @@ def _build_tree(
     root: int, ranked: Sequence[Sequence[tuple[int, float]]], all_rates: Sequence[SourceRates], paths: Sequence[Path]
 ) -> TokenTree:
     """Return the tree of ``paths``; leave out paths with a rank for which ``ranked`` has no token."""
-    tokens, parents = [root], [-1]
-    gain, origin = [1.0], list[Origin]([("", 0)])
-    nodes: dict[Path, int] = {(): 0}
+    trie, nodes = Trie(root), dict[Path, int]({(): 0})
     for path in paths:
         parent, depth = nodes.get(path[:-1]), len(path) - 1
         if parent is None or depth >= len(ranked) or path[-1] >= len(ranked[depth]):
             continue
-        token, prob = ranked[depth][path[-1]]
-        nodes[path] = len(tokens)
-        tokens.append(token)
-        parents.append(parent)
-        rates = all_rates[depth]
+        (token, prob), rates = ranked[depth][path[-1]], all_rates[depth]
         kind = rates.confidence_kind(prob)
-        origin.append((rates.source, kind))
-        gain.append(gain[parent] * rates.rate(kind, depth + 1))
-    return TokenTree(tuple(tokens), tuple(parents), gain=tuple(gain), origin=tuple(origin))
+        gain = trie.gains[parent] * rates.rate(kind, depth + 1)
+        nodes[path] = trie.add(parent, token, gain, (rates.source, kind))
+    # Not ``trie.tree``: the nodes stay in the order of ``paths``.
+    return TokenTree(tuple(trie.tokens), tuple(trie.parents), gain=tuple(trie.gains), origin=tuple(trie.origins))

@@ -141,7 +141,7 @@ def test_logits_of_the_core_equal_the_formulas(packed: bool, cross: bool, classi
     by, target = backend(packed=packed), tiny_module(classic=classic)
     module = made(target, GlideShape(**{**vars(SHAPE), "cross": cross}))
     weights = export_weights(module, tmp_path / "drafter", by)
-    decoder = GlideDecoder(GlideShape(**{**vars(SHAPE), "cross": cross}), target.config, by, weights)
+    decoder = GlideDecoder(GlideShape(**{**vars(SHAPE), "cross": cross}), target.config, weights)
     weights.check_all_read()
     source, shape = tiny_decoder(packed=packed, classic=classic), dict[str, Any](num_blocks=2, packed=packed)
     pools = [make_cache(each.config, FLOAT32, **shape) for each in (source, decoder)]

@@ -194,10 +194,6 @@ def _eagle(
     raw: Mapping[str, Any], decoder: Mapping[str, Any], names: Collection[str], ids: Any, *, verifier: Any
 ) -> EagleConfig:
     """Return the configuration of an EAGLE-3 head; ``names`` are its tensors in the layout speculators."""
-
-    def flag(key: str) -> bool:
-        return check_flag(f"config.json: {key}", raw.get(key) or False, error=ConfigError)
-
     layers = _decoder(decoder, names, raw.get("quantization_config"))
     sources = None
     if ids is not None:
@@ -207,6 +203,9 @@ def _eagle(
         sources = tuple(
             check_integer("config.json: layers of the target", layer, 0, error=ConfigError) for layer in ids
         )
+    flags: dict[str, Any] = {
+        flag: check_flag(f"config.json: {flag}", raw.get(flag) or False, error=ConfigError) for flag in _FLAGS
+    }
     num_wide = sum(f"layers.{index}.hidden_norm.weight" in names for index in range(layers.num_layers))
     return EagleConfig(
         "eagle3",
@@ -214,10 +213,7 @@ def _eagle(
         _size(raw, "draft_vocab_size", layers.vocab_size),
         _size(raw, "target_hidden_size", layers.hidden_size),
         sources,
-        fc_norm=flag("fc_norm"),
-        norm_before_fc=flag("norm_before_fc"),
-        norm_before_residual=flag("norm_before_residual"),
-        norm_output=flag("norm_output"),
+        **flags,
         num_wide=max(1, num_wide),
         verifier=verifier if isinstance(verifier, str) and verifier else None,
         fingerprint=_fingerprint(raw),

@@ -88,14 +88,16 @@ class TrainedDrafter:
             msg = f"{self.folder / _CONFIG_FILE}: {error}; train it again"
             raise CheckpointError(msg) from error
 
-    def load(self, target: Target, make: Callable[[DrafterWeights], Module]) -> Module:
-        """Return ``make(weights)``, a module with the weights of the file in the target's dtype and backend.
+    def load(
+        self, target: Target, shape: Shape, make: Callable[[Shape, ModelConfig, DrafterWeights], Module]
+    ) -> Module:
+        """Return a module of this shape, with the weights of the file in the target's dtype and backend.
 
         Raises ``CheckpointError`` if the file is damaged, or its tensors are not exactly those that ``make`` reads.
         """
         checkpoint = Checkpoint(self.folder, remedy="train it again")
         weights = DrafterWeights(checkpoint, target.decoder.backend, target.cache.dtype)
-        module = self.make_checked(lambda: make(weights))
+        module = self.make_checked(lambda: make(shape, target.decoder.config, weights))
         weights.check_all_read()
         return module
 
@@ -104,7 +106,7 @@ class DrafterWeights:
     """The weights file of a trained drafter, from which a module reads its parts by name."""
 
     def __init__(self, checkpoint: Checkpoint, backend: Backend, dtype: DType) -> None:
-        self._checkpoint, self._backend, self._dtype = checkpoint, backend, dtype
+        self._checkpoint, self.backend, self._dtype = checkpoint, backend, dtype
         self._unread = set(checkpoint)
 
     def array(self, name: str, *shape: int) -> Array:
@@ -123,7 +125,7 @@ class DrafterWeights:
         """Return the linear layer ``name`` ``[outputs, inputs]``."""
         weight = self.array(f"{name}.weight", outputs, inputs)
         biases = self.array(f"{name}.bias", outputs) if bias else None
-        return Linear(self._backend, weight, biases, layout or WeightLayout(), None)
+        return Linear(self.backend, weight, biases, layout or WeightLayout(), None)
 
     def norm(self, name: str, config: ModelConfig, size: int) -> Norm:
         """Return the norm ``name`` over ``size`` features, of the type in the configuration."""

@@ -20,7 +20,6 @@ from pronk.architecture.config import ModelConfig, llama_config
 from pronk.checks import check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
-from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program import Program
@@ -137,8 +136,8 @@ class _GlideLayer(Layer):
 class GlideDecoder(Decoder):
     """GLIDE's decoder; its head is its embedding. For ``cache_layers``, see :class:`GlideShape`."""
 
-    def __init__(self, shape: GlideShape, target: ModelConfig, backend: Backend, weights: DrafterWeights) -> None:
-        super().__init__(shape.config(target), backend)
+    def __init__(self, shape: GlideShape, target: ModelConfig, weights: DrafterWeights) -> None:
+        super().__init__(shape.config(target), weights.backend)
         config, self.cache_layers = self.config, shape.cache_layers(target)
         self.embedding = weights.array("embedding", config.vocab_size, config.hidden_size)
         names = [f"layers.{index}" for index in range(shape.layers)]
@@ -147,4 +146,4 @@ class GlideDecoder(Decoder):
             for name in names
         ]
         self.norm = weights.norm("norm", config, config.hidden_size)
-        self.head = Linear(backend, self.embedding, None, WeightLayout(), None)
+        self.head = Linear(weights.backend, self.embedding, None, WeightLayout(), None)
