@@ -255,7 +255,7 @@ def assert_no_blocks(drafter: Proposer[Any]) -> None:
     """Check that no request holds a block of the caches of a drafter's models."""
     assert drafter.models
     for model in drafter.models:
-        owners = (getattr(model, name, None) for name in ("_side_cache", "runner"))
+        owners = (getattr(model, name, None) for name in ("side_cache", "runner"))
         owner: Any = next((each for each in owners if each is not None), model)
         allocator = owner.cache.allocator
         assert allocator.num_free == allocator.num_blocks

@@ -121,7 +121,7 @@ def test_the_drafts_prefix_cache_uses_its_own_tokens(llm: LLM, tmp_path: Path) -
     assert pending is not None
     assert len(lane.tokens) > 100
     assert len(pending) < 64
-    proposer.draft.release(lane)
+    proposer.stop(lane)
 
 
 def test_padded_embeddings_are_ignored(llm: LLM, tmp_path: Path) -> None:

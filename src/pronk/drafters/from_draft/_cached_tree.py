@@ -63,8 +63,9 @@ class CachedTree(Trie):
     @property
     def num_free_nodes(self) -> int:
         """Number of nodes that can still be added, by free KV slots and by the limits in ``context``."""
-        max_size = self.context.max_depth + self.context.max_nodes + 1
-        return min(max_size, self._draft.num_free_slots(self.context.state) - len(self.pending_text)) - len(self)
+        max_size, lane = self.context.max_depth + self.context.max_nodes + 1, self.context.state
+        num_slots = len(lane.block_table.blocks) * self._draft.runner.cache.block_size
+        return min(max_size, num_slots - len(lane.tokens) - len(self.pending_text)) - len(self)
 
     def add_node(self, parent: int, token: int) -> int | None:
         """Return the child of ``parent`` with the target's token id ``token``; add it if it is new.

@@ -71,8 +71,11 @@ class ModelProposer(StepwiseProposer[DraftLane]):
     options: ModelDrafter
 
     def __init__(self, options: ModelDrafter, draft: DraftRunner) -> None:
-        super().__init__(options, draft)
+        super().__init__(options, draft, draft.runner.cache)
         self.draft = draft
+
+    def start(self, prompt: Sequence[int]) -> DraftLane:  # noqa: ARG002 - the first proposal reads it
+        return self.draft.make_lane()
 
     def ends(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence < self.options.min_confidence

@@ -120,8 +120,11 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
     options: Eagle3
 
     def __init__(self, options: Eagle3, runner: EagleRunner) -> None:
-        super().__init__(options, runner)
+        super().__init__(options, runner, runner.cache)
         self.runner = runner
+
+    def start(self, prompt: Sequence[int]) -> SideLane:  # noqa: ARG002 - the first proposal reads it
+        return SideLane()
 
     def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""

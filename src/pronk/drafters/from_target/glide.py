@@ -61,7 +61,8 @@ class _GlideRunner(DraftRunner):
             assert isinstance(lane, _GlideLane)
             with uninterrupted():
                 if recompute:
-                    self.truncate(lane, lane.num_final_rows)
+                    self.rollback(lane, min(len(lane.tokens), lane.num_final_rows))
+                    lane.tree = None
                 lane.target_block_table, lane.num_prompt = context.block_table, context.sampler.context.num_prompt
                 lane.num_final_rows = context.block_table.length + 1
         return super().align_lanes(contexts)

@@ -46,7 +46,7 @@ class ExitDraft:
     """One request's chain of draft tokens in one step."""
 
     chain: Chain  # the draft tokens so far
-    num_early_rows: int = 0  # number of leading rows of ``segment`` whose first layers are already computed
+    num_early_rows: int = 0  # number of tokens after those in the target's cache whose first layers are computed
     is_finite: bool = True  # False if the first layers have output an infinity or NaN in this step
 
     @property
@@ -58,11 +58,6 @@ class ExitDraft:
     def text(self) -> TokenView:
         """The request's text, then the draft tokens."""
         return TokenView(self.chain.context.tokens, self.chain.tokens)
-
-    @property
-    def segment(self) -> Segment:
-        """Rows for the tokens that are not in the target's cache: the text's end, then the draft tokens."""
-        return Segment(self.block_table, TokenTree.chain(self.text[self.block_table.length :]), self.num_early_rows)
 
 
 class EarlyExit:
@@ -78,34 +73,31 @@ class EarlyExit:
         self.exit_layer = adapter.shape.exit_layer
         self.runner = target.runner or ModelRunner(target.decoder, target.cache)
         has_attention = adapter.shape.has_attention
-        self._side_cache = SideCache(target, adapter.config, adapter.compile_part) if has_attention else None
+        self.side_cache = SideCache(target, adapter.config, adapter.compile_part) if has_attention else None
         target.keep_hidden(self.exit_layer, self)
         self.cost_model = CostModel()
         self.relative_size = self.exit_layer / len(target.decoder.layers)
         self._program: Program | None = None
-
-    def make_lane(self) -> SideLane:
-        return SideLane()
-
-    def release(self, lane: SideLane) -> None:
-        if self._side_cache is not None:
-            self._side_cache.release(lane)
 
     def reserve(self, draft: ExitDraft) -> bool:
         """Allocate the chain's slots in the adapter's cache; return False if it or the target's lacks slots."""
         context, max_tokens = draft.chain.context, draft.chain.max_tokens
         if self.target.cache.allocator.num_missing(draft.block_table, len(context.tokens) + max_tokens) > 0:
             return False  # the scheduler has allocated too few slots in the target's cache
-        if self._side_cache is None:
+        if self.side_cache is None:
             return True
         # Drop the text's last token, to run it again: the first draft token needs the adapter's output for it.
         del context.state.tokens[len(context.tokens) - 1 :]
-        return self._side_cache.reserve(context, max_tokens)
+        return self.side_cache.reserve(context, max_tokens)
 
     def next_logits(self, drafts: Sequence[ExitDraft]) -> Array:
         """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
         start_time = self.target.clock()
-        jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
+        jobs = list[ForwardJob]()
+        for draft in drafts:  # rows for the tokens that are not in the target's cache: the text's end, then the drafts
+            new = TokenTree.chain(draft.text[draft.block_table.length :])
+            segment = Segment(draft.block_table, new, draft.num_early_rows)
+            jobs.append(ForwardJob(segment, range(0), draft.chain.context.sampler.context.num_prompt))
         for draft in drafts:  # remove the old early rows first: an error below must not leave incomplete ones
             self.runner.early_tokens.pop(id(draft.block_table), None)
         outputs = self.runner.run_first_layers(jobs, self.exit_layer)
@@ -117,12 +109,12 @@ class EarlyExit:
             if draft.is_finite:
                 early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens)
                 self.runner.early_tokens[id(draft.block_table)] = early_tokens
-        if self._side_cache is None:
+        if self.side_cache is None:
             hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:
             contexts, texts = [draft.chain.context for draft in drafts], [draft.text for draft in drafts]
             stops = [len(text) for text in texts]
-            hidden = self._side_cache.run_texts(contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x))
+            hidden = self.side_cache.run_texts(contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x))
         logits = (self.adapter.head or self.target.decoder.head).logits(hidden)
         context = sum(draft.block_table.length for draft in drafts)
         self.cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True)
@@ -174,8 +166,12 @@ class KangarooProposer(StepwiseProposer[SideLane]):
     options: Kangaroo
 
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
-        super().__init__(options, early_exit)
+        side_cache = early_exit.side_cache
+        super().__init__(options, early_exit, None if side_cache is None else side_cache.cache)
         self.early_exit = early_exit
+
+    def start(self, prompt: Sequence[int]) -> SideLane:  # noqa: ARG002 - the first proposal reads it
+        return SideLane()
 
     def ends(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence <= self.options.eta

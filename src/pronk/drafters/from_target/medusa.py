@@ -69,15 +69,12 @@ class Medusa(Drafter):
 
     def _choose_paths(self, trained: TrainedDrafter, shape: MedusaShape) -> tuple[Path, ...]:
         """Return the paths of the option ``tree``; if it has none, derive them from ``drafter.json``."""
-        tree = self.tree
+        tree, depth = self.tree, shape.num_heads
         if isinstance(tree, tuple):
-            return check_paths(self.name, tree, shape.num_heads)
-
-        def paths_of_file() -> tuple[Path, ...]:
-            paths = best_paths(shape.accuracies, tree) if isinstance(tree, int) else shape.tree
-            return check_paths(self.name, paths, shape.num_heads)
-
-        return trained.make_checked(paths_of_file)
+            return check_paths(self.name, tree, depth)
+        return trained.make_checked(
+            lambda: check_paths(self.name, shape.tree if tree is None else best_paths(shape.accuracies, tree), depth)
+        )
 
 
 class MedusaProposer(Proposer[MedusaState]):

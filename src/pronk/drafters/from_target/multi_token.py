@@ -132,8 +132,11 @@ class MultiTokenProposer(LaneProposer[SideLane]):
     options: MultiToken
 
     def __init__(self, options: MultiToken, runner: _HeadsRunner) -> None:
-        super().__init__(options, runner)
+        super().__init__(options, runner, runner.target, runner.cache)
         self.runner = runner
+
+    def start(self, prompt: Sequence[int]) -> SideLane:  # noqa: ARG002 - the first proposal reads it
+        return SideLane()
 
     def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.

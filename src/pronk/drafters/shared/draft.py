@@ -24,6 +24,7 @@ from pronk.errors import CacheFullError
 from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
 from pronk.interrupts import uninterrupted
+from pronk.kv_cache.paged import PagedCache
 from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
@@ -43,6 +44,11 @@ class DraftLane(SideLane):
     # text's token after ``tokens``. ``None`` if no tree is cached.
     tree: TokenTree | None = None
     reencoder: Reencoder | None = None  # re-encodes the text for the draft model; ``None`` if the ids are equal
+
+    def release(self, cache: PagedCache) -> None:
+        with uninterrupted():
+            super().release(cache)
+            self.tree, self.start = None, 0
 
 
 class DraftRunner:
@@ -65,11 +71,6 @@ class DraftRunner:
 
     def make_lane(self) -> DraftLane:
         return DraftLane(reencoder=self.translation.make_reencoder())
-
-    def release(self, lane: DraftLane) -> None:
-        with uninterrupted():
-            lane.release(self.runner.cache)
-            lane.tree, lane.start = None, 0
 
     def forward_texts(self, contexts: Sequence[DraftContext[DraftLane]]) -> list[Array | None]:
         """Run the uncached tokens of each request's text; return the logits ``[vocab]`` after each text.
@@ -186,19 +187,9 @@ class DraftRunner:
             Segment(lane.block_table, tree, num_computed), logits_nodes, len(lane.tokens) or logits_nodes.start + 1
         )
 
-    def truncate(self, lane: DraftLane, length: int) -> None:
-        """Keep the first ``length`` cached tokens of a request; drop the others and the cached tree."""
-        if lane.tree is not None or len(lane.tokens) > length:
-            self._rollback(lane, min(len(lane.tokens), length))
-            lane.tree = None
-
     def num_free_positions(self, lane: DraftLane) -> int:
         """Return how many more tokens the request may cache within the draft model's context length."""
         return self.context_length - len(lane.tokens)
-
-    def num_free_slots(self, lane: DraftLane) -> int:
-        """Return the number of KV slots that are allocated to the request and hold no token yet."""
-        return len(lane.block_table.blocks) * self.runner.cache.block_size - len(lane.tokens)
 
     def to_draft_ids(self, tokens: Sequence[int]) -> list[int]:
         """Return the draft model's ids of the target's tokens, without the tokens that it lacks."""
@@ -218,7 +209,7 @@ class DraftRunner:
         """Empty a lane that lacks too many of ``length`` tokens, or begins after them."""
         most, num_cached = self.max_unread, lane.start + len(lane.tokens) + len(lane.tree or ())
         if most is not None and (length - 1 - num_cached > most or lane.start >= length):
-            self._rollback(lane, 0)
+            self.rollback(lane, 0)
             lane.tree, lane.start = None, max(0, length - 1 - most)
 
     def _align(self, lane: DraftLane, text: Sequence[int], num_unchanged: int) -> None:
@@ -233,10 +224,11 @@ class DraftRunner:
             self.runner.cache.commit(lane.block_table, path)
             lane.append(text[start + num_kept : start + num_kept + len(path)])
         else:
-            self._rollback(lane, min(num_kept, len(text) - 1 - start))
+            self.rollback(lane, min(num_kept, len(text) - 1 - start))
         lane.tree = None
 
-    def _rollback(self, lane: DraftLane, length: int) -> None:
+    def rollback(self, lane: DraftLane, length: int) -> None:
+        """Keep the first ``length`` cached tokens of a request, which may have fewer."""
         del lane.tokens[length:]
         self.runner.cache.rollback(lane.block_table, length)
 

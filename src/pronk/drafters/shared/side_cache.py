@@ -129,12 +129,6 @@ class SideLanes:
                 return False
         return True
 
-    def make_lane(self) -> SideLane:
-        return SideLane()
-
-    def release(self, lane: SideLane) -> None:
-        lane.release(self.cache)
-
     def program(self, part: int) -> Program:
         """Return the program of a part of the module; compile it once per version of the KV pool."""
         key = (part, self.cache.version)

@@ -20,13 +20,15 @@ from typing import Any, Protocol, TypeVar
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop
+from pronk.drafters.shared.side_cache import SideLane
+from pronk.kv_cache.paged import PagedCache
 from pronk.sampling.draft_token import DraftIds
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
 
-Lane = TypeVar("Lane")
+Lane = TypeVar("Lane", bound=SideLane)
 
 MIN_COUNTED, MAX_COUNTED = 16, 64  # numbers of tokens whose choices are counted in one shadow pass
 
@@ -57,21 +59,10 @@ class StepwiseDrafter(LaneDrafter):
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
 
 
-class LaneOwner(Protocol[Lane]):
-    """Runner of a drafter's model, with a KV cache of its own."""
+class StepwiseRunner(Protocol):
+    """Runner of a drafter's model; ``relative_size`` is the model's size divided by the target's."""
 
     target: Target
-
-    def make_lane(self) -> Lane:
-        """Return an empty lane for a new request."""
-
-    def release(self, lane: Lane) -> None:
-        """Free the KV blocks of a lane, and clear the lane."""
-
-
-class StepwiseRunner(LaneOwner[Lane], Protocol[Lane]):
-    """Runner with measured costs; ``relative_size`` is the model's size divided by the target's."""
-
     cost_model: CostModel
     relative_size: float
 
@@ -79,16 +70,15 @@ class StepwiseRunner(LaneOwner[Lane], Protocol[Lane]):
 class LaneProposer(ChainProposer[Lane]):
     """Base of proposers whose model has a KV cache of its own; ``runner`` is freed with its last proposer.
 
-    The state of a request is its lane: what the KV cache holds of its text. A lane makes a proposal cheaper and does
-    not change it.
+    The state of a request is its lane: what ``cache`` holds of its text. A lane makes a proposal cheaper and does not
+    change it.
     """
 
     capabilities = Capabilities(observes_all_steps=False)
 
-    def __init__(self, options: LaneDrafter, runner: LaneOwner[Lane]) -> None:
-        self.options, self.target, self.models = options, runner.target, (runner,)
-        self.name = options.name
-        self._lanes = runner
+    def __init__(self, options: LaneDrafter, runner: object, target: Target, cache: PagedCache | None) -> None:
+        self.options, self.target, self.models = options, target, (runner,)
+        self.name, self._cache = options.name, cache
 
     @property
     def source(self) -> str:
@@ -99,14 +89,12 @@ class LaneProposer(ChainProposer[Lane]):
     def proposes_tree(self) -> bool:
         return self.options.proposes_tree
 
-    def start(self, prompt: Sequence[int]) -> Lane:  # noqa: ARG002 - the first proposal reads it
-        return self._lanes.make_lane()
-
     def observe(self, outcome: Outcome[Lane]) -> None:
         """Do nothing: the next context has the text."""
 
     def stop(self, state: Lane) -> None:
-        self._lanes.release(state)
+        if self._cache is not None:
+            state.release(self._cache)
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
@@ -116,8 +104,8 @@ class StepwiseProposer(LaneProposer[Lane]):
 
     options: StepwiseDrafter
 
-    def __init__(self, options: StepwiseDrafter, runner: StepwiseRunner[Lane]) -> None:
-        super().__init__(options, runner)
+    def __init__(self, options: StepwiseDrafter, runner: StepwiseRunner, cache: PagedCache | None) -> None:
+        super().__init__(options, runner, runner.target, cache)
         self._costs = runner
 
     def begin(self, contexts: Sequence[DraftContext[Lane]], stop: Stop | None) -> tuple[list[Chain], list[int]]:

@@ -68,15 +68,12 @@ def _mtp_renames(prefix: str, *names: str) -> dict[str, str]:
 
 def find_mtp_names(stored: Collection[str]) -> HeadNames | None:
     """Return the layout of the MTP head among the tensors ``stored``; ``None`` if there is none."""
-    own_layer = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+    for prefix, own in (("mtp_layers.0.", True), ("model.mtp_layers.0.", False)):  # speculators, MiMo
+        if any(name.startswith(prefix) for name in stored):
+            modules = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+            renames = _mtp_renames(prefix, *modules) | {prefix: "layers.0."}
+            return replace(EAGLE_NAMES, own=own, renames=renames, embedding_first=own, zero_first_embedding=not own)
     mtp = replace(EAGLE_NAMES, own=False)
-    if any(name.startswith("mtp_layers.0.") for name in stored):  # speculators
-        prefix = "mtp_layers.0."
-        return replace(EAGLE_NAMES, renames=_mtp_renames(prefix, *own_layer) | {prefix: "layers.0."})
-    if any(name.startswith("model.mtp_layers.0.") for name in stored):  # MiMo
-        prefix = "model.mtp_layers.0."
-        renames = _mtp_renames(prefix, *own_layer) | {prefix: "layers.0."}
-        return replace(mtp, renames=renames, embedding_first=False, zero_first_embedding=True)
     if any(name.startswith("mtp.layers.0.") for name in stored):  # Qwen
         modules = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
         return replace(mtp, renames=_mtp_renames("mtp.", *modules) | {"mtp.layers.": "layers."})
