@@ -49,15 +49,8 @@ if TYPE_CHECKING:
     from pronk.speculation.proposer import Proposer as Proposer
     from pronk.speculation.target import Target as Target
 
-# By class of the drafter interface: the module of pronk.speculation that defines it.
-_INTERFACE = {
-    "DraftContext": "proposer",
-    "Drafter": "proposer",
-    "Proposer": "proposer",
-    "Capabilities": "proposer",
-    "Outcome": "proposer",
-    "Target": "target",
-}
+# The classes of the drafter interface, which pronk.speculation.proposer defines or imports.
+_INTERFACE = ("DraftContext", "Drafter", "Proposer", "Capabilities", "Outcome", "Target")
 __all__ = [*_INTERFACE, "REGISTRY", "make_drafter", *class_modules()]  # noqa: PLE0604 - all are strings
 
 
@@ -66,7 +59,7 @@ def __getattr__(name: str) -> Any:
     if name == "Guesser":
         warn("pronk.drafters.Guesser is deprecated; use pronk.drafters.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    module = f"pronk.speculation.{_INTERFACE[name]}" if name in _INTERFACE else class_modules().get(name)
+    module = "pronk.speculation.proposer" if name in _INTERFACE else class_modules().get(name)
     if module is None:
         msg = f"module 'pronk.drafters' has no attribute {name!r}"
         raise AttributeError(msg)

@@ -75,23 +75,19 @@ def make_drafter(spec: str | Drafter) -> Drafter:
     Raises:
         OptionError: the specification cannot be parsed, the drafter or an option is unknown, or a value is invalid.
     """
+    from pronk.speculation.proposer import Drafter  # noqa: PLC0415 - imports NumPy
+
+    if isinstance(spec, Drafter):
+        return spec
     if not isinstance(spec, str):
-        return _check_drafter(spec)
+        found = f"the class {spec.__name__}" if isinstance(spec, type) else " ".join(repr(spec).split())[:60]
+        msg = f'drafter: expected a name or a drafter, found {found}; write for example "suffix" or Suffix()'
+        raise OptionError(msg)
     try:
         node = ast.parse(spec.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _syntax_error(spec) from error
     return _build(node, spec)
-
-
-def _check_drafter(spec: Any) -> Drafter:
-    from pronk.speculation.proposer import Drafter  # noqa: PLC0415 - imports NumPy
-
-    if not isinstance(spec, Drafter):
-        found = f"the class {spec.__name__}" if isinstance(spec, type) else " ".join(repr(spec).split())[:60]
-        msg = f'drafter: expected a name or a drafter, found {found}; write for example "suffix" or Suffix()'
-        raise OptionError(msg)
-    return spec
 
 
 def _build(node: ast.expr, spec: str) -> Drafter:

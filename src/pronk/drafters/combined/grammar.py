@@ -157,9 +157,8 @@ def _forced_tokens(context: DraftContext[States]) -> list[int]:
 
 def _extend_context(context: DraftContext[States], forced: Sequence[int]) -> DraftContext[Any]:
     """Return the context for the wrapped drafter: forced tokens are part of the text, limits are reduced."""
-    return replace(
-        context,
-        state=context.state[0],
+    return context.with_state(
+        context.state[0],
         tokens=TokenView(context.tokens, forced) if forced else context.tokens,
         max_depth=context.max_depth - len(forced),
         max_nodes=context.max_nodes - len(forced),

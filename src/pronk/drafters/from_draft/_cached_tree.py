@@ -56,11 +56,6 @@ class CachedTree(Trie):
         }
 
     @property
-    def max_depth(self) -> int:
-        """Largest depth of a node within the draft model's context length."""
-        return self._draft.num_free_positions(self.context.state) - len(self.pending_text) - 1
-
-    @property
     def num_free_nodes(self) -> int:
         """Number of nodes that can still be added, by free KV slots and by the limits in ``context``."""
         max_size, lane = self.context.max_depth + self.context.max_nodes + 1, self.context.state
@@ -75,7 +70,8 @@ class CachedTree(Trie):
         if (node := self.child(parent, token)) is not None:
             return node
         ids = self._draft.to_draft_ids([token])
-        if not ids or self.depths[parent] >= self.max_depth or self.num_free_nodes <= 0:
+        max_depth = self._draft.num_free_positions(self.context.state) - len(self.pending_text) - 1
+        if not ids or self.depths[parent] >= max_depth or self.num_free_nodes <= 0:
             return None
         self.draft_ids += ids
         return self.add(parent, token, 1.0, ("", 0))

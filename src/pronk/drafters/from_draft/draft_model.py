@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,9 +80,10 @@ class ModelProposer(StepwiseProposer[DraftLane]):
     def ends(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence < self.options.min_confidence
 
-    def chains(self, contexts: Sequence[DraftContext[DraftLane]], stop: Stop | None = None) -> list[Chain]:
-        chains, active = self.begin(contexts, stop)
+    def is_complete(self, stop: Stop | None, number: int, chain: Chain) -> bool:
+        return not self.draft.num_free_positions(chain.context.state) or super().is_complete(stop, number, chain)
 
+    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
         def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
             own = [chains[number] for number in numbers]
             if not own[0].draft_tokens:  # first round: all chains are empty
@@ -90,15 +91,12 @@ class ModelProposer(StepwiseProposer[DraftLane]):
             tokens = [self.draft.to_draft_ids(chain.tokens[-1:]) for chain in own]
             return self.draft.forward_tokens([chain.context.state for chain in own], tokens)
 
-        def is_complete(number: int, chain: Chain) -> bool:
-            return not self.draft.num_free_positions(chain.context.state) or self.is_complete(stop, number, chain)
-
-        if len(active) == 1 and self.draft.supports_draft_chain(chains[active[0]].context):
-            number = active[0]
-            self.draft.draft_chain(chains[number], partial(is_complete, number))
-        else:
-            extend_chains({number: chains[number] for number in active}, next_logits, is_complete)
-        return chains
+        if len(chains) == 1:
+            ((number, chain),) = chains.items()
+            if self.draft.supports_draft_chain(chain.context):
+                self.draft.draft_chain(chain, partial(is_complete, number))
+                return
+        extend_chains(chains, next_logits, is_complete)
 
     def shadow(self, context: DraftContext[DraftLane]) -> bool:
         lane = context.state

@@ -193,14 +193,9 @@ class EagleRunner(SideLanes):
 
         Reasons: no draft token is allowed, the text has one token and so no row, or slots or features are missing.
         """
-        num_rows = context.block_table.length
-        num_released = context.block_table.num_released * self.target.cache.block_size
-        if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
-            return False
-        context.state.cut(num_rows - 1)  # the last row is run again, because its output is the root
         # The lane's token of row i is text token i + 1. Token 0 also determines the rows, but has no row of its own.
         salt = context.salt + int(context.tokens[0]).to_bytes(4, "little")
-        return self.reserve(replace(context, tokens=context.tokens[1:], salt=salt), rows)
+        return self.reserve_again(replace(context, tokens=context.tokens[1:], salt=salt), rows)
 
     def _run_texts(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the rows of the texts that the lanes lack; the last row of each becomes its draft's root."""

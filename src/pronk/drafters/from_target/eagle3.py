@@ -9,7 +9,7 @@ probabilities get children, in one pass of the head; in the end, the draft token
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -126,15 +126,14 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
     def start(self, prompt: Sequence[int]) -> SideLane:  # noqa: ARG002 - the first proposal reads it
         return SideLane()
 
-    def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
-        chains, active = self.begin(contexts, stop)
-        is_complete = partial(self.is_complete, stop)
-        if len(active) == 1 and self.runner.supports_draft_chain(chains[active[0]].context):
-            self.runner.draft_chain(chains[active[0]], partial(is_complete, active[0]))
-            return chains
-        most = max([chains[number].max_tokens for number in active], default=0)
-        drafts = self.runner.begin({number: chains[number].context for number in active}, most)
+    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
+        if len(chains) == 1:
+            ((number, chain),) = chains.items()
+            if self.runner.supports_draft_chain(chain.context):
+                self.runner.draft_chain(chain, partial(is_complete, number))
+                return
+        most = max([chain.max_tokens for chain in chains.values()], default=0)
+        drafts = self.runner.begin({number: chain.context for number, chain in chains.items()}, most)
 
         def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
             own = [drafts[number] for number in numbers]
@@ -147,7 +146,6 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         empty = {number: chains[number] for number in drafts}
         extend_chains(empty, next_logits, is_complete, self.runner.head.draft_ids)
         self.runner.end([*drafts.values()])
-        return chains
 
     def propose(self, contexts: Sequence[DraftContext[SideLane]]) -> list[TokenTree]:
         if self.options.num_nodes is None:

@@ -15,9 +15,8 @@ tokens) are run through the adapter at the next proposal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -176,16 +175,14 @@ class KangarooProposer(StepwiseProposer[SideLane]):
     def ends(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence <= self.options.eta
 
-    def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
-        chains, active = self.begin(contexts, stop)
-        drafts = {number: ExitDraft(chains[number]) for number in active}
+    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
+        drafts = {number: ExitDraft(chain) for number, chain in chains.items()}
         drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
 
         def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
             return list(self.early_exit.next_logits([drafts[number] for number in numbers]))
 
-        extend_chains({number: chains[number] for number in drafts}, next_logits, partial(self.is_complete, stop))
-        return chains
+        extend_chains({number: chains[number] for number in drafts}, next_logits, is_complete)
 
     def chain_price(self, context: DraftContext[SideLane]) -> ChainPrice | None:
         price = super().chain_price(context)

@@ -57,17 +57,10 @@ class _HeadsRunner(SideCache):
     def begins(self, context: DraftContext[SideLane]) -> bool:
         """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
 
-        Reasons: no draft token is allowed, hidden states or slots are missing, or the text ends with draft tokens.
+        Reasons: no draft token is allowed, hidden states or slots are missing, or the text ends with draft tokens of
+        another drafter, which have no hidden states.
         """
-        num_committed = context.block_table.length
-        num_released = context.block_table.num_released * self.target.cache.block_size
-        if min(context.max_depth, context.max_nodes) < 1 or num_committed - 1 < num_released:
-            return False
-        if len(context.tokens) - 1 > num_committed:  # the end is another drafter's draft tokens, without hidden states
-            return False
-        # Drop the last row from the heads' cache, to run it again: the heads' outputs for it give the draft tokens.
-        context.state.cut(num_committed - 1)
-        return self.reserve(context, 0)
+        return len(context.tokens) - 1 <= context.block_table.length and self.reserve_again(context, 0)
 
     def _head_logits(self, head: int, rows: Array) -> Array:
         """Return logits ``[requests, vocab]`` for outputs ``[requests, hidden]`` of a head, counted from 0."""

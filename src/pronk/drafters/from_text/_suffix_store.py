@@ -22,6 +22,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,12 +40,12 @@ class SuffixStore:
 
     max_match: int  # maximum match length in tokens
     max_tokens: int  # maximum number of tokens; 0 disables the store
-    path: Path | None = None  # file that keeps the outputs across processes, or ``None``; ``open`` reads it
     # The young and the old generation, as far as they exist; none before the first output.
     generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     _vocab_size: int = field(default=0, repr=False)
-    _file: Path | None = field(default=None, repr=False)  # ``path``; ``None`` before ``open`` and after a failed write
+    # File that keeps the outputs across processes; ``None`` before ``open`` and after a failed write.
+    _file: Path | None = field(default=None, repr=False)
     _num_appended: int = field(default=0, repr=False)  # number of tokens appended since the file was last shortened
 
     @property
@@ -52,22 +53,19 @@ class SuffixStore:
         """Return the number of stored tokens."""
         return sum(index.num_tokens for index in self.generations)
 
-    def open(self, vocabulary: str | None, vocab_size: int) -> None:
-        """Read the file, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
+    def open(self, path: Path, vocabulary: str | None, vocab_size: int) -> None:
+        """Read the file of the store, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
 
         Raises:
             OptionError: the file is unreadable, not writable, damaged, or of another tokenizer; the store stays empty.
         """
-        outputs: Sequence[list[int]] = ()
-        if self.path is not None:
-            try:
-                outputs = _read_file(self.path, vocabulary, vocab_size, self.max_tokens)
-            except OSError as error:
-                msg = f"suffix: store: expected a readable and writable file, found: {error}; choose another path"
-                raise OptionError(msg) from error
-        self._vocabulary, self._vocab_size, self._file = vocabulary, vocab_size, self.path
-        for output in outputs:
-            self._insert(output)
+        try:
+            for output in _read_file(path, vocabulary, vocab_size, self.max_tokens):
+                self._insert(output)
+        except OSError as error:
+            msg = f"suffix: store: expected a readable and writable file, found: {error}; choose another path"
+            raise OptionError(msg) from error
+        self._vocabulary, self._vocab_size, self._file = vocabulary, vocab_size, path
 
     def add(self, output: Sequence[int]) -> None:
         """Add the token ids of an output, and append them to the file.
@@ -139,10 +137,9 @@ def _read_file(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: 
 
 def _parse_json(line: bytes) -> Any:
     """Return the value of a line; ``None`` if it is no JSON."""
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:

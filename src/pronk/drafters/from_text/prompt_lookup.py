@@ -37,8 +37,8 @@ class TextIndex:
 
     sizes: tuple[int, ...]  # lengths of the indexed n-grams, in tokens
     text: list[int] = field(default_factory=list)
-    # ``end_positions[n][gram]`` lists the position after each occurrence of an n-gram, ascending.
-    end_positions: dict[int, dict[tuple[int, ...], list[int]]] = field(default_factory=dict)
+    # ``end_positions[gram]`` lists the position after each occurrence of an n-gram, ascending.
+    end_positions: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
@@ -47,8 +47,7 @@ class TextIndex:
             end = len(self.text)
             for size in self.sizes:
                 if end >= size:
-                    positions = self.end_positions.setdefault(size, {})
-                    positions.setdefault(tuple(self.text[end - size :]), []).append(end)
+                    self.end_positions.setdefault(tuple(self.text[end - size :]), []).append(end)
 
     def matches(self, tail: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield ``(match length, end)`` for each earlier occurrence of the last tokens of ``tail``.
@@ -59,7 +58,7 @@ class TextIndex:
         for size in sorted(self.sizes, reverse=True):
             if len(tail) < size:
                 continue
-            for end in reversed(self.end_positions.get(size, {}).get(tuple(tail[-size:]), [])):
+            for end in reversed(self.end_positions.get(tuple(tail[-size:]), [])):
                 if end < len(self.text) and end not in seen:
                     seen.add(end)
                     yield size, end

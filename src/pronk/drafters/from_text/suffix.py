@@ -74,9 +74,9 @@ class Suffix(Drafter):
             raise OptionError(msg)
 
     def bind(self, target: Target) -> SuffixProposer:
-        store = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
-        if store.path is not None:  # without a file the vocabulary, whose hash takes a second, is not needed
-            store.open(target.vocabulary, target.decoder.config.vocab_size)
+        store = SuffixStore(self.max_match, self.store_tokens)
+        if self.store is not None:  # without a file the vocabulary, whose hash takes a second, is not needed
+            store.open(Path(self.store), target.vocabulary, target.decoder.config.vocab_size)
         return SuffixProposer(self, store, target)
 
     def for_adapter(self) -> Suffix | None:

@@ -129,6 +129,18 @@ class SideLanes:
                 return False
         return True
 
+    def reserve_again(self, context: DraftContext[SideLane], extra_rows: int) -> bool:
+        """Do :meth:`reserve`, and drop the last committed row, whose output gives the first draft token.
+
+        Also return False if no draft token is allowed, or the target has no hidden state of the last row.
+        """
+        num_rows = context.block_table.length
+        num_released = context.block_table.num_released * self.target.cache.block_size
+        if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
+            return False
+        context.state.cut(num_rows - 1)
+        return self.reserve(context, extra_rows)
+
     def program(self, part: int) -> Program:
         """Return the program of a part of the module; compile it once per version of the KV pool."""
         key = (part, self.cache.version)

@@ -12,8 +12,10 @@ count, nor do the first 16 that a model reads without the text before them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -108,12 +110,18 @@ class StepwiseProposer(LaneProposer[Lane]):
         super().__init__(options, runner, runner.target, cache)
         self._costs = runner
 
-    def begin(self, contexts: Sequence[DraftContext[Lane]], stop: Stop | None) -> tuple[list[Chain], list[int]]:
-        """Return an empty chain for each context, and the indices of those whose first token pays."""
+    def chains(self, contexts: Sequence[DraftContext[Lane]], stop: Stop | None = None) -> list[Chain]:
+        """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
         if stop is None:
             contexts = [replace(each, max_depth=min(each.max_depth, self.options.num_tokens)) for each in contexts]
         chains = [Chain(context, self.source) for context in contexts]
-        return chains, [number for number, chain in enumerate(chains) if self.begins(chain.context)]
+        active = {number: chain for number, chain in enumerate(chains) if self.begins(chain.context)}
+        self.draft_chains(active, partial(self.is_complete, stop))
+        return chains
+
+    @abstractmethod
+    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
+        """Draft the tokens of empty chains whose first token pays; the keys are those for ``is_complete``."""
 
     def can_count(self, context: DraftContext[Any], num_unread: int) -> bool:
         """Return whether the choices at the last ``num_unread`` tokens of the text are worth a shadow pass.

@@ -16,7 +16,7 @@ key: ``pronk``, an object with the fingerprint of the target.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pronk.architecture.config import ModelConfig
@@ -158,8 +158,7 @@ class EagleConfig:
             document["eagle_aux_hidden_state_layer_ids"] = None if self.sources is None else list(self.sources)
             document |= {flag: getattr(self, flag) for flag in _FLAGS}
         if self.fingerprint is not None:
-            target = {"architecture": self.fingerprint.architecture, "weights": self.fingerprint.weights}
-            document["pronk"] = {"target": target}
+            document["pronk"] = {"target": asdict(self.fingerprint)}
         return document
 
 

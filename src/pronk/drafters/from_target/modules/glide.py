@@ -88,10 +88,8 @@ class GlideShape:
         last_start = target.num_layers - self.layers + 1
         first = last_start if self.cache_layer is None else self.cache_layer
         if not 1 <= first <= last_start:
-            if self.cache_layer is None:
-                option, maximum, found = "layers", target.num_layers, self.layers
-            else:
-                option, maximum, found = "cache-layer", last_start, self.cache_layer
+            maximum, found = (target.num_layers, self.layers) if self.cache_layer is None else (last_start, first)
+            option = "layers" if self.cache_layer is None else "cache-layer"
             msg = f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, found {found}"
             raise OptionError(msg)
         numbers = tuple(range(first, first + self.layers))

@@ -26,6 +26,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -191,26 +192,16 @@ class Datastore:
         A phrase has a continuation if a token follows it in a document. An id outside ``0..largest_id`` has no match.
         The length is found by bisection, since each ending of a phrase with a continuation has a continuation, too.
         """
-        valid_tokens: list[int] = []
-        for token in reversed(tail[max(0, len(tail) - max_match) :]):
-            if not 0 <= token <= self.header.largest_id:
-                break
-            valid_tokens.append(token)
+        last_tokens, largest_id = tail[max(0, len(tail) - max_match) :], self.header.largest_id
+        valid_tokens = [*takewhile(lambda token: 0 <= token <= largest_id, reversed(last_tokens))]
         phrase = b"".join(token.to_bytes(self._token_size, "big") for token in reversed(valid_tokens))
-        matched_length, low = 0, 0  # ``low``: index of the first suffix that begins with the match
-        unmatched_length = len(valid_tokens) + 1
-        while unmatched_length - matched_length > 1:
-            length = (matched_length + unmatched_length) // 2
-            ending = phrase[-length * self._token_size :]
-            first = self._first_suffix(ending)
-            if self._has_continuation(first, ending):
-                matched_length, low = length, first
-            else:
-                unmatched_length = length
-        if not matched_length:
+        endings = [phrase[-length * self._token_size :] for length in range(1, len(valid_tokens) + 1)]
+        length = bisect_left(endings, True, key=lambda ending: not self._has_continuation(ending))
+        if not length:
             return Match(0, 0, 0)
-        match = phrase[-matched_length * self._token_size :]
-        return Match(matched_length, low, self._first_suffix(match + self._separator, low))
+        match = endings[length - 1]
+        low = self._first_suffix(match)
+        return Match(length, low, self._first_suffix(match + self._separator, low))
 
     def children(self, low: int, high: int, length: int, max_children: int) -> list[Child]:
         """Return up to ``max_children`` tokens that follow a phrase, the most frequent first, then by id.
@@ -232,8 +223,7 @@ class Datastore:
         tokens = self._token_array.take(starts + length, mode="clip")
         # Equal tokens are adjacent. Split the samples into runs ``(start, stop)`` of one token, the longest run first.
         edges = [0, *(np.flatnonzero(tokens[1:] != tokens[:-1]) + 1).tolist(), len(tokens)]
-        runs = [(edges[i], edges[i + 1]) for i in range(len(edges) - 1)]
-        runs.sort(key=lambda run: run[0] - run[1])
+        runs = sorted(pairwise(edges), key=lambda run: run[0] - run[1])
         children = [
             Child(token, *self._exact_interval(samples, run, length, low, high))
             for run in runs[: max_children + 1]  # one extra, as the run of separators is no child
@@ -269,11 +259,10 @@ class Datastore:
         text, token_size, length = self._token_bytes, self._token_size, len(phrase)
         return bisect_left(self._suffixes, phrase, low, key=lambda i: text[i * token_size : i * token_size + length])
 
-    def _has_continuation(self, first: int, phrase: bytes) -> bool:
-        """Return whether a token follows ``phrase`` in a document; ``first`` is ``_first_suffix(phrase)``.
-
-        A separator sorts after all tokens. So if a token follows the phrase anywhere, one does in suffix ``first``.
-        """
+    def _has_continuation(self, phrase: bytes) -> bool:
+        """Return whether a token follows ``phrase`` in a document."""
+        # A separator sorts after all tokens. So if a token follows the phrase anywhere, one does in the first suffix.
+        first = self._first_suffix(phrase)
         if first >= self.header.num_entries:
             return False
         extended = self._read(self._suffixes[first], len(phrase) // self._token_size + 1)
