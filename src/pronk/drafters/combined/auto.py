@@ -95,10 +95,8 @@ class AutoProposer(CompositeProposer):
         for number, part in enumerate(self.parts):
             own_contexts = [context.with_state(context.state[number], draws=False) for context in contexts]
             ask(part, own_contexts, self.clock)
-        return [
-            context.policy.tree(context.tokens[-1], min(self.options.num_nodes, context.max_nodes))
-            for context in contexts
-        ]
+        num_nodes = self.options.num_nodes
+        return [each.policy.tree(each.tokens[-1], min(num_nodes, each.max_nodes)) for each in contexts]
 
     def observe(self, outcome: Outcome[States]) -> None:
         for number, part in enumerate(self.parts):

@@ -64,9 +64,7 @@ class MergedProposer(CompositeProposer):
             views = [context.with_state(context.state[index]) for context in contexts]
             for trie, tree in zip(tries, proposer.propose(views), strict=True):
                 trie.merge(tree, (proposer.name, 0))
-        return [
-            trie.tree(min(self.num_nodes, context.max_nodes)) for trie, context in zip(tries, contexts, strict=True)
-        ]
+        return [trie.tree(min(self.num_nodes, each.max_nodes)) for trie, each in zip(tries, contexts, strict=True)]
 
 
 @dataclass(frozen=True)

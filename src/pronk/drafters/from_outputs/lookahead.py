@@ -99,10 +99,8 @@ class Lookahead(Drafter):
         if self.window != "auto":
             check_integer(f"{self.name}: window", self.window, 1, 64)
             if (rows := self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)) > MAX_NODES + 1:
-                msg = (
-                    f"{self.name}: expected window * (ngram - 1) of at most {MAX_NODES + 1}, found {rows}; "
-                    "use a smaller window or ngram"
-                )
+                found = f"found {rows}; use a smaller window or ngram"
+                msg = f"{self.name}: expected window * (ngram - 1) of at most {MAX_NODES + 1}, {found}"
                 raise OptionError(msg)
         check_flag(f"{self.name}: use_prompt", self.use_prompt)
         check_flag(f"{self.name}: shared", self.shared)

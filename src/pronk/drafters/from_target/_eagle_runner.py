@@ -204,9 +204,8 @@ class EagleRunner(SideLanes):
                 self._read_rows(draft, CHUNK)
         new = [self._next_rows(draft, CHUNK) for draft in drafts]
         counts = [len(tokens) for tokens, _ in new]
-        segments = [
-            (draft.lane.block_table, TokenTree.chain(tokens), 0) for draft, (tokens, _) in zip(drafts, new, strict=True)
-        ]
+        tables = [draft.lane.block_table for draft in drafts]
+        segments = [(table, TokenTree.chain(tokens), 0) for table, (tokens, _) in zip(tables, new, strict=True)]
         last = [int(stop) - 1 for stop in np.cumsum(counts)]
         features = np.concatenate([rows for _, rows in new])
         outputs, logits = self._run(segments, [token for tokens, _ in new for token in tokens], features, last)

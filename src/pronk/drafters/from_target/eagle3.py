@@ -236,10 +236,8 @@ class _Search:
 
     def add_best(self) -> None:
         """Have the next pass of the head compute the likeliest nodes."""
-        self._level = [
-            (self.draft.add(parent, path[-1]), node, probability, path)
-            for _, probability, node, parent, path in self.best
-        ]
+        add = self.draft.add
+        self._level = [(add(own, path[-1]), node, probability, path) for _, probability, node, own, path in self.best]
 
     def _children(self, own: int, path: tuple[int, ...]) -> list[tuple[int, float]]:
         """Return the likeliest tokens after a computed node, with their probabilities."""

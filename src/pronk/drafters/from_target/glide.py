@@ -69,9 +69,8 @@ class _GlideRunner(DraftRunner):
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, num_computed: int = 0) -> ForwardJob:
         assert isinstance(lane, _GlideLane)
-        return ForwardJob(
-            Segment(lane.block_table, tree, num_computed), logits_nodes, lane.num_prompt, lane.target_block_table
-        )
+        segment = Segment(lane.block_table, tree, num_computed)
+        return ForwardJob(segment, logits_nodes, lane.num_prompt, lane.target_block_table)
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,8 @@ class Glide(ModelDrafter):
 
     def open(self, target: Target) -> DraftRunner:
         if target.is_split:
-            msg = (
-                f"{self.name}: expected the target's whole KV cache in one process, found it split; use parallel='tree'"
-            )
+            found = "found it split; use parallel='tree'"
+            msg = f"{self.name}: expected the target's whole KV cache in one process, {found}"
             raise OptionError(msg)
         trained = read_trained_drafter(self.name, self.model, self.default_folder, target)
 

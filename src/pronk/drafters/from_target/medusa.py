@@ -104,9 +104,8 @@ class MedusaProposer(Proposer[MedusaState]):
         if ready:
             outputs = self.logits([hidden for _, hidden in ready])
             for (number, _), logits in zip(ready, outputs, strict=True):
-                trees[number] = draft_tree(
-                    contexts[number], logits[: self.options.num_tokens], self._sources, self.paths
-                )
+                used = logits[: self.options.num_tokens]
+                trees[number] = draft_tree(contexts[number], used, self._sources, self.paths)
         return trees
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:

@@ -98,14 +98,9 @@ class Chain:
 
     def tree(self) -> TokenTree:
         """Return the chain as a tree below the request's last token."""
-        tokens = (self.context.tokens[-1], *self.tokens)
-        return TokenTree(
-            tokens,
-            tuple(range(-1, len(tokens) - 1)),
-            probs=self.distributions,
-            gain=(1.0, *self.gains),
-            origin=(("", 0), *self.origin),
-        )
+        tokens, parents = (self.context.tokens[-1], *self.tokens), tuple(range(-1, len(self)))
+        gain, origin = (1.0, *self.gains), (("", 0), *self.origin)
+        return TokenTree(tokens, parents, probs=self.distributions, gain=gain, origin=origin)
 
 
 # Callback ``stop(index, chain)``: returns whether the chain of ``contexts[index]`` is complete.

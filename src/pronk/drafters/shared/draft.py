@@ -183,9 +183,8 @@ class DraftRunner:
 
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, num_computed: int = 0) -> ForwardJob:
         """Return the input to run the nodes of ``tree`` after the first ``num_computed``, which are cached."""
-        return ForwardJob(
-            Segment(lane.block_table, tree, num_computed), logits_nodes, len(lane.tokens) or logits_nodes.start + 1
-        )
+        segment = Segment(lane.block_table, tree, num_computed)
+        return ForwardJob(segment, logits_nodes, len(lane.tokens) or logits_nodes.start + 1)
 
     def num_free_positions(self, lane: DraftLane) -> int:
         """Return how many more tokens the request may cache within the draft model's context length."""

@@ -39,7 +39,6 @@ Apply = Callable[[int, Array], Array]
 # Callback ``forward(hidden, apply)``: runs all parts on hidden states ``[rows, size]``; returns ``[rows, …]``.
 Forward = Callable[[Array, Apply], Array]
 
-
 # Callback ``compile_part(index, program)``: appends the operations of part ``index`` of a module to a program.
 CompilePart = Callable[[int, Program], None]
 
@@ -115,10 +114,8 @@ class SideLanes:
             self.cache.rollback(lane.block_table, len(lane.tokens))
             lane.register_prefix(self.cache)
             # The next row is at position ``num_kept`` and sees the ``window - 1`` rows before it.
-            self.cache.release_before(
-                lane.block_table,
-                num_released if window is None or num_kept < num_released else max(0, num_kept + 1 - window),
-            )
+            first = num_released if window is None or num_kept < num_released else max(0, num_kept + 1 - window)
+            self.cache.release_before(lane.block_table, first)
             if not lane.block_table.blocks:
                 lane.block_table.num_released = num_released // self.cache.block_size
             if window is None:  # allocate for all future tokens at once, to get consecutive blocks
@@ -179,9 +176,7 @@ class SideCache(SideLanes):
             while stop - len(context.state.tokens) > CHUNK:
                 start = len(context.state.tokens)
                 self._run([context], [text[start : start + CHUNK]], layer, forward)
-        new = [
-            text[len(context.state.tokens) : stop] for context, text, stop in zip(contexts, texts, stops, strict=True)
-        ]
+        new = [text[len(each.state.tokens) : stop] for each, text, stop in zip(contexts, texts, stops, strict=True)]
         return self._run(contexts, new, layer, forward)
 
     def _run(
@@ -192,9 +187,8 @@ class SideCache(SideLanes):
         for context, lane, new in zip(contexts, lanes, tokens, strict=True):
             start = len(lane.tokens)
             hidden.append(self.target.cache.read_hidden(layer, context.block_table, start, start + len(new)))
-        packed = ProgramRows().set_segments(
-            [(lane.block_table, TokenTree.chain(new), 0) for lane, new in zip(lanes, tokens, strict=True)]
-        )
+        segments = [(lane.block_table, TokenTree.chain(new), 0) for lane, new in zip(lanes, tokens, strict=True)]
+        packed = ProgramRows().set_segments(segments)
         packed.rotate(self.rope)
 
         def apply(index: int, x: Array) -> Array:

@@ -199,9 +199,8 @@ def _eagle(
         if not isinstance(ids, list) or not ids:
             msg = f"config.json: expected a list of the target's layers, found {ids!r:.80}"
             raise ConfigError(msg)
-        sources = tuple(
-            check_integer("config.json: layers of the target", layer, 0, error=ConfigError) for layer in ids
-        )
+        where = "config.json: layers of the target"
+        sources = tuple(check_integer(where, layer, 0, error=ConfigError) for layer in ids)
     flags: dict[str, Any] = {
         flag: check_flag(f"config.json: {flag}", raw.get(flag) or False, error=ConfigError) for flag in _FLAGS
     }
