@@ -23,7 +23,6 @@ from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
 from pronk.drafters.shared.chain import Chain, Stop
 from pronk.drafters.shared.composite import States
-from pronk.sampling.draft_token import DraftToken
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
@@ -94,7 +93,9 @@ class CapeProposer(WrapperProposer):
         for depth, draft_token in enumerate(chain.draft_tokens):
             sizes = self.options.sizes
             wanted = sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](draft_token.confidence)
-            siblings = _siblings(draft_token, min(num_left, wanted))
+            count = min(num_left, wanted)
+            likeliest = draft_token.top_tokens(count + 1) if count > 0 else []  # perhaps with the chain's own token
+            siblings = [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]
             num_left -= len(siblings)
             kinds = [SourceRates.confidence_kind(prob) for _, prob in siblings]
             tokens += [token for token, _ in siblings]
@@ -104,9 +105,3 @@ class CapeProposer(WrapperProposer):
         chain_probs = chain.distributions
         probs = None if chain_probs is None else chain_probs + (None,) * (len(tokens) - len(chain_probs))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
-
-
-def _siblings(draft_token: DraftToken, count: int) -> list[tuple[int, float]]:
-    """Return up to ``count`` siblings of a draft token, likeliest first, as (token id, probability)."""
-    likeliest = draft_token.top_tokens(count + 1) if count > 0 else []  # the chain's own token may be among them
-    return [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]

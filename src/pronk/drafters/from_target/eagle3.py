@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target._eagle_runner import EagleRunner, HeadDraft
@@ -77,7 +76,13 @@ class Eagle3(StepwiseDrafter):
         folder = None if target.folder is None else target.folder / _FOLDER
         if folder is not None and (folder / "config.json").is_file():
             return folder
-        return _find_packaged_head(target.decoder.config)
+        # A packaged head is used whatever the weights: quantizations and fine-tunes of its target accept many of its
+        # draft tokens, and the policy does not ask a head that does not pay.
+        architecture = describe_architecture(target.decoder.config)
+        for config in sorted(_PACKAGED.glob("*/config.json")):
+            if read_json(config, ConfigError)["pronk"]["target"]["architecture"] == architecture:
+                return config.parent
+        return None
 
     def bind(self, target: Target) -> Eagle3Proposer:
         folder = self.find_default(target) if self.model is None else resolve_model(self.model).absolute()
@@ -245,19 +250,6 @@ class _Search:
         with sampler.after(path):
             drawn = sampler.draft_token(self.draft.logits[own], self.draft.context.root, draw=False, ids=self.ids)
         return [] if drawn is None else drawn.top_tokens(self.options.beam)
-
-
-def _find_packaged_head(target: ModelConfig) -> Path | None:
-    """Return the folder of the EAGLE-3 head for targets of this architecture; ``None`` if there is none.
-
-    A head is used whatever the weights: quantizations and fine-tunes of its target accept many of its draft tokens,
-    and the policy does not ask a head that does not pay.
-    """
-    architecture = describe_architecture(target)
-    for config in sorted(_PACKAGED.glob("*/config.json")):
-        if read_json(config, ConfigError)["pronk"]["target"]["architecture"] == architecture:
-            return config.parent
-    return None
 
 
 def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:

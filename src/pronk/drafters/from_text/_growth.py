@@ -58,11 +58,6 @@ _MAX_CONTINUATIONS = 128
 _END = -1  # no token id: ends a text in ``PythonSuffixes``
 
 
-def _kind_of(*, stored: bool, length: int, share: float) -> int:
-    """Return a draft token's kind, a key of :data:`PRIORS`: 16 · stored + 4 · length class + share class."""
-    return 16 * stored + 4 * bisect(_LENGTH_BOUNDS, length) + bisect(_SHARE_BOUNDS, share)
-
-
 @cache
 def _library() -> Any:
     """Return the shared library of the compiled suffix automaton, or ``None`` if it is not installed."""
@@ -165,7 +160,8 @@ class PythonTreeBuilder:
             for token, count in nlargest(limits.max_nodes, continuations, key=itemgetter(1)):
                 if token not in seen_tokens:
                     seen_tokens.add(token)
-                    kind = _kind_of(stored=number > 0, length=len(string), share=count / total)
+                    kind = 16 * (number > 0) + 4 * bisect(_LENGTH_BOUNDS, len(string))
+                    kind += bisect(_SHARE_BOUNDS, count / total)
                     gain = trie.gains[parent] * self.rates.rate(kind, depth)
                     if gain >= limits.min_gain:
                         candidates.push(gain, _Candidate(parent, number, string, token, kind, max_depth))

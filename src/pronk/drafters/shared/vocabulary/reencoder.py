@@ -183,7 +183,7 @@ class Reencoder:
         num_target = {
             end: count
             for count, end in enumerate(ends[: len(open_tokens) - _NUM_OPEN], 1)
-            if _begins_character(data, end)
+            if 0 < end < len(data) and data[end] & 0xC0 != 0x80  # 10xxxxxx continues a UTF-8 character
         }
         # ``(offset, number of draft tokens before it)`` for offsets of ``num_target`` where a draft token begins, too.
         candidates: list[tuple[int, int]] = []
@@ -208,10 +208,6 @@ class Reencoder:
 def _has_prefix_space(prefix: Prefix, edge: int) -> bool:
     """Return whether a tokenizer adds a space at a place of the kind ``edge``."""
     return (prefix == "always" and edge != _MIDDLE) or (prefix == "first" and edge == _START)
-
-
-def _begins_character(data: bytes, offset: int) -> bool:
-    return 0 < offset < len(data) and data[offset] & 0xC0 != 0x80  # 10xxxxxx continues a UTF-8 character
 
 
 def _count_same(old: Sequence[int], new: Sequence[int], start: int) -> int:

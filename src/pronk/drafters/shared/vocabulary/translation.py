@@ -77,7 +77,10 @@ class Translation:
         texts = _pair_texts(target_spelling, draft_spelling)
         specials = _pair_specials(target, draft)
         pairs = {t: d for t, d in (texts | specials).items() if t < target_size and d < draft_size}
-        if not _has_enough_overlap(target_spelling, draft_spelling, texts):
+        vocabularies = target_spelling.texts, draft_spelling.texts
+        smaller = min(sum(len(text) > 1 for text in vocabulary.values()) for vocabulary in vocabularies)
+        shared = sum(len(target_spelling.texts[token]) > 1 for token in texts)
+        if not shared or shared < _MIN_OVERLAP * smaller:
             msg = (
                 f"{drafter}: expected a draft model with a similar vocabulary, found {len(pairs)} tokens in common: "
                 f"the target's tokenizer has {target.vocab_size} tokens (its model {target_size}), the draft's "
@@ -154,10 +157,3 @@ def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
         if target_eos not in pairs and draft_eos not in pairs.values():
             pairs[target_eos] = draft_eos
     return pairs
-
-
-def _has_enough_overlap(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
-    """Return whether ``pairs`` has at least the fraction ``_MIN_OVERLAP`` of the smaller vocabulary."""
-    smaller = min(sum(len(text) > 1 for text in spelling.texts.values()) for spelling in (target, draft))
-    shared = sum(len(target.texts[token]) > 1 for token in pairs)
-    return shared > 0 and shared >= _MIN_OVERLAP * smaller
