@@ -45,10 +45,8 @@ class Wrapper(ChainDrafter):
         """Return the inner drafter's proposer for ``target``; raise OptionError unless it proposes chains."""
         proposer = bind_proposer(self.inner, target)
         if not isinstance(proposer, ChainProposer):
-            msg = (
-                f"drafter {self.inner.name}: expected bind() to return a ChainProposer, "
-                f"found {type(proposer).__name__}; return one, or leave out {self.name}"
-            )
+            found = f"found {type(proposer).__name__}; return one, or leave out {self.name}"
+            msg = f"drafter {self.inner.name}: expected bind() to return a ChainProposer, {found}"
             raise OptionError(msg)
         return proposer
 

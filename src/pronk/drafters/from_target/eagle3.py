@@ -128,9 +128,6 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         super().__init__(options, runner, runner.cache)
         self.runner = runner
 
-    def start(self, prompt: Sequence[int]) -> SideLane:  # noqa: ARG002 - the first proposal reads it
-        return SideLane()
-
     def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
         if len(chains) == 1:
             ((number, chain),) = chains.items()

@@ -169,9 +169,6 @@ class KangarooProposer(StepwiseProposer[SideLane]):
         super().__init__(options, early_exit, None if side_cache is None else side_cache.cache)
         self.early_exit = early_exit
 
-    def start(self, prompt: Sequence[int]) -> SideLane:  # noqa: ARG002 - the first proposal reads it
-        return SideLane()
-
     def ends(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence <= self.options.eta
 

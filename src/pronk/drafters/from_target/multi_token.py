@@ -54,14 +54,6 @@ class _HeadsRunner(SideCache):
         last = self.run_texts(contexts, texts, stops, self.layer, forward)  # ``[requests, heads, hidden]``
         return np.stack([self._head_logits(head, last[:, head]) for head in range(count)], axis=1)
 
-    def begins(self, context: DraftContext[SideLane]) -> bool:
-        """Allocate slots in the heads' cache; return False if the request cannot draft in this step.
-
-        Reasons: no draft token is allowed, hidden states or slots are missing, or the text ends with draft tokens of
-        another drafter, which have no hidden states.
-        """
-        return len(context.tokens) - 1 <= context.block_table.length and self.reserve_again(context, 0)
-
     def _head_logits(self, head: int, rows: Array) -> Array:
         """Return logits ``[requests, vocab]`` for outputs ``[requests, hidden]`` of a head, counted from 0."""
         decoder = self.target.decoder
@@ -128,9 +120,6 @@ class MultiTokenProposer(LaneProposer[SideLane]):
         super().__init__(options, runner, runner.target, runner.cache)
         self.runner = runner
 
-    def start(self, prompt: Sequence[int]) -> SideLane:  # noqa: ARG002 - the first proposal reads it
-        return SideLane()
-
     def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
 
@@ -162,10 +151,14 @@ class MultiTokenProposer(LaneProposer[SideLane]):
 
     def _run_heads(self, contexts: Sequence[DraftContext[SideLane]], count: int) -> dict[int, Array]:
         """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
-        active = [number for number, context in enumerate(contexts) if self.runner.begins(context)]
-        if not active:
-            return {}
-        return dict(zip(active, self.runner.next_logits([contexts[number] for number in active], count), strict=True))
+        active = {
+            number: context
+            for number, context in enumerate(contexts)
+            # Draft tokens of another drafter, at the end of the text, have no hidden states.
+            if len(context.tokens) - 1 <= context.root and self.runner.reserve_again(context, 0)
+        }
+        logits = self.runner.next_logits([*active.values()], count) if active else ()
+        return dict(zip(active, logits, strict=True))
 
 
 def find_target_heads(target: Target) -> str | None:

@@ -148,10 +148,8 @@ def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
         msg = f"{path}, line 1: expected the header of a {_FORMAT} file, found {header[:60]!r}; choose another file"
         raise OptionError(msg)
     if fields.get("vocabulary") != vocabulary:
-        msg = (
-            f"{path}: expected outputs of the vocabulary {vocabulary}, found {fields.get('vocabulary')}; "
-            "give every tokenizer a file of its own"
-        )
+        problem = f"expected outputs of the vocabulary {vocabulary}, found {fields.get('vocabulary')}"
+        msg = f"{path}: {problem}; give every tokenizer a file of its own"
         raise OptionError(msg)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_path
@@ -90,6 +90,9 @@ class LaneProposer(ChainProposer[Lane]):
     @property
     def proposes_tree(self) -> bool:
         return self.options.proposes_tree
+
+    def start(self, prompt: Sequence[int]) -> Lane:  # noqa: ARG002 - the first proposal reads it
+        return cast("Lane", SideLane())  # proposers with other lanes override this
 
     def observe(self, outcome: Outcome[Lane]) -> None:
         """Do nothing: the next context has the text."""

@@ -48,10 +48,8 @@ class GlideShape:
             if value is not None:
                 check_integer(name.replace("_", "-"), value, 1)
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
-            msg = (
-                "expected heads to divide hidden into even parts, and kv-heads to divide heads; "
-                f"found hidden {self.hidden}, heads {self.heads}, kv-heads {self.kv_heads}"
-            )
+            found = f"found hidden {self.hidden}, heads {self.heads}, kv-heads {self.kv_heads}"
+            msg = f"expected heads to divide hidden into even parts, and kv-heads to divide heads; {found}"
             raise OptionError(msg)
 
     @classmethod

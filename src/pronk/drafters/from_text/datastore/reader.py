@@ -180,10 +180,8 @@ class Datastore:
         for name, expected in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
             found = sha256(self.folder / name)
             if found != expected:
-                msg = (
-                    f"{self.folder / name}: expected sha256 {expected[:16]}…, found {found[:16]}…; "
-                    "build the datastore again or restore the file"
-                )
+                hashes = f"expected sha256 {expected[:16]}…, found {found[:16]}…"
+                msg = f"{self.folder / name}: {hashes}; build the datastore again or restore the file"
                 raise CheckpointError(msg)
 
     def find(self, tail: Sequence[int], max_match: int) -> Match:
