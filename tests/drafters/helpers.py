@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from pronk.drafters import DraftContext, Drafter, Outcome, Proposer
+from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -128,3 +129,8 @@ def step(drafter: Proposer[Any], state: Any, tokens: list[int], model: Model, **
     (tree,) = drafter.propose([context(state, tokens, **options)])
     verify_step(drafter, state, tree, tokens, model)
     return tree
+
+
+def num_stored(store: SuffixStore) -> int:
+    """Return the number of tokens in the store of ``suffix``."""
+    return sum(index.num_tokens for index in store.generations)

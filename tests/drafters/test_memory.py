@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drafters.helpers import bind, context, markov, tokenizer_stub, verify_step
+from drafters.helpers import bind, context, markov, num_stored, tokenizer_stub, verify_step
 from pronk.drafters import Auto, Drafter, FirstOf, Lookahead, PromptLookup, Proposer, Recycling, Suffix
 from pronk.drafters.from_outputs.lookahead import LookaheadProposer
 from pronk.drafters.from_outputs.recycling import RecyclingProposer
@@ -24,7 +24,7 @@ WITH_MEMORY: dict[str, Drafter] = {
 def memory_of(drafter: Proposer[Any]) -> object:
     """Return the memory that later requests draft from."""
     if isinstance(drafter, SuffixProposer):
-        return drafter.store.num_tokens
+        return num_stored(drafter.store)
     if isinstance(drafter, RecyclingProposer):
         return dict(drafter.start([0]).successors.rows)
     assert isinstance(drafter, LookaheadProposer)

@@ -149,7 +149,7 @@ def test_medusa_heads(unembeddings: str, dtype: DType, *, classic: bool) -> None
     exact = to_tensor(states).float()
     for packed in BOTH:
         engine = make_engine(tiny_decoder(dtype, classic=classic, packed=packed))
-        loaded = make_drafter(f"medusa(model={folder!r})").bind(engine.target).runner
+        loaded = make_drafter(f"medusa(model={folder!r})").bind(engine.target)
         assert_packed(loaded.heads, packed=packed)
         rows = np.concatenate([loaded.logits(list(part)) for part in np.split(states, (1, 4))])
         want = to_array(head_logits(plain_heads(folder), wide.norm(exact), wide.head)).swapaxes(0, 1)

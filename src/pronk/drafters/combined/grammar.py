@@ -57,7 +57,15 @@ class GrammarProposer(CompositeProposer):
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         forced = [_forced_tokens(context) for context in contexts]
-        after_forced = [_extend_context(context, tokens) for context, tokens in zip(contexts, forced, strict=True)]
+        after_forced = [  # the contexts for the wrapped drafter: forced tokens are part of the text
+            context.with_state(
+                context.state[0],
+                tokens=TokenView(context.tokens, tokens) if tokens else context.tokens,
+                max_depth=context.max_depth - len(tokens),
+                max_nodes=context.max_nodes - len(tokens),
+            )
+            for context, tokens in zip(contexts, forced, strict=True)
+        ]
         drafting = [  # indices of contexts with room for draft tokens of the wrapped drafter after the forced ones
             i
             for i, context in enumerate(after_forced)
@@ -123,19 +131,15 @@ class _ForcedTree:
             if child is None:
                 if self.depths[node] >= self.context.max_depth or len(self.tokens) > self.context.max_nodes:
                     return
-                child = self._add_node(node, token)
+                child = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.depths.append(self.depths[node] + 1)
+                if self.gain is not None:
+                    self.gain.append(self.gain[node])
+                self.children.append([])
+                self.children[node].append(child)
             node = child
-
-    def _add_node(self, parent: int, token: int) -> int:
-        node = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        if self.gain is not None:
-            self.gain.append(self.gain[parent])
-        self.children.append([])
-        self.children[parent].append(node)
-        return node
 
     def tree(self) -> TokenTree:
         num_added = len(self.tokens) - len(self.verify)
@@ -153,13 +157,3 @@ def _forced_tokens(context: DraftContext[States]) -> list[int]:
     """Return the tokens that the guide forces after the text, as many as the request's limits allow."""
     guide = context.sampler.guide
     return [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
-
-
-def _extend_context(context: DraftContext[States], forced: Sequence[int]) -> DraftContext[Any]:
-    """Return the context for the wrapped drafter: forced tokens are part of the text, limits are reduced."""
-    return context.with_state(
-        context.state[0],
-        tokens=TokenView(context.tokens, forced) if forced else context.tokens,
-        max_depth=context.max_depth - len(forced),
-        max_nodes=context.max_nodes - len(forced),
-    )

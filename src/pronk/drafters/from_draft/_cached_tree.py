@@ -76,10 +76,6 @@ class CachedTree(Trie):
         self.draft_ids += ids
         return self.add(parent, token, 1.0, ("", 0))
 
-    def is_computed(self, node: int) -> bool:
-        """Whether the draft model has computed the node, so that :meth:`draft_token` may be called for it."""
-        return node < len(self.logits)
-
     def path(self, node: int) -> list[int]:
         """Return the tokens from below the root down to ``node``."""
         tokens: list[int] = []

@@ -116,7 +116,7 @@ class _TreeSearch:
 
     def _is_computed(self, node: int) -> bool:
         cached_node = self._cached_nodes[node]
-        return cached_node is not None and self.cached_tree.is_computed(cached_node)
+        return cached_node is not None and cached_node < len(self.cached_tree.logits)
 
     def _push_children(self, node: int) -> None:
         """Add the ``breadth`` likeliest tokens after a computed node to the candidates."""

@@ -51,10 +51,6 @@ class Successors:
         if len(self.rows) > self.max_tokens:
             del self.rows[next(iter(self.rows))]
 
-    def move_to_front(self, token: int, successor: int) -> None:
-        """Make ``successor`` the likeliest successor of ``token``."""
-        self.put(token, (successor, *(other for other in self.get(token) if other != successor)))
-
 
 @dataclass
 class RecyclingState:
@@ -64,9 +60,10 @@ class RecyclingState:
     num_read: int = 0  # number of leading tokens of the text that :meth:`read_text` need not read again
 
     def read_text(self, text: Sequence[int], num_committed: int) -> None:
-        """Add the pairs of successive tokens up to ``num_committed`` that are not in the table yet."""
+        """Make each unread token up to ``num_committed`` the likeliest successor of the token before it."""
         for token, successor in pairwise(text[max(0, self.num_read - 1) : num_committed]):
-            self.successors.move_to_front(token, successor)
+            others = (other for other in self.successors.get(token) if other != successor)
+            self.successors.put(token, (successor, *others))
         self.num_read = num_committed
 
 

@@ -62,11 +62,6 @@ class HeadDraft:
     logits: list[Array] = field(default_factory=list)
 
     @property
-    def lane(self) -> SideLane:
-        """The head's KV cache of the request."""
-        return self.context.state
-
-    @property
     def other_tokens(self) -> Sequence[int]:
         """Draft tokens of another drafter at the end of the text."""
         return self.context.tokens[self.context.root + 1 :]
@@ -133,7 +128,7 @@ class EagleRunner(SideLanes):
         for draft in drafts:
             computed = len(draft.outputs)
             tree = TokenTree(tuple(draft.tokens), tuple(draft.parents))
-            segments.append((draft.lane.block_table, tree, computed))
+            segments.append((draft.context.state.block_table, tree, computed))
             tokens += draft.tokens[computed:]
             features += [draft.outputs[parent] for parent in draft.parents[computed:]]
             counts.append(len(tree) - computed)
@@ -186,13 +181,10 @@ class EagleRunner(SideLanes):
     def end(self, drafts: Sequence[HeadDraft]) -> None:
         """Drop the rows of draft tokens, and keep the last row of each text."""
         for draft in drafts:
-            draft.lane.append(draft.tokens[:1])
+            draft.context.state.append(draft.tokens[:1])
 
     def _reserve(self, context: DraftContext[SideLane], rows: int) -> bool:
-        """Allocate the slots of a proposal; return False if the request cannot draft in this step.
-
-        Reasons: no draft token is allowed, the text has one token and so no row, or slots or features are missing.
-        """
+        """Do :meth:`reserve_again` for the rows of a text; a text of one token has none."""
         # The lane's token of row i is text token i + 1. Token 0 also determines the rows, but has no row of its own.
         salt = context.salt + int(context.tokens[0]).to_bytes(4, "little")
         return self.reserve_again(replace(context, tokens=context.tokens[1:], salt=salt), rows)
@@ -200,17 +192,17 @@ class EagleRunner(SideLanes):
     def _run_texts(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the rows of the texts that the lanes lack; the last row of each becomes its draft's root."""
         for draft in drafts:
-            while draft.context.block_table.length - len(draft.lane.tokens) > CHUNK:
+            while draft.context.block_table.length - len(draft.context.state.tokens) > CHUNK:
                 self._read_rows(draft, CHUNK)
         new = [self._next_rows(draft, CHUNK) for draft in drafts]
         counts = [len(tokens) for tokens, _ in new]
-        tables = [draft.lane.block_table for draft in drafts]
+        tables = [draft.context.state.block_table for draft in drafts]
         segments = [(table, TokenTree.chain(tokens), 0) for table, (tokens, _) in zip(tables, new, strict=True)]
         last = [int(stop) - 1 for stop in np.cumsum(counts)]
         features = np.concatenate([rows for _, rows in new])
         outputs, logits = self._run(segments, [token for tokens, _ in new for token in tokens], features, last)
         for number, (draft, (tokens, _)) in enumerate(zip(drafts, new, strict=True)):
-            draft.lane.append(tokens[:-1])
+            draft.context.state.append(tokens[:-1])
             draft.add(-1, tokens[-1])
             draft.outputs.append(outputs[last[number]])
             draft.logits.append(logits[number])
@@ -218,14 +210,14 @@ class EagleRunner(SideLanes):
     def _read_rows(self, draft: HeadDraft, count: int, *, logits: bool = False) -> Array:
         """Run the next ``count`` rows of a text and keep them; return their logits if wanted."""
         tokens, features = self._next_rows(draft, count)
-        segment = draft.lane.block_table, TokenTree.chain(tokens), 0
+        segment = draft.context.state.block_table, TokenTree.chain(tokens), 0
         _, scores = self._run([segment], tokens, features, range(len(tokens)) if logits else ())
-        draft.lane.append(tokens)
+        draft.context.state.append(tokens)
         return scores
 
     def _next_rows(self, draft: HeadDraft, count: int) -> tuple[list[int], Array]:
         """Return tokens and features ``[rows, hidden]`` of the next rows of a text, at most ``count``."""
-        block_table, start = draft.context.block_table, len(draft.lane.tokens)
+        block_table, start = draft.context.block_table, len(draft.context.state.tokens)
         stop = min(block_table.length, start + count)
         features = self.target.cache.read_hidden(self.feature, block_table, start, stop)
         return list(draft.context.tokens[start + 1 : stop + 1]), features

@@ -48,11 +48,6 @@ class SuffixStore:
     _file: Path | None = field(default=None, repr=False)
     _num_appended: int = field(default=0, repr=False)  # number of tokens appended since the file was last shortened
 
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of stored tokens."""
-        return sum(index.num_tokens for index in self.generations)
-
     def open(self, path: Path, vocabulary: str | None, vocab_size: int) -> None:
         """Read the file of the store, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
 

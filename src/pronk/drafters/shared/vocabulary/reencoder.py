@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from pronk.drafters.shared.side_cache import common_prefix_length
 from pronk.errors import PromptError
 from pronk.tokenization.spelling import Prefix
 from pronk.tokenization.tokenizer import Tokenizer
@@ -23,8 +24,6 @@ _MARK_INTERVAL = 64  # try to set a mark if more target tokens than this follow 
 _NUM_OPEN = 32  # set no mark among the last 32 target tokens, as further text may change how the last word is encoded
 _MAX_TRIES = 8  # maximum number of positions at which a mark is tried, the last positions first
 _MAX_INTERVAL = 256  # if more target tokens than this follow the last mark, set one even if that changes draft tokens
-
-_BLOCK = 256  # number of tokens that :func:`_count_same` compares at once
 
 # Bytes that are not valid UTF-8; the error handler ``surrogateescape`` decodes byte 0xFF to "\udcff".
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")
@@ -118,8 +117,7 @@ class Reencoder:
 
         The first ``num_known`` target tokens are known to be those of the last call.
         """
-        num_same = min(num_known, len(self._target_tokens), len(tokens))
-        num_same += _count_same(self._target_tokens, tokens, num_same)
+        num_same = common_prefix_length(self._target_tokens, tokens, num_known)
         if self._recoding is None:
             num_unchanged = self._copy_ids(tokens, num_same)
         else:
@@ -159,7 +157,7 @@ class Reencoder:
             self.is_complete = complete and open_tokens[-1] in recoding.texts
         if len(open_tokens) > _MARK_INTERVAL:
             self._set_mark(recoding, open_tokens)
-        return start.num_draft + _count_same(old_tokens, self.tokens[start.num_draft :], 0)
+        return start.num_draft + common_prefix_length(old_tokens, self.tokens[start.num_draft :], 0)
 
     def _append_special(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
         """Encode the text from the last mark to the special token at ``position``, and set a mark after it."""
@@ -208,13 +206,3 @@ class Reencoder:
 def _has_prefix_space(prefix: Prefix, edge: int) -> bool:
     """Return whether a tokenizer adds a space at a place of the kind ``edge``."""
     return (prefix == "always" and edge != _MIDDLE) or (prefix == "first" and edge == _START)
-
-
-def _count_same(old: Sequence[int], new: Sequence[int], start: int) -> int:
-    """Count the equal tokens from ``start`` on, in blocks: ten times as fast as one by one."""
-    stop, index = min(len(old), len(new)), start
-    while index + _BLOCK <= stop and old[index : index + _BLOCK] == new[index : index + _BLOCK]:
-        index += _BLOCK
-    while index < stop and old[index] == new[index]:
-        index += 1
-    return index - start
