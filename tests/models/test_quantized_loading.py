@@ -27,7 +27,7 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.convert import to_tensor
-from pronk.train.modules.decoder import PlainLinear, load_module
+from pronk.train.modules.decoder import load_module
 from quantized_formats import FORMATS, Format, edit, edit_config, gptq, ints, read_tensors, write_quantized
 from tiny_models import kernels, text_logits
 
@@ -136,7 +136,7 @@ def dequantized(matrix: BlockMatrix) -> Array:
     return np.concatenate(weights)
 
 
-class Rounded(PlainLinear):
+class Rounded(nn.Linear):
     """The kernels' product by torch: inputs are rounded to 8 bits in the groups of a quantized weight."""
 
     def __init__(self, weight: AnyWeight, bias: Array | None) -> None:
@@ -148,7 +148,9 @@ class Rounded(PlainLinear):
             self.group, values, order = weight.group, weight.dequantize(), weight.order
         else:
             values = weight
-        super().__init__(to_tensor(values), None if bias is None else to_tensor(bias))
+        super().__init__(self.in_features, self.out_features, bias=False, device="meta")
+        self.weight = nn.Parameter(to_tensor(values), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(to_tensor(bias), requires_grad=False)
         self.order = torch.arange(self.in_features) if order is None else torch.from_numpy(order)
 
     @property

@@ -15,8 +15,7 @@ from pronk.train.heads import HeadsStudent, MedusaOptions, MedusaStudent
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
 from pronk.train.options import HeadsOptions, StudentOptions
-from pronk.train.student import Student
-from pronk.train.students import DraftStudent, GlideStudent, KangarooStudent, VanillaStudent
+from pronk.train.students import DraftStudent, GlideStudent, KangarooStudent, Student, VanillaStudent
 from pronk.train.teacher import Teacher
 from train.tiny import SHAPE, TINY, TINY_DRAFT
 

@@ -22,7 +22,7 @@ class Stopped(Clock):
 
     @property
     def seconds(self) -> float:
-        return self._earlier + self.own
+        return self.earlier + self.own
 
 
 def test_time_left() -> None:
@@ -45,7 +45,7 @@ def test_time_goes_on(now: list[float]) -> None:
     clock = Clock(1.0)
     now[0] = 112.0
     assert (clock.seconds, clock.seconds_left()) == (12.0, 48.0)
-    clock.resume(7.0)
+    clock.earlier = 7.0
     assert clock.seconds == 19.0
 
 

@@ -59,12 +59,12 @@ def naive_hidden(model: FutureModel, inputs: Tensor) -> list[Tensor]:
     rope, attend = dense_rope(decoder, batch, length, torch.float32, inputs.device), DenseAttention(batch, length)
     outputs = [output for _, output in dense_states(decoder, inputs, torch.float32)]
     if heads.shape.order == "anticausal":  # the two heads are the last layers but one and but two
-        return [decoder.norm(outputs[-1]), heads.norm(0, outputs[-2]), heads.norm(1, outputs[-3])]
+        return [decoder.norm(outputs[-1]), heads.norms[0](outputs[-2]), heads.norms[1](outputs[-3])]
     z = outputs[-2] if (heads.shape.kind, heads.shape.order) == ("transformer", "parallel") else outputs[-1]
     made = [decoder.norm(outputs[-1])]
     for index in range(2):
         out = heads.run_part(index, z, rope, attend)
-        made.append(heads.norm(index, out))
+        made.append(heads.norms[index](out))
         z = out if heads.shape.order == "causal" else z
     return made
 

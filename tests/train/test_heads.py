@@ -84,7 +84,7 @@ def test_each_head_learns_the_distribution_of_a_later_token(
     losses = []
     for index, out in made.items():
         weight = heads.unembeddings[index].weight if heads.unembeddings else teacher.unembedding.float()
-        log_q = (heads.norm(index, out) @ weight.T).log_softmax(-1).view(3, length, -1)
+        log_q = (heads.norms[index](out) @ weight.T).log_softmax(-1).view(3, length, -1)
         places = index + 1
         losses.append(F.kl_div(log_q[:, :-places], p[:, places:], reduction="none").sum(-1).mean())
     sum(losses).backward()

@@ -189,7 +189,7 @@ def test_without_time_left_the_minimum_of_text_is_made(
     monkeypatch.setattr("pronk.corpus.collection._CHUNK", 2)
     clock = Clock(60.0)
     (tmp_path / "data").mkdir()
-    clock.resume(2400.0)
+    clock.earlier = 2400.0
     clock.save(tmp_path / "data")
     assert run(data_options, teacher, tmp_path, quiet, replace(OWN, at_most=True), minutes=60.0)
     assert "minutes left of 60: 0.0 for text, 14.0 for training, 6.0 for evaluating\n" in shown(quiet)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from pronk.corpus.encoder import token_dtype
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.files.atomic import convert_write_errors
 
 _FORMAT = "pronk-answers-1"
@@ -165,5 +165,4 @@ def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None
     for field in fields(header):
         old, new = getattr(found, field.name), getattr(header, field.name)
         if old != new:
-            msg = f"{path}: expected {field.name} {old!r} as before, found {new!r}; choose another file"
-            raise OptionError(msg)
+            refuse(path, f"expected {field.name} {old!r} as before, found {new!r}; choose another file", OptionError)

@@ -13,7 +13,7 @@ import numpy as np
 
 from pronk.corpus.encoder import Encoder, parse_dialogue, token_dtype
 from pronk.corpus.sources import SourceSpec, read_source
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.files.json_lines import read_json_lines
 
 RUN = 13  # a text is excluded if it shares this number of successive words
@@ -127,8 +127,7 @@ def collect(sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: I
         _fill(result, spec, pool, dialogue_pool, unwanted, seen)
         _hold_some_out(pool)
         if not pool.documents and not (dialogues and dialogue_pool.documents):
-            msg = f"source {spec.name!r}: expected text to train on, found none"
-            raise OptionError(msg)
+            refuse(f"source {spec.name!r}", "expected text to train on, found none", OptionError)
     result.pools = [pool for pool in result.pools if pool.documents and pool.weight]
     return result
 

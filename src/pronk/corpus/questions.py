@@ -24,7 +24,7 @@ from pathlib import Path
 from pronk.corpus.collection import Exclusion
 from pronk.corpus.encoder import user_turns
 from pronk.corpus.sources import SourceSpec, read_source
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 # Dialogues of each pool in 100. A pool without documents leaves its share to the others.
 WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
@@ -55,8 +55,7 @@ class Questions:
                 _sort_in(document.text, pools, is_code=source.kind == "python")
         self._pools = {name: list(pool) for name, pool in pools.items() if pool}
         if self._pools.keys() == {"code"}:
-            msg = "data: expected documents to ask questions about, found none; give other files"
-            raise OptionError(msg)
+            refuse("data", "expected documents to ask questions about, found none; give other files", OptionError)
         # Pools of successive dialogues, repeated endlessly.
         self._order = [name for name in self._pools for _ in range(WEIGHTS[name])]
         random.Random(f"{seed}/order").shuffle(self._order)  # noqa: S311 - not for secrets

@@ -23,7 +23,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.files.json_lines import read_json_lines
 
 # Licence expressions: SPDX identifiers; other usual names, such as "New BSD License (BSD)"; and trove classifiers.
@@ -177,8 +177,7 @@ def parse_source(text: str) -> SourceSpec:
         return SourceSpec(path.stem, "answers", path, value)
     if path.is_file() and path.suffix not in _TEXT_SUFFIXES:
         endings = ", ".join((*_JSON_LINES, *_TEXT_SUFFIXES))
-        msg = f"source {text!r}: expected a folder or a file ending in {endings} or {_ANSWERS}"
-        raise OptionError(msg)
+        refuse(f"source {text!r}", f"expected a folder or a file ending in {endings} or {_ANSWERS}", OptionError)
     return SourceSpec(path.stem, "text", path, value)
 
 
@@ -188,8 +187,7 @@ def spec_of(path: Path, option: str) -> SourceSpec:
     If the path does not exist, an OptionError begins with ``option``, the name of the option with the path.
     """
     if not path.exists():
-        msg = f"{option}: expected text files, folders or JSON lines, found no {path}"
-        raise OptionError(msg)
+        refuse(option, f"expected text files, folders or JSON lines, found no {path}", OptionError)
     return SourceSpec(path.name, "jsonl" if path.name.endswith(_JSON_LINES) else "text", path, 1.0)
 
 
@@ -201,8 +199,7 @@ def json_lines_name(file: Path) -> str:
 def _existing(path: str, text: str) -> Path:
     existing = Path(path)
     if not existing.exists():
-        msg = f"source {text!r}: expected a file or folder at {path}, found nothing"
-        raise OptionError(msg)
+        refuse(f"source {text!r}", f"expected a file or folder at {path}, found nothing", OptionError)
     return existing
 
 
@@ -223,8 +220,7 @@ def read_source(spec: SourceSpec) -> Iterator[SourceText]:
 def _document(row: dict[str, Any], path: Path) -> SourceText:
     text = row.get("text")
     if not isinstance(text, str):
-        msg = f"{path}: expected a string under 'text', found {type(text).__name__}"
-        raise OptionError(msg)
+        refuse(path, f"expected a string under 'text', found {type(text).__name__}", OptionError)
     # The model card lists origins: the repository of a source 'owner/name@commit:path', without the path in it.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
     return SourceText(text, origin, str(row.get("license", "not stated")))

@@ -101,8 +101,7 @@ def dense_rope(
     decoder: DecoderModule, batch: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Return RoPE's rotations for ``batch`` sequences of ``length`` tokens; ``None`` without RoPE."""
-    positions = torch.arange(length, device=device).repeat(batch)
-    return decoder.rope(positions, dtype)
+    return decoder.rope(torch.arange(length, device=device).repeat(batch), dtype)
 
 
 @dataclass
@@ -157,20 +156,16 @@ class ChainAttention:
     def __init__(self, lengths: Sequence[int], active: Sequence[Tensor]) -> None:
         self._lengths, self._counts = list(lengths), [len(rows) for rows in active]
         self._hidden = [rows[:, None] < torch.arange(n) for n, rows in zip(lengths, active, strict=True)]
-        self._first: tuple[Tensor, Tensor] | None = None
-        self._later: list[tuple[Tensor, Tensor]] = []
+        self._cache: list[tuple[Tensor, Tensor]] = []  # by step: its keys and values
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return ``[active, heads * d]`` for ``q [active, heads, d]``, ``k`` and ``v [keys, kv_heads, d]``.
 
         ``keys`` are all rows in step 0, and the active rows in later steps.
         """
-        if self._first is None:
-            self._first = k, v
-        else:
-            self._later.append((k, v))
-        first = [each.split(self._lengths) for each in self._first]
-        later = [[each.split(self._counts) for each in pair] for pair in self._later]
+        self._cache.append((k, v))
+        first = [each.split(self._lengths) for each in self._cache[0]]
+        later = [[each.split(self._counts) for each in pair] for pair in self._cache[1:]]
         outputs = []
         for i, queries in enumerate(q.split(self._counts)):
             if len(queries):

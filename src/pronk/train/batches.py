@@ -95,10 +95,6 @@ class Mixture:
         For every ``n``, ``floor(n * share)`` of the sequences with numbers below ``n`` are from ``second``.
         """
         before, after = int(start * self.share), int((start + count) * self.share)
-        parts = []
-        if count > after - before:
-            parts.append(self.first.batch(start - before, count - (after - before)))
-        if after > before:
-            parts.append(self.second.batch(before, after - before))
-        inputs, targets = zip(*parts, strict=True)
-        return torch.cat(inputs), torch.cat(targets)
+        first = self.first.batch(start - before, count - (after - before))
+        second = self.second.batch(before, after - before)
+        return torch.cat((first[0], second[0])), torch.cat((first[1], second[1]))

@@ -18,7 +18,7 @@ from pronk.train.heads import describe
 from pronk.train.lm import TextModel
 from pronk.train.loop import Trainer
 from pronk.train.served import is_served
-from pronk.train.student import Student
+from pronk.train.students import Student
 
 
 def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import CheckpointError, OptionError, refuse
 from pronk.files.atomic import convert_write_errors, replace_file
 from pronk.train.options import option_name
 
@@ -38,8 +38,7 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
         raise CheckpointError(msg) from error
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
     if found != _FORMAT:
-        msg = f"{path}: expected a training checkpoint of format {_FORMAT}, found {found!r}"
-        raise CheckpointError(msg)
+        refuse(path, f"expected a training checkpoint of format {_FORMAT}, found {found!r}")
     return dict(state)
 
 

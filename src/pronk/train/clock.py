@@ -31,34 +31,31 @@ class Clock:
     """Duration of a run, including the time before it was resumed, and its time limit.
 
     ``limit`` is in seconds, and infinite if ``minutes`` is ``None``. The time counts from the creation of this object.
+    ``earlier`` is the duration before the run was resumed, in seconds.
     """
 
     def __init__(self, minutes: float | None) -> None:
         self.limit, self.has_limit = inf if minutes is None else 60 * minutes, minutes is not None
-        self._began, self._earlier = time.monotonic(), 0.0
+        self._began, self.earlier = time.monotonic(), 0.0
 
     @property
     def seconds(self) -> float:
         """Duration so far, including the time before the run was resumed."""
-        return self._earlier + time.monotonic() - self._began
+        return self.earlier + time.monotonic() - self._began
 
     def seconds_left(self, share: float = 1.0) -> float:
         """Return the seconds until the fraction ``share`` of the limit has passed; negative after that."""
         return share * self.limit - self.seconds
-
-    def resume(self, seconds: float) -> None:
-        """Set the duration of the run before it was resumed, in seconds."""
-        self._earlier = seconds
 
     def save(self, folder: Path) -> None:
         """Write the duration so far to ``folder``, because a run has no checkpoint before the training."""
         write_json(folder / "clock.json", {"seconds": self.seconds})
 
     def restore(self, folder: Path) -> None:
-        """Call :meth:`resume` with the duration that :meth:`save` wrote to ``folder``, if any."""
+        """Set ``earlier`` to the duration that :meth:`save` wrote to ``folder``, if any."""
         file = folder / "clock.json"
         if file.exists():
-            self.resume(json.loads(file.read_text(encoding="utf-8"))["seconds"])
+            self.earlier = json.loads(file.read_text(encoding="utf-8"))["seconds"]
 
 
 def limit_time(seconds: float, items: Iterable[T]) -> Iterator[T]:

@@ -23,7 +23,7 @@ from pronk.checks import check_integer
 from pronk.corpus.collection import Collection, Pool, collect, pack
 from pronk.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder
 from pronk.corpus.sources import SourceSpec, json_lines_name, read_source
-from pronk.errors import OptionError, TokenizerError
+from pronk.errors import OptionError, TokenizerError, refuse
 from pronk.files.atomic import convert_write_errors, write_json, write_tokens
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.options import DataOptions
@@ -153,7 +153,11 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     with convert_write_errors(folder, "the training text"):
         folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
-        encoder = _train_encoder(collection, options, folder, context, min(options.tokenizer_bytes, num_bytes))
+        beginning = _until(mix(collection.pools, options.seed), min(options.tokenizer_bytes, num_bytes))
+        tokenizer = train_tokenizer(beginning, options.vocab_size)
+        with convert_write_errors(folder, "the tokenizer", Exception):  # tokenizers raises bare Exception
+            save_tokenizer(tokenizer, folder, context)
+        encoder = Encoder.of_run(tokenizer)
         say("trained the tokenizer")
     _check_length(collection, encoder, min_source_tokens)
     again = ", going through the text again and again" if tokens > num_bytes else ""
@@ -190,14 +194,6 @@ def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: i
         raise OptionError(msg)
 
 
-def _train_encoder(collection: Collection, options: DataOptions, folder: Path, context: int, size: int) -> Encoder:
-    """Train a tokenizer on ``size`` bytes of the mixture, save it, and return its encoder."""
-    tokenizer = train_tokenizer(_until(mix(collection.pools, options.seed), size), options.vocab_size)
-    with convert_write_errors(folder, "the tokenizer", Exception):  # tokenizers raises bare Exception
-        save_tokenizer(tokenizer, folder, context)
-    return Encoder.of_run(tokenizer)
-
-
 def _write_held_out(collection: Collection, options: DataOptions, encoder: Encoder, folder: Path) -> None:
     held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
     for file in options.valid:
@@ -206,8 +202,7 @@ def _write_held_out(collection: Collection, options: DataOptions, encoder: Encod
     for name, texts in held_out.items():
         tokens = pack(encoder, texts, options.valid_tokens)
         if len(tokens) < 2:
-            msg = f"valid: expected text to measure on in {name!r}, found none"
-            raise OptionError(msg)
+            refuse("valid", f"expected text to measure on in {name!r}, found none", OptionError)
         write_tokens(folder / f"valid-{name}.bin", tokens)
 
 
@@ -226,7 +221,6 @@ def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | 
 
 
 def _readable(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the recipe with keys that users understand, for error messages."""
     return {"tokens of text (steps times batch)" if key == "tokens" else key: value for key, value in recipe.items()}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pronk.corpus.answers import Dialogue, merge_answers, read_answers
 from pronk.corpus.collection import OriginRecord
 from pronk.corpus.sources import SourceSpec
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.files.atomic import convert_write_errors, write_json, write_tokens
 from pronk.train.head_plan import check_answers
 from pronk.train.on_policy import pack_texts
@@ -95,16 +95,12 @@ class Dialogues:
             for dialogue in (self._dialogues[number] for number in sequence):
                 start, end = end, min(end + len(dialogue.ids), self.length)
                 ids[row, start:end] = dialogue.ids[: end - start]
-                marks[row, start:end] = _marks(dialogue)[: end - start]
+                own = marks[row, start:end]
+                own[:] = Mark.PROMPT
+                for first, stop in dialogue.answers:
+                    own[first:stop] = Mark.SAMPLED if dialogue.temperature else Mark.GREEDY
+                own[0] = Mark.START
         return torch.from_numpy(ids), torch.from_numpy(marks)
-
-
-def _marks(dialogue: Dialogue) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    marks = np.full(len(dialogue.ids), Mark.PROMPT, np.int64)
-    for start, end in dialogue.answers:
-        marks[start:end] = Mark.SAMPLED if dialogue.temperature else Mark.GREEDY
-    marks[0] = Mark.START
-    return marks
 
 
 def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -124,8 +120,7 @@ def has_answers(sources: Sequence[SourceSpec]) -> bool:
     """Return whether the sources are files of answers; raise an OptionError if only some of them are."""
     kinds = [spec.kind == "answers" for spec in sources]
     if any(kinds) and not all(kinds):
-        msg = "source: expected files of answers alone, or none, found both; train on one or the other"
-        raise OptionError(msg)
+        refuse("source", "expected files of answers alone, or none, found both; train on one or the other", OptionError)
     return any(kinds)
 
 
@@ -148,10 +143,9 @@ def write_answers_text(sources: Sequence[SourceSpec], teacher: Teacher, folder: 
     header, dialogues = read_answers(copy)
     check_answers(copy, header.weights, teacher.fingerprint)
     training, kept = hold_out(dialogues)
-    kept = kept[:held_out]
-    write_tokens(folder / "on-policy.bin", pack_texts([(each.ids, []) for each in training], teacher.encoder))
-    write_tokens(folder / "valid-on-policy.bin", pack_texts([(each.ids, []) for each in kept], teacher.encoder))
-    prompts = [each.ids[: each.answers[0][0]] for each in kept if each.answers]
+    for name, texts in (("on-policy.bin", training), ("valid-on-policy.bin", kept[:held_out])):
+        write_tokens(folder / name, pack_texts([(each.ids, []) for each in texts], teacher.encoder))
+    prompts = [each.ids[: each.answers[0][0]] for each in kept[:held_out] if each.answers]
     write_json(folder / "prompts.json", {"train": [], "held_out": prompts})
     answered = sum(each.num_answered for each in training)
     write_json(folder / "on-policy.json", {"tokens": answered, "dialogues": len(training)})

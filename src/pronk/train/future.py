@@ -31,7 +31,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.llm import LLM
 from pronk.models.loader import Fingerprint
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
@@ -67,8 +67,7 @@ def future_shape(
     width = check_integer("head-mlp", model.mlp if mlp is None else mlp, 1)
     inside = {"parallel": 1, "causal": 0, "anticausal": tokens}.get(order, 0) if kind == "transformer" else 0
     if order == "anticausal" and kind != "transformer":
-        msg = f"head-order: expected parallel or causal for {kind} heads, found {order}"
-        raise OptionError(msg)
+        refuse("head-order", f"expected parallel or causal for {kind} heads, found {order}", OptionError)
     if order == "anticausal" and width != model.mlp:
         msg = f"head-mlp: expected {model.mlp} for anticausal heads, the last layers of the model, found {width}"
         raise OptionError(msg)
@@ -143,7 +142,7 @@ class FutureModel(nn.Module):
         unembedding = self.decoder.head.get_parameter("weight")
         if not number:
             return self.decoder.norm(x), unembedding
-        return self.heads.norm(number - 1, x), head_weight(self.heads, number - 1, unembedding)
+        return self.heads.norms[number - 1](x), head_weight(self.heads, number - 1, unembedding)
 
 
 class FutureTokens(TextModel[FutureModel]):
@@ -203,21 +202,22 @@ class FutureTokens(TextModel[FutureModel]):
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Return the losses, and alpha, CTAR and S in the engine; each of the two takes about ``seconds / 2``."""
-        return super().evaluate(length, seconds / 2) | self._serve(seconds / 2)
+        """Return the losses, and alpha, CTAR and S in the engine; each of the two takes about ``seconds / 2``.
+
+        The engine measures the current weights, which are exported to ``RUN/latest``.
+        """
+        config, latest, figures = self.config, self.folder / "latest", super().evaluate(length, seconds / 2)
+        prompts = beginnings(self.data, config.vocab_size, self.end_id, config.context)
+        if not prompts:
+            return figures
+        self.export(latest, "", {})
+        llm = LLM(latest, drafter="autoregressive", device=str(self.device), max_batch=len(prompts), budget="all")
+        return figures | measure(
+            llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS, seconds / 2
+        )
 
     def judge(self, figures: Mapping[str, float]) -> float:
         return super().judge({name: value for name, value in figures.items() if not is_served(name)})
-
-    def _serve(self, seconds: float) -> dict[str, float]:
-        """Export the current model and heads to ``RUN/latest`` and measure them in the engine."""
-        config, latest = self.config, self.folder / "latest"
-        prompts = beginnings(self.data, config.vocab_size, self.end_id, config.context)
-        if not prompts:
-            return {}
-        self.export(latest, "", {})
-        llm = LLM(latest, drafter="autoregressive", device=str(self.device), max_batch=len(prompts), budget="all")
-        return measure(llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS, seconds)
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
         """Write the model to ``folder``, replacing its contents, and the heads to ``folder / "heads"``."""

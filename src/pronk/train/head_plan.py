@@ -49,13 +49,16 @@ def head_config(
     if target.norm != "rms" or not target.gated or target.activation != "silu":
         msg = f"model: expected a target of a Llama's kind, with RMSNorm and SwiGLU, found {target.family}"
         raise OptionError(msg)
+    rope = target.rope or RopeConfig(target.head_dim)
+    if rope.kind not in ("default", "linear", "llama3"):  # a scaling that files of heads cannot describe
+        rope = RopeConfig(target.head_dim, rope.theta)
     layer = replace(
         target.plain_layers(0),
         family="llama",
         num_layers=1,
         windows=(None,),
         intermediate_size=options.mlp or target.intermediate_size,
-        rope=_rope(target),
+        rope=rope,
         qkv_bias=False,
         out_bias=False,
         mlp_bias=False,
@@ -78,12 +81,6 @@ def head_config(
         verifier=verifier,
         fingerprint=fingerprint,
     )
-
-
-def _rope(target: ModelConfig) -> RopeConfig:
-    """Return the target's RoPE, without a scaling that files of heads cannot describe."""
-    rope = target.rope or RopeConfig(target.head_dim)
-    return rope if rope.kind in ("default", "linear", "llama3") else RopeConfig(target.head_dim, rope.theta)
 
 
 def check_answers(path: Path, weights: str, target: Fingerprint) -> None:

@@ -27,7 +27,7 @@ from pronk.train.losses import TeacherLogits, chunks, product_dtype
 from pronk.train.modules.drafters import HeadsModule, MedusaHeadModule, MedusaModule
 from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
-from pronk.train.student import Branch, Student
+from pronk.train.students import Branch, Student
 
 # Number of a head, and the function that maps ``[rows, hidden]`` to its output before its norm, of the same shape.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
@@ -56,7 +56,7 @@ class HeadsStudent(Student[HeadsModule]):
             rows, target_rows = shifted_rows(batch, length, index + 1, tokens.device)
             if len(rows):  # empty if a held-out sequence is too short for this head
                 weight = head_weight(heads, index, self.teacher.unembedding)
-                yield Branch(heads.norm(index, out[rows]), weight, target_rows)
+                yield Branch(heads.norms[index](out[rows]), weight, target_rows)
 
     @property
     def description(self) -> str:

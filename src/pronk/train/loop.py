@@ -139,7 +139,12 @@ class Trainer(Generic[Trained]):
         options = self.options
         self.checkpoint, self._defining = self.folder / CHECKPOINT, options.defining() | objective.identity
         self.processes, self.clock = processes or ProcessGroup(), clock or Clock(options.minutes)
-        _check_shares(options, self.processes.count)
+        if options.batch // options.micro % self.processes.count:
+            msg = (
+                f"batch: expected a multiple of micro times the processes, {options.micro} × {self.processes.count} "
+                f"tokens, found {options.batch}; change --batch or --micro, or start another number of processes"
+            )
+            raise OptionError(msg)
         set_all_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay, options.adamw_share)
         self.seconds = 0.0  # training time by the first process's clock, including the time before a resumption
@@ -195,7 +200,7 @@ class Trainer(Generic[Trained]):
         self.step, self.phase_steps = state["step"], list(state["done"])
         self.step_seconds = state.get("pace", 0.0)
         self.seconds = state["seconds"]
-        self.clock.resume(self.seconds + state.get("before", 0.0))
+        self.clock.earlier = self.seconds + state.get("before", 0.0)
         self.step_results, self.history = list(state.get("passed", [])), list(state["history"])
 
     def save(self) -> None:
@@ -306,16 +311,6 @@ class Trainer(Generic[Trained]):
         self.phase_steps[phase_number] += 1
         self.step += 1
         return norm
-
-
-def _check_shares(options: LoopOptions, processes: int) -> None:
-    """Raise unless all processes compute the same number of forward passes per step."""
-    if options.batch // options.micro % processes:
-        msg = (
-            f"batch: expected a multiple of micro times the processes, {options.micro} × {processes} tokens, "
-            f"found {options.batch}; change --batch or --micro, or start another number of processes"
-        )
-        raise OptionError(msg)
 
 
 def find_device(name: str) -> torch.device:

@@ -12,9 +12,9 @@ and the largest tensor is one chunk of logits: all logits of 4,096 rows and 150,
 
 from __future__ import annotations
 
+import timeit
 from collections.abc import Callable
-from functools import cache
-from time import perf_counter
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -33,13 +33,8 @@ def product_dtype(device: torch.device) -> torch.dtype:
         return torch.bfloat16
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        a, b = torch.ones(_ROWS, _SIZE, dtype=dtype), torch.ones(_SIZE, _SIZE, dtype=dtype)
-        durations = []
-        for _ in range(3):  # the first product also prepares the library
-            start = perf_counter()
-            a @ b
-            durations.append(perf_counter() - start)
-        seconds[dtype] = min(durations)
+        product = partial(torch.matmul, torch.ones(_ROWS, _SIZE, dtype=dtype), torch.ones(_SIZE, _SIZE, dtype=dtype))
+        seconds[dtype] = min(timeit.repeat(product, repeat=3, number=1))  # the first one also prepares the library
     return min(seconds, key=seconds.__getitem__)
 
 

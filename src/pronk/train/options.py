@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pronk.checks import check_choice, check_integer, check_number
 from pronk.corpus.sources import SourceSpec
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 OPTIMIZERS = ("muon", "adamw")
 
@@ -61,14 +61,12 @@ class DataOptions:
             msg = "expected at least one source (--source WHAT=WEIGHT), found none"
             raise OptionError(msg)
         if not 0 <= self.dialogues < 1:
-            msg = f"dialogues: expected a share from 0 to below 1, found {self.dialogues}"
-            raise OptionError(msg)
+            refuse("dialogues", f"expected a share from 0 to below 1, found {self.dialogues}", OptionError)
         for name in ("valid", "exclude"):
             for file in getattr(self, name):
                 if not file.is_file():
                     found = "a folder" if file.is_dir() else "none"
-                    msg = f"{name}: expected a file at {file}, found {found}; check the path"
-                    raise OptionError(msg)
+                    refuse(name, f"expected a file at {file}, found {found}; check the path", OptionError)
 
 
 @dataclass(frozen=True)
@@ -120,12 +118,10 @@ class LoopOptions:
         self._check(check_integer, self.lengths, 1, self._max_length())
         self._check(check_integer, ("length", "final_length"), 1)
         if self.batch % self.micro:
-            msg = f"micro: expected a divisor of batch {self.batch}, found {self.micro}"
-            raise OptionError(msg)
+            refuse("micro", f"expected a divisor of batch {self.batch}, found {self.micro}", OptionError)
         for name, value in self.lengths.items():
             if self.micro % value:
-                msg = f"micro: expected a multiple of {option_name(name)} {value}, found {self.micro}"
-                raise OptionError(msg)
+                refuse("micro", f"expected a multiple of {option_name(name)} {value}, found {self.micro}", OptionError)
 
     def _given(self, *names: str) -> list[str]:
         return [name for name in names if getattr(self, name) is not None]
@@ -247,8 +243,7 @@ class HeadsOptions(StudentOptions):
         count = self.shape.num_heads
         self._check_heads(count)
         if self.num_tokens > count:
-            msg = f"num-tokens: expected 0 to {count}, the heads, found {self.num_tokens}"
-            raise OptionError(msg)
+            refuse("num-tokens", f"expected 0 to {count}, the heads, found {self.num_tokens}", OptionError)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +32,7 @@ from pronk.train.lm import LanguageModel, TextModel
 from pronk.train.loop import Report, Trainer
 from pronk.train.on_policy import continue_prompts, write_prompts
 from pronk.train.options import DataOptions, EagleOptions, LoopOptions, OnPolicyOptions, StudentOptions, TrainOptions
-from pronk.train.student import Student
+from pronk.train.students import Student
 from pronk.train.teacher import Teacher
 
 
@@ -69,7 +68,7 @@ class Run:
         if checkpoint.exists():
             state = load_checkpoint(checkpoint, mapped=True)
             check_run(self.folder, state["options"], defining)
-            self.clock.resume(state["seconds"] + state.get("before", 0.0))
+            self.clock.earlier = state["seconds"] + state.get("before", 0.0)
         else:
             self.clock.restore(self.folder / "data")
         if self.clock.has_limit:
@@ -138,24 +137,19 @@ def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | Non
 
 
 def _write_text(run: Run, data: DataOptions, own: OnPolicyOptions, options: StudentOptions, teacher: Teacher) -> bool:
-    """Prepare the sources, then let the target write its text; return false if it was interrupted.
-
-    Files of answers are the target's text already.
-    """
+    """Prepare the sources, then let the target write its text; return false if it was interrupted."""
     folder = run.folder / "data"
-    if has_answers(data.sources):
+    if has_answers(data.sources):  # the target's text already
         write_answers_text(data.sources, teacher, folder, own.held_out)
         return True
     tokens = math.ceil((1 - options.share) * options.steps * options.batch) + 1
     min_tokens = options.longest + 1
 
-    is_late = partial(run.is_late, TOKENS_BY)
-
     def enough(done: int) -> bool:
-        return done >= options.min_text_tokens and is_late()
+        return done >= options.min_text_tokens and run.is_late(TOKENS_BY)
 
     def make_prompts(read: Collection) -> None:
-        write_prompts(read, teacher, own, folder, is_late if own.at_most else lambda: False)
+        write_prompts(read, teacher, own, folder, lambda: own.at_most and run.is_late(TOKENS_BY))
 
     prepare(data, folder, tokens, options.context, run.say, teacher.encoder, make_prompts, min_tokens, enough)
     run.clock.save(folder)

@@ -72,5 +72,5 @@ def dense_heads(target: DecoderModule, shape: HeadsShape, text: Sequence[int], *
         out = heads.run_part(index, x, rope, attend)
         x = out if shape.is_chained else x
         unembedding = heads.unembeddings[index] if heads.unembeddings else target.head
-        made[index] = to_array(unembedding(heads.norm(index, out)))
+        made[index] = to_array(unembedding(heads.norms[index](out)))
     return [made[index] for index in range(shape.num_heads)]

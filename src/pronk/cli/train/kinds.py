@@ -11,7 +11,7 @@ from pronk.train.options import DraftOptions, HeadsOptions, ModelShape, StudentO
 
 if TYPE_CHECKING:
     from pronk.architecture.config import ModelConfig
-    from pronk.train.student import Student
+    from pronk.train.students import Student
 
 # Function from the drafter's context length in tokens to the fields of StudentOptions that all kinds of drafters have.
 Settings = Callable[[int], dict[str, Any]]

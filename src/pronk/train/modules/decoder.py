@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.architecture.rope import RopeConfig, RopeTable
 from pronk.arrays import UINT8, Array, mapped_zeros
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.models.checkpoint import open_checkpoint
 from pronk.models.inventory import Inventory, tensor_names
 from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
@@ -29,29 +28,9 @@ from pronk.torch_backend.program import ACTIVATIONS, choose_experts
 Rope = tuple[Tensor, Tensor] | None
 
 
-class Attend(Protocol):
-    """Attention over a training batch, implemented by the caller of the decoder."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the attention output of layer ``layer``, ``[rows, heads * d]``.
-
-        ``q`` is ``[rows, heads, d]``; ``k`` and ``v`` are ``[rows, kv_heads, d]``.
-        """
-        ...
-
-
-class PlainLinear(nn.Module):
-    """Linear layer ``y = x Wᵀ + b`` with a weight ``[out, in]``."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__()
-        # A given Parameter is kept as it is, so that the LM head can be tied to the embedding.
-        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, weight.requires_grad)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=bias.requires_grad)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``x`` ``[rows, in]`` to ``[rows, out]``."""
-        return F.linear(x, self.weight, self.bias)
+# Attention over a training batch: maps the number of a layer, ``q`` ``[rows, heads, d]``, ``k`` and ``v``
+# ``[rows, kv_heads, d]`` to ``[rows, heads * d]``.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class ModuleLayer(nn.Module):
@@ -74,13 +53,13 @@ class ModuleLayer(nn.Module):
         self.mlp_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
         self.mlp_output_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
         width = config.intermediate_size if mixture is None else mixture.width
-        sizes = {"up": (width * (2 if config.gated else 1), config.hidden_size), "down": (config.hidden_size, width)}
+        sizes = (width * (2 if config.gated else 1), config.hidden_size), (config.hidden_size, width)
         self.router = None if mixture is None else empty_linear(mixture.experts, config.hidden_size, bias=False)
         self.up, self.down = (
             empty_linear(*size, bias=config.mlp_bias)
             if mixture is None
             else nn.ModuleList(empty_linear(*size, bias=False) for _ in range(mixture.experts))
-            for size in sizes.values()
+            for size in sizes
         )
         self.activate = ACTIVATIONS[config.activation]
 
@@ -100,7 +79,6 @@ class ModuleLayer(nn.Module):
         return self._add(x, self.mlp_output_norm(branch))
 
     def _compute_mlp(self, x: Tensor, up: Callable[[Tensor], Tensor], down: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the output of an MLP, or of an expert."""
         hidden = up(x)
         if self.config.gated:
             gate, hidden = hidden.chunk(2, dim=-1)
@@ -162,11 +140,9 @@ class DecoderModule(nn.Module):
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
         self.layers = nn.ModuleList(ModuleLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers))
         self.norm = make_norm(config, config.hidden_size)
-        self.head = (
-            PlainLinear(self.embedding)
-            if config.tied
-            else empty_linear(config.vocab_size, config.hidden_size, bias=False)
-        )
+        self.head = empty_linear(config.vocab_size, config.hidden_size, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding
         self.rotations = {rope: Rotations(rope) for rope in config.ropes}
 
     def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,9 +158,8 @@ class DecoderModule(nn.Module):
         return None if rope is None else self.rotations[rope](positions, dtype)
 
     def layer_ropes(self, positions: Tensor, dtype: torch.dtype) -> list[Rope]:
-        made: dict[RopeConfig | None, Rope] = {None: None}
-        made |= {rope: rotations(positions, dtype) for rope, rotations in self.rotations.items()}
-        return [made[self.config.rope_of(layer)] for layer in range(len(self.layers))]
+        made: dict[RopeConfig | None, Rope] = {rope: make(positions, dtype) for rope, make in self.rotations.items()}
+        return [made.get(self.config.rope_of(layer)) for layer in range(len(self.layers))]
 
     def run(
         self, x: Tensor, ropes: Sequence[Rope], attend: Attend, stop: int | None = None
@@ -224,12 +199,10 @@ def make_norm(config: ModelConfig, size: int) -> nn.Module:
     return nn.RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
 
 
-def empty_linear(out_features: int, in_features: int, *, bias: bool) -> PlainLinear:
-    """Return a linear layer with uninitialized weights."""
-    return PlainLinear(
-        torch.empty(out_features, in_features, requires_grad=True),
-        torch.empty(out_features, requires_grad=True) if bias else None,
-    )
+def empty_linear(out_features: int, in_features: int, *, bias: bool) -> nn.Linear:
+    """Return a linear layer with uninitialized weights, on the default device."""
+    layer = nn.Linear(in_features, out_features, bias=bias, device="meta")
+    return layer.to_empty(device=torch.get_default_device())
 
 
 class Rotations:
@@ -287,8 +260,7 @@ def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: t
         )
         raise OptionError(msg)
     if config.attention_sinks:
-        msg = f"{folder}: expected a model without attention sinks, found {config.family}"
-        raise OptionError(msg)
+        refuse(folder, f"expected a model without attention sinks, found {config.family}", OptionError)
     checkpoint = open_checkpoint(folder)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
@@ -305,7 +277,7 @@ def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: t
                 setattr(module.get_submodule(path), name, values)
         checkpoint.release()
     if config.tied:
-        module.head = PlainLinear(module.embedding)
+        module.head.weight = module.embedding
     return module.requires_grad_(requires_grad=False).eval()
 
 

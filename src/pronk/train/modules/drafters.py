@@ -36,15 +36,13 @@ class HeadsModule(nn.Module):
         self.shape = shape
         self.config = heads_config(shape, target)
         size, heads = target.hidden_size, range(shape.num_heads)
-        self.layers = nn.ModuleList([self._layer() for _ in heads] if layers is None else layers)
+        if layers is None:
+            is_linear, size = shape.kind == "linear", target.hidden_size
+            layers = [empty_linear(size, size, bias=False) if is_linear else ModuleLayer(self.config) for _ in heads]
+        self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(make_norm(target, size) for _ in heads)
         with_copy = heads if shape.unembeddings == "replicated" else ()
         self.unembeddings = nn.ModuleList(empty_linear(target.vocab_size, size, bias=False) for _ in with_copy)
-
-    def _layer(self) -> nn.Module:
-        if self.shape.kind == "transformer":
-            return ModuleLayer(self.config)
-        return empty_linear(self.config.hidden_size, self.config.hidden_size, bias=False)
 
     def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
         """Run the layer of head ``index`` on ``x`` ``[rows, hidden]``; return the same shape.
@@ -54,11 +52,6 @@ class HeadsModule(nn.Module):
         layer = self.layers[index]
         out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
         return out.to(x.dtype)  # autocast makes a linear layer return a narrower dtype
-
-    def norm(self, index: int, x: Tensor) -> Tensor:
-        """Apply the norm of head ``index`` to its output; both are ``[rows, hidden]``."""
-        out: Tensor = self.norms[index](x)
-        return out
 
     def initialize(self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None) -> None:
         """Set initial weights for training: small random ones, so that a head nearly returns its input.
@@ -74,10 +67,10 @@ class HeadsModule(nn.Module):
                     weight.add_(torch.eye(len(weight)))
             if norm is not None:
                 for head_norm in self.norms:
-                    head_norm.load_state_dict({name: value.float() for name, value in norm.state_dict().items()})
+                    head_norm.load_state_dict(norm.state_dict())
             if head is not None:
                 for unembedding in self.unembeddings:
-                    unembedding.get_parameter("weight").copy_(head)
+                    unembedding.load_state_dict({"weight": head})
 
 
 class _GlideLayer(ModuleLayer):
@@ -132,9 +125,9 @@ class KangarooModule(nn.Module):
         An adapter without a head of its own ignores ``head``.
         """
         initialize_parameters(self.layers.named_parameters(), generator)
-        self.norm.load_state_dict({name: value.float() for name, value in norm.state_dict().items()})
+        self.norm.load_state_dict(norm.state_dict())
         if self.head is not None:
-            self.head.load_state_dict({"weight": head.float()})
+            self.head.load_state_dict({"weight": head})
 
 
 class _Attention(ModuleLayer):
@@ -175,9 +168,8 @@ class MedusaHeadModule(nn.Module):
     def __init__(self, size: int, blocks: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(empty_linear(size, size, bias=True) for _ in range(blocks))
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.zero_()
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map rows ``[rows, hidden]`` after the target's final norm to the input of the unembedding."""
@@ -202,6 +194,5 @@ class MedusaModule(nn.Module):
 
     def initialize(self, unembedding: Tensor) -> None:
         """Copy the target's unembedding ``[vocab, hidden]`` to the heads' own unembeddings, if there are any."""
-        with torch.no_grad():
-            for own_unembedding in self.unembeddings:
-                own_unembedding.get_parameter("weight").copy_(unembedding)
+        for own_unembedding in self.unembeddings:
+            own_unembedding.load_state_dict({"weight": unembedding})

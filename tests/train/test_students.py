@@ -15,7 +15,7 @@ from pronk.drafters.from_target.modules.files import TrainedDrafter
 from pronk.train.attention import Features, compute_features, dense_logits
 from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions
-from pronk.train.student import Branch, Student
+from pronk.train.students import Branch, Student
 from pronk.train.teacher import Teacher
 from train.kinds import LOOP, train
 from train.tiny import link
