@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from pronk.train.clock import Clock
-from pronk.train.display import TrainingDisplay, WritingDisplay
+from pronk.train.run import TrainingDisplay, WritingDisplay
 from train.tiny import shown
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from pronk.errors import CheckpointError, OptionError, PronkError
-from pronk.train.loop import Report, Trainer
-from pronk.train.optim import Optimizers
+from pronk.train.loop import Optimizers, Report, Trainer
 from train.kinds import Start, train
 from train.tiny import SHAPE, TINY
 

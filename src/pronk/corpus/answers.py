@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -76,17 +76,13 @@ class AnswersWriter:
         self.path, self._dtype = path, np.dtype(token_dtype(header.vocab_size)).newbyteorder("<")
         self.existing: list[Dialogue] = []
         if path.exists() and path.stat().st_size:
-            found, records = _open(path)
+            found, self.existing, end = _read(path)
             _check_same(path, found, header)
-            end = len(_header_line(found))
-            for dialogue, record_end in records:
-                self.existing.append(dialogue)
-                end = record_end
             with convert_write_errors(path, "answers"), path.open("r+b") as file:
                 file.truncate(end)
         else:
             with convert_write_errors(path, "answers"):
-                path.write_bytes(_header_line(header))
+                path.write_bytes((json.dumps(asdict(header)) + "\n").encode())
 
     def append(self, dialogues: list[Dialogue]) -> None:
         """Write the dialogues at the end of the file."""
@@ -102,8 +98,7 @@ class AnswersWriter:
 
 def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
     """Read a file of answers; raise an OptionError if it cannot be read or is no such file."""
-    header, records = _open(path)
-    return header, [dialogue for dialogue, _ in records]
+    return _read(path)[:2]
 
 
 def merge_answers(files: Sequence[Path], out: Path) -> None:
@@ -124,8 +119,8 @@ def merge_answers(files: Sequence[Path], out: Path) -> None:
     partial.replace(out)
 
 
-def _open(path: Path) -> tuple[AnswersHeader, Iterator[tuple[Dialogue, int]]]:
-    """Return the header, and an iterator over the whole records with the file offset after each of them."""
+def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
+    """Return the header, the dialogues of the whole records, and the file offset after these."""
     header: AnswersHeader | None
     try:
         data = path.read_bytes()
@@ -140,25 +135,20 @@ def _open(path: Path) -> tuple[AnswersHeader, Iterator[tuple[Dialogue, int]]]:
     if header is None or header.format != _FORMAT:
         msg = f"{path}: expected a file of answers ({_FORMAT}), found another file; write one with pronk train texts"
         raise OptionError(msg)
-    return header, _records(data, len(line) + 1, np.dtype(token_dtype(header.vocab_size)).newbyteorder("<"))
-
-
-def _records(data: bytes, offset: int, dtype: np.dtype[Any]) -> Iterator[tuple[Dialogue, int]]:
+    dialogues: list[Dialogue] = []
+    offset, dtype = len(line) + 1, np.dtype(token_dtype(header.vocab_size)).newbyteorder("<")
     while offset + _RECORD.size <= len(data):
         number, count, num_answers, temperature = _RECORD.unpack_from(data, offset)
         spans = offset + _RECORD.size
         ids = spans + num_answers * _SPAN.size
         end = ids + count * dtype.itemsize
         if end + _CHECK.size > len(data) or _CHECK.unpack_from(data, end)[0] != zlib.crc32(data[offset:end]):
-            return
+            break
         answers = [_SPAN.unpack_from(data, spans + i * _SPAN.size) for i in range(num_answers)]
         tokens = np.frombuffer(data, dtype, count, ids).tolist()
         offset = end + _CHECK.size
-        yield Dialogue(number, temperature / 100, tokens, [(start, stop) for start, stop in answers]), offset
-
-
-def _header_line(header: AnswersHeader) -> bytes:
-    return (json.dumps(asdict(header)) + "\n").encode()
+        dialogues.append(Dialogue(number, temperature / 100, tokens, [(start, stop) for start, stop in answers]))
+    return header, dialogues, offset
 
 
 def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None:

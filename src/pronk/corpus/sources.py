@@ -146,14 +146,11 @@ _ANSWERS = ".answers"
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One ``WHAT=WEIGHT``.
-
-    ``kind`` is ``jsonl``, ``text``, ``answers``, or ``python``, whose path may be ``None``.
-    """
+    """One ``WHAT=WEIGHT``."""
 
     name: str
-    kind: str
-    path: Path | None
+    kind: str  # ``jsonl``, ``text``, ``answers``, or ``python``
+    path: Path | None  # ``None``: no further packages for ``python``
     weight: float
 
 

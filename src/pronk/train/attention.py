@@ -15,16 +15,12 @@ from pronk.train.modules.decoder import Attend, DecoderModule, apply_rope
 
 @dataclass(frozen=True)
 class DenseAttention:
-    """Causal attention whose rows are ``batch`` sequences of ``length`` tokens, one after the other.
-
-    ``windows`` has the sliding window of each layer in tokens; ``None``: full attention. If empty, all layers have it.
-    ``cap`` is the soft cap of the scores.
-    """
+    """Causal attention whose rows are ``batch`` sequences of ``length`` tokens, one after the other."""
 
     batch: int
     length: int
-    windows: tuple[int | None, ...] = ()
-    cap: float | None = None
+    windows: tuple[int | None, ...] = ()  # sliding window of each layer in tokens; ``None``, or empty: full attention
+    cap: float | None = None  # soft cap of the scores
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output ``[rows, heads * d]`` for ``q [rows, heads, d]``, ``k, v [rows, kv_heads, d]``."""

@@ -28,15 +28,12 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Duration of a run, including the time before it was resumed, and its time limit.
-
-    ``limit`` is in seconds, and infinite if ``minutes`` is ``None``. The time counts from the creation of this object.
-    ``earlier`` is the duration before the run was resumed, in seconds.
-    """
+    """Duration of a run from the creation of this object, and its time limit; ``None``: no limit."""
 
     def __init__(self, minutes: float | None) -> None:
-        self.limit, self.has_limit = inf if minutes is None else 60 * minutes, minutes is not None
-        self._began, self.earlier = time.monotonic(), 0.0
+        self.limit, self.has_limit = inf if minutes is None else 60 * minutes, minutes is not None  # limit in seconds
+        self.earlier = 0.0  # duration in seconds before the run was resumed
+        self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:

@@ -30,11 +30,8 @@ class TextModel(Objective[Module]):
     """Training objective of language models; a subclass defines the module and the loss.
 
     The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``. With ``initial``, weights, sizes
-    and tokenizer are those of a checkpoint.
-
-    Raises:
-        OptionError: the text is shorter than one sequence, or the device does not exist.
-        TokenizerError: the tokenizer is damaged.
+    and tokenizer are those of a checkpoint. A text shorter than one sequence, or a device that does not exist, raises
+    an OptionError, and a damaged tokenizer a TokenizerError.
     """
 
     options: TrainOptions

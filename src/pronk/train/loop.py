@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
 
 from pronk.errors import OptionError, PronkError
 from pronk.kernels.threads import set_threads
@@ -34,7 +35,6 @@ from pronk.train.batches import Batches
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
 from pronk.train.distributed import ProcessGroup, local_device
-from pronk.train.optim import Optimizers, Schedule
 from pronk.train.options import LoopOptions
 from pronk.train.served import SERVED_TOKENS, measure
 
@@ -51,20 +51,13 @@ class PassResult:
 
 
 class Objective(ABC, Generic[Module]):
-    """A module with its loss, its text and its evaluation.
+    """A module with its loss, its text and its evaluation."""
 
-    Attributes:
-        folder: folder of the run.
-        module: the trained module; the option ``muon`` applies to the matrices in ``module.layers``.
-        phases: the training sequences of the two phases: short ones, then long ones.
-        identity: values, besides the options of the loop, that must be unchanged when a run is resumed.
-    """
-
-    folder: Path
+    folder: Path  # of the run
     options: LoopOptions
-    module: Module
-    phases: tuple[Batches, Batches]
-    identity: dict[str, Any]
+    module: Module  # the option ``muon`` applies to the matrices in ``module.layers``
+    phases: tuple[Batches, Batches]  # training sequences of the two phases: short ones, then long ones
+    identity: dict[str, Any]  # values, besides the options of the loop, that must be unchanged when a run is resumed
 
     @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
@@ -78,11 +71,8 @@ class Objective(ABC, Generic[Module]):
         """Return figures by name, from about ``seconds`` on held-out sequences of up to ``length`` tokens."""
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the figure that early stopping compares (lower is better); NaN without held-out text.
-
-        It is the mean divergence of a drafter from the target.
-        """
-        divergences = [value for name, value in figures.items() if " KL" in name]
+        """Return the figure that early stopping compares (lower is better); NaN without held-out text."""
+        divergences = [value for name, value in figures.items() if " KL" in name]  # of a drafter from the target
         return fmean(divergences) if divergences else math.nan
 
     @abstractmethod
@@ -106,23 +96,82 @@ Trained = TypeVar("Trained", bound=Objective[Any])
 
 @dataclass
 class Report:
-    """Progress of a run; ``loss`` and ``same`` (see :class:`PassResult`) are means since the last report.
-
-    ``progress`` is 1 at the end of the run. ``rate`` is the learning rate, ``norm`` the last gradient's norm, and
-    ``seconds`` the training time so far. ``speed`` is in tokens per second, of the median step. ``valid`` has the
-    figures of an evaluation; it is empty if there was none.
-    """
+    """Progress of a run; ``loss`` and ``same`` (see :class:`PassResult`) are means since the last report."""
 
     step: int
-    progress: float
+    progress: float  # 0..1
     loss: float
-    rate: float
-    norm: float
+    rate: float  # learning rate
+    norm: float  # of the last gradient
     tokens: int
-    seconds: float
-    speed: float
+    seconds: float  # training time so far
+    speed: float  # tokens per second, of the median step
     same: tuple[float, ...] = ()
-    valid: dict[str, float] = field(default_factory=dict)
+    valid: dict[str, float] = field(default_factory=dict)  # figures of an evaluation; empty if there was none
+
+
+class Optimizers:
+    """AdamW for all parameters, or Muon for the layers' matrices and AdamW for the others.
+
+    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the root mean square of
+    AdamW's (Liu et al. 2025), so both can use one learning rate; AdamW's is ``adamw_share`` times Muon's. Weight decay
+    applies to the matrices of layers only. Parameters that are frozen or have no gradient in a step do not change.
+    """
+
+    def __init__(self, model: nn.Module, kind: str, weight_decay: float, adamw_share: float = 1.0) -> None:
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for name, p in trainable if p.ndim == 2 and ".layers." in f".{name}"]
+        matrix_ids = {id(p) for p in matrices}
+        other_params = [p for _, p in trainable if id(p) not in matrix_ids]
+        groups: list[dict[str, Any]] = [{"params": other_params, "weight_decay": 0.0}]
+        self._optimizers: list[Optimizer] = []
+        self._adamw_share = adamw_share if kind == "muon" and matrices else 1.0
+        if kind == "muon" and matrices:
+            self._optimizers.append(Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+        elif matrices:
+            groups.append({"params": matrices, "weight_decay": weight_decay})
+        self._optimizers.append(AdamW(groups, betas=(0.9, 0.95), fused=True))
+
+    def step(self, rate: float) -> None:
+        """Update the parameters with learning rate ``rate``, then clear their gradients."""
+        for optimizer in self._optimizers:
+            share = self._adamw_share if isinstance(optimizer, AdamW) else 1.0
+            for group in optimizer.param_groups:
+                group["lr"] = share * rate
+            optimizer.step()
+        self.clear()
+
+    def clear(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [optimizer.state_dict() for optimizer in self._optimizers]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Progress and learning rate of a run that ends after ``options.steps``, or earlier after ``minutes``.
+
+    After the warm-up, the rate depends on the progress: it is down to ``floor * rate`` when the time is over.
+    """
+
+    options: LoopOptions
+    minutes: float | None
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Return the progress, 0..1: ``max(step / steps, seconds / (60 * minutes))``, at most 1."""
+        by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
+        return min(1.0, max(step / self.options.steps, by_time))
+
+    def rate(self, step: int, progress: float) -> float:
+        """Return the learning rate of a step (from 0): linear warm-up, then a cosine to ``floor * rate``."""
+        o, cosine = self.options, 0.5 * (1 + math.cos(math.pi * progress))
+        return o.rate * min(1.0, (step + 1) / (o.warmup + 1)) * (o.floor + (1 - o.floor) * cosine)
 
 
 class Trainer(Generic[Trained]):

@@ -60,11 +60,7 @@ class Comparison:
         self.same = 0  # number of rows in which both have the same most likely token
 
     def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
-        """Add rows.
-
-        ``log_p`` and ``log_q`` ``[rows, vocab]`` are log-probabilities of teacher and student, ``divergence`` is
-        ``[rows]``.
-        """
+        """Add rows: log-probabilities ``[rows, vocab]`` of teacher and student, and divergences ``[rows]``."""
         self.rows += len(log_q)
         self.divergence += float(divergence.sum(dtype=torch.float64))
         self.same += int((log_q.argmax(-1) == log_p.argmax(-1)).sum())

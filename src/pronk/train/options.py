@@ -40,20 +40,15 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Sources of the text and their mixture.
-
-    ``dialogues`` is the fraction of the training text that dialogues make up; dialogues of all sources count.
-    ``valid`` files contain held-out text. No training text shares 13 words in a row with a prompt of an ``exclude``
-    file. The tokenizer is trained on at most ``tokenizer_bytes``; a held-out set has at most ``valid_tokens``.
-    """
+    """Sources of the text and their mixture."""
 
     sources: tuple[SourceSpec, ...]
-    valid: tuple[Path, ...] = ()
-    exclude: tuple[Path, ...] = ()
-    dialogues: float = 0.05
+    valid: tuple[Path, ...] = ()  # files of held-out text
+    exclude: tuple[Path, ...] = ()  # files of prompts: no training text shares 13 words in a row with one
+    dialogues: float = 0.05  # fraction of the training text that the dialogues of all sources make up
     vocab_size: int = 4096
-    tokenizer_bytes: int = 30_000_000
-    valid_tokens: int = 16384
+    tokenizer_bytes: int = 30_000_000  # maximum size of the text that the tokenizer is trained on
+    valid_tokens: int = 16384  # maximum size of a held-out set
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,12 +66,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Settings of the training loop; intervals and ``warmup`` are in steps.
-
-    A step has ``batch`` tokens, a forward pass ``micro`` tokens. Sequences have ``length`` tokens; in the last fraction
-    ``final_share`` of the run, ``final_length`` tokens. The run ends after ``steps``, after ``minutes``, or after
-    ``patience`` evaluations without improvement. The learning rate falls from ``rate`` to ``floor * rate``.
-    """
+    """Settings of the training loop; intervals and ``warmup`` are in steps."""
 
     # Options that a resumed run may change; the other options determine the result.
     FREE: ClassVar[frozenset[str]] = frozenset(
@@ -85,17 +75,17 @@ class LoopOptions:
 
     adamw_share: ClassVar[float] = 1.0  # learning rate of AdamW, relative to Muon's beside it
 
-    steps: int = 3000
+    steps: int = 3000  # the run ends after these, or earlier by one of the next two options
     minutes: float | None = None
-    patience: int | None = None
-    batch: int = 8192
-    micro: int = 4096
-    length: int = 256
-    final_length: int = 2048
-    final_share: float = 0.2
+    patience: int | None = None  # evaluations without improvement
+    batch: int = 8192  # tokens per step
+    micro: int = 4096  # tokens per forward pass
+    length: int = 256  # tokens of a sequence
+    final_length: int = 2048  # the same, in the last part of the run
+    final_share: float = 0.2  # fraction of the run that the last part takes
     optimizer: str = "muon"
-    rate: float = 3e-3
-    floor: float = 0.02
+    rate: float = 3e-3  # peak learning rate
+    floor: float = 0.02  # learning rate at the end, as a fraction of ``rate``
     warmup: int = 60
     weight_decay: float = 0.1
     clip: float = 1.0
@@ -189,15 +179,12 @@ class TrainOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class DrafterOptions(LoopOptions):
-    """Settings of a drafter that learns from a frozen target with ``context`` as its maximum length.
-
-    The drafter is measured in the engine with ``num_tokens`` draft tokens per step; 0 skips the measurement.
-    """
+    """Settings of a drafter that learns from a frozen target."""
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
 
-    context: int = 2048
-    num_tokens: int = 4
+    context: int = 2048  # of the target, in tokens
+    num_tokens: int = 4  # draft tokens per step when the engine measures the drafter; 0: no measurement
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,15 +196,11 @@ class DrafterOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class StudentOptions(DrafterOptions):
-    """Settings of a drafter of ``shape`` that learns from text.
-
-    The target has written the fraction ``share`` of the training sequences. The loss is
-    ``hard * (cross-entropy of the text) + (1 - hard) * (divergence from the target)``.
-    """
+    """Settings of a drafter of ``shape`` that learns from text."""
 
     shape: Any = None
-    share: float = 0.5
-    hard: float = 0.0
+    share: float = 0.5  # fraction of the training sequences that the target has written
+    hard: float = 0.0  # loss: hard * (cross-entropy of the text) + (1 - hard) * (divergence from the target)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,27 +231,20 @@ class HeadsOptions(StudentOptions):
 
 @dataclass(frozen=True)
 class EagleOptions(DrafterOptions):
-    """Settings of a head of the ``kind`` eagle3 or mtp.
-
-    ``depth`` is the number of draft tokens that are trained. ``weighting`` is ``decay`` (the loss of draft token s,
-    from 0, has the weight ``decay ** s``) or ``dpace`` (by the acceptance reached so far). The loss compares the
-    ``draft_vocab`` most frequent tokens of the answers, which are those that an EAGLE-3 head proposes. An EAGLE-3 head
-    reads the layers ``sources``, an MTP head the last layer. ``mlp`` is the width of its MLP. ``states`` is a
-    folder for the target's outputs, so that they are computed once.
-    """
+    """Settings of an EAGLE-3 or MTP head."""
 
     FREE: ClassVar[frozenset[str]] = DrafterOptions.FREE | {"states"}
     adamw_share: ClassVar[float] = 0.15  # the LM head begins as the target's
 
     final_share: float = 0.0
-    kind: str = "eagle3"
-    depth: int = 4
-    weighting: str = "decay"
+    kind: str = "eagle3"  # or mtp
+    depth: int = 4  # number of draft tokens that are trained
+    weighting: str = "decay"  # of draft token s, from 0: ``decay ** s``; ``dpace``: by the acceptance reached so far
     decay: float = 0.8
-    draft_vocab: int = 8192
-    mlp: int | None = None
-    sources: tuple[int, ...] | None = None
-    states: Path | None = None
+    draft_vocab: int = 8192  # the loss compares the most frequent tokens of the answers; EAGLE-3 proposes only these
+    mlp: int | None = None  # width of the MLP; ``None``: the target's
+    sources: tuple[int, ...] | None = None  # layers that an EAGLE-3 head reads; an MTP head reads the last layer
+    states: Path | None = None  # folder for the target's outputs, so that they are computed once
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -281,21 +257,16 @@ class EagleOptions(DrafterOptions):
 
 @dataclass(frozen=True)
 class OnPolicyOptions:
-    """Amount and sampling of the target's own text.
+    """Amount and sampling of the target's own text."""
 
-    The target writes ``tokens`` tokens in total: up to ``length`` after each prompt of up to ``prompt`` tokens. Prompts
-    get the ``temperatures`` in turn. ``batch`` prompts are continued together; an interruption loses at most one
-    batch. ``held_out`` prompts are for evaluation. With ``at_most``, a run with a time limit may end with less text.
-    """
-
-    tokens: int = 1_000_000
-    prompt: int = 192
-    length: int = 192
-    batch: int = 96
-    held_out: int = 24
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    tokens: int = 1_000_000  # in total
+    prompt: int = 192  # maximum tokens of a prompt
+    length: int = 192  # maximum tokens after a prompt
+    batch: int = 96  # prompts that are continued together; an interruption loses at most one batch
+    held_out: int = 24  # number of prompts for evaluation
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)  # of the prompts, in turn
     seed: int = 0
-    at_most: bool = False
+    at_most: bool = False  # whether a run with a time limit may end with less text
 
     def __post_init__(self) -> None:
         for name, minimum in (("tokens", 0), ("prompt", 8), ("length", 1), ("batch", 1), ("held_out", 0)):

@@ -177,9 +177,8 @@ class Student(Objective[Module]):
         return sequences
 
 
-def describe_decoder(config: ModelConfig, extra: str = "") -> str:
+def describe_decoder(c: ModelConfig, extra: str = "") -> str:
     """Return the sizes of a drafter that is a Transformer decoder in words, for the model card."""
-    c = config
     return (
         f"{c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} over "
         f"{c.num_kv_heads} key/value heads, {extra and f'{extra}, '}MLP {c.intermediate_size}, tied embeddings. The "
@@ -248,13 +247,9 @@ class GlideStudent(Student[GlideDecoderModule]):
         return module
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        hidden = self._hidden(self.module, tokens, attend=self._attention(tokens, features))
-        yield Branch(self.module.norm(hidden), self.module.embedding)
-
-    def _attention(self, tokens: Tensor, features: Features) -> DelayedAttention:
         target, (batch, length), block = self.teacher.decoder, tokens.shape, self.options.shape.block
         masks = [block_mask(length, block, target.config.windows[layer - 1]) for layer in self.cache]
-        return DelayedAttention(
+        attend = DelayedAttention(
             batch,
             length,
             rotation=dense_rope(target, batch, length, torch.float32, tokens.device),
@@ -262,6 +257,7 @@ class GlideStudent(Student[GlideDecoderModule]):
             values=[features.values[layer] for layer in self.cache],
             masks=[mask.to(tokens.device) for mask in masks],
         )
+        yield Branch(self.module.norm(self._hidden(self.module, tokens, attend=attend)), self.module.embedding)
 
     @property
     def description(self) -> str:

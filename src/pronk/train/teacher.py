@@ -83,8 +83,7 @@ class Teacher:
 
         A resumed run compares these; a :class:`Fingerprint` covers only samples of the weights.
         """
-        weights = hashlib.sha256()
-        folder = self.folder
+        weights, folder = hashlib.sha256(), self.folder
         files = [folder] if is_gguf(folder) else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
         for file in files:
             with file.open("rb") as content:

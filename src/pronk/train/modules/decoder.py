@@ -34,10 +34,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class ModuleLayer(nn.Module):
-    """Transformer layer on packed rows: attention, then MLP; new weights are uninitialized.
-
-    With ``mixture``, the MLP is a mixture of experts.
-    """
+    """Transformer layer on packed rows: attention, then MLP or a ``mixture`` of experts; uninitialized."""
 
     def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
         super().__init__()
@@ -125,17 +122,13 @@ class ModuleLayer(nn.Module):
 
 
 class DecoderModule(nn.Module):
-    """Language model on packed rows; the weights of a new object are uninitialized.
-
-    Attributes:
-        embedding: ``[vocab, hidden]``.
-        positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
-    """
+    """Language model on packed rows; the weights of a new object are uninitialized."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        # Learned position embeddings; ``None`` with RoPE.
         learned = config.rope is None
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
         self.layers = nn.ModuleList(ModuleLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers))

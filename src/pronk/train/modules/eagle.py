@@ -58,8 +58,7 @@ class _EagleBlock(nn.Module):
 class EagleModule(nn.Module):
     """The head; weights of a new object are uninitialized.
 
-    Attributes:
-        draft_ids: the target's ids of the tokens in the loss, int64 ``[draft_vocab]``, ascending.
+    ``draft_ids`` are the target's ids of the tokens in the loss, int64 ``[draft_vocab]``, ascending.
     """
 
     d2t: Tensor
@@ -112,11 +111,8 @@ class EagleModule(nn.Module):
         return F.rms_norm(hidden, hidden.shape[-1:], self.target_norm) if self.is_mtp else hidden
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """Map the outputs ``[rows, sources * size]`` of the target's layers to features ``[rows, hidden]``.
-
-        The feature of MTP is the output of the target's final norm.
-        """
-        if self.is_mtp:
+        """Map the outputs ``[rows, sources * size]`` of the target's layers to features ``[rows, hidden]``."""
+        if self.is_mtp:  # the feature is the output of the target's final norm
             return hidden
         if self.fc_norm:
             parts = hidden.chunk(len(self.fc_norm), dim=-1)
