@@ -30,9 +30,7 @@ class Exclusion:
         self._groups: set[str] = set()
         self._runs: set[str] = set()
         for text in texts:
-            words = _words(text)
-            if len(words) < RUN:
-                continue
+            words = _WORD.findall(text.lower())
             self._groups.update(_join(words, i, _GROUP) for i in range(len(words) - _GROUP + 1))
             self._runs.update(_join(words, i, RUN) for i in range(len(words) - RUN + 1))
 
@@ -45,17 +43,13 @@ class Exclusion:
         """Return whether ``text`` shares a run of 13 words with the excluded texts."""
         if not self._runs:
             return False
-        words = _words(text)
+        words = _WORD.findall(text.lower())
         for i in range(0, len(words) - _GROUP + 1, _GROUP):
             if _join(words, i, _GROUP) in self._groups:
                 first, last = max(0, i - (RUN - _GROUP)), min(i, len(words) - RUN)
                 if any(_join(words, j, RUN) in self._runs for j in range(first, last + 1)):
                     return True
         return False
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
 
 
 def _join(words: list[str], start: int, count: int) -> str:

@@ -63,7 +63,6 @@ def user_turns(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[tuple[str, str]]:
-    """Return ``(role, content)`` of each labelled part of a text."""
     parts = _LABEL.split(text)[1:]
     return [(_ROLES[label], content.strip()) for label, content in zip(parts[::2], parts[1::2], strict=True)]
 

@@ -75,7 +75,6 @@ class Questions:
 
 
 def _sort_in(text: str, pools: dict[str, dict[str, None]], *, is_code: bool) -> None:
-    """Add a document to the pools that it fits."""
     if is_code:
         pools["code"][text] = None
         return
@@ -90,7 +89,6 @@ def _sort_in(text: str, pools: dict[str, dict[str, None]], *, is_code: bool) -> 
 
 
 def _ask(pool: str, document: str, draw: random.Random) -> list[str]:
-    """Return the user's turns about a document of a pool."""
     if pool == "topic":
         topic = draw.choice(_PHRASES["everyday"]) if draw.random() < _EVERYDAY_SHARE else document
         return [draw.choice(_PHRASES["topic"]).format(topic)]

@@ -95,7 +95,6 @@ def heads_card(name: str, shape: HeadsShape, fingerprint: Fingerprint, facts: Ma
 
 
 def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
-    """Return the variables that the templates of all cards of a run need."""
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
     total = sum(summary["weights"].values())  # less than 1 if the text has no dialogues: their pool is dropped
     packages = [f"{package} {version(package)}" for package in ("torch", "tokenizers", "safetensors", "numpy")]

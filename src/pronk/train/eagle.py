@@ -84,10 +84,7 @@ class _Step(NamedTuple):
 
 
 class EagleTraining(Objective[EagleModule]):
-    """Training objective of a head.
-
-    Dialogues of another model, or without answers, raise an OptionError.
-    """
+    """Training objective of a head; an OptionError is raised for dialogues of another model, or no answers."""
 
     options: EagleOptions
 
@@ -145,10 +142,9 @@ class EagleTraining(Objective[EagleModule]):
         if not len(step.selected):
             return step.normed.sum()
         head = self._head if self.module.lm_head is None else self.module.lm_head.weight
-        logits = batch.logits
         labels = torch.zeros_like(step.selected)  # the text itself is not learned
         loss = distillation_loss(
-            step.normed, head, lambda rows: logits[step.teacher[rows]], labels, into=into, row_weights=weights
+            step.normed, head, lambda rows: batch.logits[step.teacher[rows]], labels, into=into, row_weights=weights
         )
         return loss * (len(step.selected) / len(batch.active))
 

@@ -221,7 +221,6 @@ def _check_exportable(name: str, config: ModelConfig) -> None:
 
 
 def _read_heads(folder: Path, model: Fingerprint) -> HeadsShape | None:
-    """Return the shape of a checkpoint's heads; ``None`` if it has none."""
     if not folder.is_dir():
         return None
     stored = TrainedDrafter.read(folder)

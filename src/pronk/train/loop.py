@@ -155,10 +155,7 @@ class Optimizers:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Progress and learning rate of a run that ends after ``options.steps``, or earlier after ``minutes``.
-
-    After the warm-up, the rate depends on the progress: it is down to ``floor * rate`` when the time is over.
-    """
+    """Progress and learning rate of a run that ends after ``options.steps``, or earlier after ``minutes``."""
 
     options: LoopOptions
     minutes: float | None

@@ -125,10 +125,7 @@ def train_student(
 
 
 def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | None) -> str:
-    """Return a line of text: the minutes left for preparing the text, for training and for evaluation.
-
-    ``writing``: whether the text is still to be prepared; ``None`` for runs that prepare none.
-    """
+    """Return a line: the minutes left for the text (``writing=None``: the run prepares none) and the rest."""
     text = max(0.0, clock.seconds_left(TEXT_BY)) if writing else 0.0
     training = max(0.0, clock.seconds_left(TRAINED_BY) - text)
     evaluating = max(0.0, min(clock.seconds_left(), (1 - TRAINED_BY) * clock.limit))
@@ -294,10 +291,7 @@ class _Bar(Progress):
 
 
 class WritingDisplay(_Bar):
-    """Progress of generating ``total`` tokens of the target's own text: a bar, and a line every 5 %.
-
-    The time limit of ``clock`` may end the text earlier.
-    """
+    """Progress of the target's own text, ``total`` tokens or as ``clock`` permits: a bar, lines every 5 %."""
 
     what = "writing"
 

@@ -1,4 +1,4 @@
-"""Drafters that learn from a frozen target: their base class, draft models, GLIDE and Kangaroo's adapter.
+"""Drafters that learn from a frozen target: base class, draft models, GLIDE and Kangaroo's adapter.
 
 The target's features (outputs of its layers) and logits are computed with each batch. A drafter has one or more
 *branches*; a branch predicts the token a fixed number of positions ahead, as a Medusa head does. Branches are trained

@@ -1,9 +1,9 @@
-"""``pronk train texts`` and ``eagle3``: a file of the target's own answers, and an EAGLE-3 head that learns them."""
+"""``pronk train texts`` and ``eagle3``: a target's own answers, and an EAGLE-3 head for it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -113,8 +113,11 @@ def eagle3(
     from pronk.train.teacher import Teacher
 
     teacher = Teacher(model, settings["device"], settings["threads"])
-    settings |= _sizes(settings, teacher.llm.config.context)
-    settings["steps"] = steps_of(out, data, epochs, settings["batch"], settings["length"], settings["seed"])
+    length = settings["length"] or min(_MICRO, teacher.llm.config.context)
+    micro = settings["micro"] or max(1, _MICRO // length) * length
+    batch = settings["batch"] or micro
+    settings |= {"length": length, "final_length": length, "final_share": 0.0, "micro": micro, "batch": batch}
+    settings["steps"] = steps_of(out, data, epochs, batch, length, settings["seed"])
     options = EagleOptions(
         **settings,
         kind=kind,
@@ -131,14 +134,6 @@ def eagle3(
     title = name or f"{teacher.name.rpartition('/')[2]}-{kind}"
     if not train_head(Run(out, title, command_line(context), Console(), clock), options, teacher):
         raise typer.Exit(INTERRUPTED)
-
-
-def _sizes(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Return the numbers of tokens of sequences, passes and steps, with their defaults."""
-    length = settings["length"] or min(_MICRO, context)
-    micro = settings["micro"] or max(1, _MICRO // length) * length
-    batch = settings["batch"] or micro
-    return {"length": length, "final_length": length, "final_share": 0.0, "micro": micro, "batch": batch}
 
 
 def _layers(text: str, num_layers: int) -> tuple[int, ...]:
@@ -215,8 +210,7 @@ def texts(
                 status("answering", done, tokens)
                 if 20 * done // tokens > shown:
                     shown = 20 * done // tokens
-                    line = f"{done} tokens of answers, {clock.seconds / 60:.1f} minutes"
-                    screen.print(line, markup=False)
+                    screen.print(f"{done} tokens of answers, {clock.seconds / 60:.1f} minutes", markup=False)
 
             done = write_answers(
                 llm,

@@ -130,7 +130,6 @@ def lm(
 
 
 def _command(kind: type[DrafterKind]) -> Callable[..., None]:
-    """Return the command that trains drafters of one kind."""
 
     @shares(kind=kind, text=text_options, student=StudentRun, loop=LoopSettings, without=kind.without)
     def train(

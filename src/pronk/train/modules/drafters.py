@@ -120,10 +120,7 @@ class KangarooModule(nn.Module):
         return self.norm(self.layers[0](x, rope, 0, attend))
 
     def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
-        """Set initial weights for training: random ones, and copies of the target's ``norm`` and ``head``.
-
-        An adapter without a head of its own ignores ``head``.
-        """
+        """Set initial weights for training: random ones, and copies of the target's ``norm`` and ``head``."""
         initialize_parameters(self.layers.named_parameters(), generator)
         self.norm.load_state_dict(norm.state_dict())
         if self.head is not None:
@@ -163,7 +160,7 @@ _BLOCKS: dict[str, type[nn.Module]] = {
 
 
 class MedusaHeadModule(nn.Module):
-    """One head: its residual blocks, without the unembedding."""
+    """One head: its residual blocks, zeros at first, without the unembedding."""
 
     def __init__(self, size: int, blocks: int) -> None:
         super().__init__()
@@ -179,10 +176,7 @@ class MedusaHeadModule(nn.Module):
 
 
 class MedusaModule(nn.Module):
-    """Heads of one target, on packed rows ``[rows, hidden]``; ``config`` is the target's.
-
-    A head at first returns its input, since its blocks are initialized to zeros.
-    """
+    """Heads of one target, on packed rows ``[rows, hidden]``; ``config`` is the target's."""
 
     def __init__(self, shape: MedusaShape, config: ModelConfig) -> None:
         super().__init__()
