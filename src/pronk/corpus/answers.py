@@ -67,9 +67,7 @@ class Dialogue:
 class AnswersWriter:
     """Appends dialogues to a file; ``existing`` are those that it had.
 
-    Raises:
-        OptionError: the file was begun with other settings, or is no such file.
-        CheckpointError: the file cannot be written.
+    Another file, or other settings in it, raise an OptionError; a failed write raises a CheckpointError.
     """
 
     def __init__(self, path: Path, header: AnswersHeader) -> None:
@@ -104,9 +102,8 @@ def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
 def merge_answers(files: Sequence[Path], out: Path) -> None:
     """Write the dialogues of several files of one model to the file ``out``, by number and without copies.
 
-    Raises:
-        OptionError: a file cannot be read, or has other settings than the first one.
-        CheckpointError: the file cannot be written.
+    A file that cannot be read, or has other settings than the first one, raises an OptionError; a failed write raises a
+    CheckpointError.
     """
     (header, dialogues), *others = [read_answers(path) for path in files]
     for path, (found, more) in zip(files[1:], others, strict=True):

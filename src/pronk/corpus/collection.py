@@ -21,6 +21,10 @@ RUN = 13  # a text is excluded if it shares this number of successive words
 # therefore enough to look up these groups of 7, at a seventh of the cost.
 _GROUP = (RUN + 1) // 2
 _WORD = re.compile(r"\w+")
+_HOLD_OUT = 100  # one document in 100 is held out for validation
+# If no whole document is held out: minimum characters held out of the longest document, but at most 1/4 of it.
+_HELD_OUT_CHARACTERS = 4000
+_CHUNK = 64  # number of documents that are tokenized together
 
 
 class Exclusion:
@@ -65,12 +69,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _strings(item)
-
-
-_HOLD_OUT = 100  # one document in 100 is held out for validation
-# If no whole document is held out: minimum characters held out of the longest document, but at most 1/4 of it.
-_HELD_OUT_CHARACTERS = 4000
-_CHUNK = 64  # number of documents that are tokenized together
 
 
 @dataclass

@@ -30,6 +30,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
+Turns = list[tuple[str, str]]  # role and content of each turn of a dialogue
+
 _ROLES = {
     "User": "user",
     "Customer": "user",
@@ -41,7 +43,7 @@ _ROLES = {
 _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 
 
-def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
+def parse_dialogue(text: str) -> Turns | None:
     """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
 
     The roles alternate, beginning with the user. Half of the texts with "Question:" count as other text, so that the
@@ -62,12 +64,12 @@ def user_turns(text: str) -> list[str]:
     return [content for role, content in _split(text) if role == "user"]
 
 
-def _split(text: str) -> list[tuple[str, str]]:
+def _split(text: str) -> Turns:
     parts = _LABEL.split(text)[1:]
     return [(_ROLES[label], content.strip()) for label, content in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def dialogue_ids(tokenizer: tokenizers.Tokenizer, turns: list[tuple[str, str]]) -> list[int]:
+def dialogue_ids(tokenizer: tokenizers.Tokenizer, turns: Turns) -> list[int]:
     """Return the token ids of a dialogue in the format of :data:`CHAT_TEMPLATE`."""
     _, user, assistant, end = special_ids(tokenizer)
     marker = {"user": user, "assistant": assistant}
@@ -85,9 +87,6 @@ def special_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
         msg = f"expected a tokenizer with {', '.join(SPECIAL_TOKENS)}; found none of {', '.join(missing)} in it"
         raise TokenizerError(msg)
     return [number for number in ids.values() if number is not None]
-
-
-Turns = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,9 @@ _EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNO
 _NOTICE = re.compile(r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE)
 _MIN_BYTES, _MAX_BYTES = 200, 120_000  # size of a file
 _MAX_LINE = 300  # characters of a file's longest line
+_JSON_LINES = (".jsonl", ".jsonl.gz")
+_TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+_ANSWERS = ".answers"
 
 
 class SourceText(NamedTuple):
@@ -137,11 +140,6 @@ def is_permissive(expression: str) -> bool:
         # Nested expressions are rare, so they are not parsed. Replace "or": every licence in one must be permissive.
         flat = flat.replace(" or ", " and ")
     return any(all(_SPDX.fullmatch(term.strip()) for term in side.split(" and ")) for side in flat.split(" or "))
-
-
-_JSON_LINES = (".jsonl", ".jsonl.gz")
-_TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
-_ANSWERS = ".answers"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pronk.torch_backend.cache import capped_attention
-from pronk.train.modules.decoder import Attend, DecoderModule, apply_rope
+from pronk.train.modules.decoder import Attend, DecoderModule, Rope, apply_rope
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DenseAttention:
 class DelayedAttention(DenseAttention):
     """Causal self-attention, and cross-attention to the target's cache, for training sequences."""
 
-    rotation: tuple[Tensor, Tensor] | None = None  # RoPE rotations of the target, if it has RoPE
+    rotation: Rope = None  # RoPE rotations of the target, if it has RoPE
     keys: Sequence[Tensor] = ()  # per draft layer: keys of the target's cache, ``[rows, kv_heads, d]``
     values: Sequence[Tensor] = ()  # per draft layer: values of the same shape
     masks: Sequence[Tensor] = ()  # per draft layer: which keys a row sees, bool ``[length, length]``
@@ -93,9 +93,7 @@ def dense_states(
     yield from decoder.run(x, decoder.layer_ropes(positions, dtype), attend, stop)
 
 
-def dense_rope(
-    decoder: DecoderModule, batch: int, length: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
+def dense_rope(decoder: DecoderModule, batch: int, length: int, dtype: torch.dtype, device: torch.device) -> Rope:
     """Return RoPE's rotations for ``batch`` sequences of ``length`` tokens; ``None`` without RoPE."""
     return decoder.rope(torch.arange(length, device=device).repeat(batch), dtype)
 

@@ -33,7 +33,7 @@ def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, 
         "model",
         **_run_variables(trainer, name, facts["command"]),
         library="transformers",
-        parameters=_millions(trainer.objective.decoder),
+        parameters=sum(p.numel() for p in trainer.objective.decoder.parameters()),
         config=config,
         context=config.context,
         byte_vocab=BYTE_VOCAB,
@@ -56,7 +56,7 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
         "student",
         **_run_variables(trainer, name, facts["command"]),
         library=objective.library,
-        parameters=_millions(objective.module),
+        parameters=sum(p.numel() for p in objective.module.parameters()),
         objective=objective,
         context=objective.options.context,
         length=facts["length"],
@@ -110,10 +110,6 @@ def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, 
         "licenses": json.dumps(sorted({record["license"] for record in summary["origins"]})),
         "mixture": [(source, weight / total) for source, weight in summary["weights"].items()],
     }
-
-
-def _millions(module: torch.nn.Module) -> str:
-    return f"{sum(p.numel() for p in module.parameters()) / 1e6:.2f}"
 
 
 def _losses(figures: Mapping[str, float], length: int) -> str:

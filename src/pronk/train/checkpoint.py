@@ -43,12 +43,9 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compare the options of a checkpoint and of the run that resumes it, like :func:`check_unchanged`.
-
-    The key ``kind`` (such as ``draft_model``) has its own error message. Old checkpoints have no ``kind``.
-    """
+    """Call :func:`check_unchanged`; another ``kind`` (such as ``draft_model``) has its own error message."""
     kind = now.get("kind")
-    if before.get("kind", kind) != kind:
+    if before.get("kind", kind) != kind:  # old checkpoints have no kind
         msg = (
             f"cannot resume {folder}: expected a run of kind {before['kind']} as before, found {kind}; use another "
             "--out folder for a new run"

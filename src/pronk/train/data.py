@@ -35,9 +35,8 @@ BYTE_VOCAB = len(SPECIAL_TOKENS) + 256
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn a byte-level BPE as of GPT-2; ids 0..3 are the special tokens, then the 256 bytes.
 
-    Raises:
-        OptionError: ``vocab_size`` is below ``BYTE_VOCAB`` or above 65,536 (16-bit ids), or the text has too few
-            different pairs to merge.
+    An OptionError is raised if ``vocab_size`` is below ``BYTE_VOCAB`` or above 65,536 (16-bit ids), or the text has too
+    few different pairs to merge.
     """
     check_integer("vocabulary size", vocab_size, BYTE_VOCAB, 65536)
     tokenizer = Tokenizer(models.BPE())
@@ -81,17 +80,14 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a run; raise a TokenizerError if the file is missing or damaged.
-
-    Text such as "<|end|>" is never encoded as the special token.
-    """
+    """Load the tokenizer of a run; raise a TokenizerError if the file is missing or damaged."""
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the tokenizers library raises plain Exception
         msg = f"{path}: expected a tokenizer, found {error}"
         raise TokenizerError(msg) from error
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = True  # as ordinary text, like train_tokenizer
     return tokenizer
 
 
@@ -183,7 +179,6 @@ def _size(count: int) -> str:
 
 
 def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: int) -> None:
-    """Raise if the sources, read once, have fewer than ``min_source_tokens`` tokens."""
     texts = iter([text for pool in collection.pools for text in pool.documents])
     found = len(pack(encoder, texts, min_source_tokens))
     if found < min_source_tokens:

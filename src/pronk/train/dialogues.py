@@ -128,11 +128,8 @@ def write_answers_text(sources: Sequence[SourceSpec], teacher: Teacher, folder: 
     """Write files of :mod:`pronk.train.on_policy` from files of answers to ``folder``, unless they exist.
 
     The dialogues are the target's own text. The first prompts of ``held_out`` of the held-out dialogues are those with
-    which the engine measures the drafter.
-
-    Raises:
-        OptionError: another model wrote the answers.
-        CheckpointError: a file of answers is damaged, or the text cannot be written.
+    which the engine measures the drafter. Answers of another model raise an OptionError; a text that cannot be written
+    raises a CheckpointError.
     """
     if (folder / "sources.json").exists():
         return

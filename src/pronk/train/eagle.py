@@ -84,7 +84,7 @@ class _Step(NamedTuple):
 
 
 class EagleTraining(Objective[EagleModule]):
-    """Training objective of a head; an OptionError is raised for dialogues of another model, or no answers."""
+    """Training objective of a head; dialogues of another model, or no answers, raise an OptionError."""
 
     options: EagleOptions
 
@@ -214,18 +214,10 @@ class EagleTraining(Objective[EagleModule]):
         """
         if not self.held_out:
             return {}
-        figures = self._compare(length, seconds / 2)
-        if not self.options.num_tokens:
-            return figures
-        questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers]
-        spec = f"{self.options.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
-        return figures | self.serve(self.teacher.llm, spec, questions[:_QUESTIONS], seconds / 2)
-
-    def _compare(self, length: int, seconds: float) -> dict[str, float]:
         held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
         rows = [_Rows() for _ in range(self.options.depth)]
         chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}
-        for inputs, marks in limit_time(seconds, held_out.batches(max(1, self.options.micro // held_out.length))):
+        for inputs, marks in limit_time(seconds / 2, held_out.batches(max(1, self.options.micro // held_out.length))):
             batch = self._prepare(inputs, marks)
             if batch is not None:
                 self._add_figures(batch, rows, chains)
@@ -234,7 +226,12 @@ class EagleTraining(Objective[EagleModule]):
             if compared.rows:
                 figures[f"held-out KL {number}"] = compared.divergence / compared.rows
                 figures[f"held-out same {number}"] = compared.same / compared.rows
-        return figures | {f"held-out {name}": 1 + total / count for name, (total, count) in chains.items() if count}
+        figures |= {f"held-out {name}": 1 + total / count for name, (total, count) in chains.items() if count}
+        if not self.options.num_tokens:
+            return figures
+        questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers]
+        spec = f"{self.options.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
+        return figures | self.serve(self.teacher.llm, spec, questions[:_QUESTIONS], seconds / 2)
 
     def _add_figures(self, batch: _Batch, rows: Sequence[_Rows], chains: dict[str, list[Any]]) -> None:
         reached = torch.ones(len(batch.active), device=self.device)

@@ -36,6 +36,9 @@ from pronk.train.modules.decoder import DecoderModule, load_module
 from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape
 
+# Fields of a configuration that the export may change: names, ids of special tokens, and how weights are stored.
+_NOT_COMPUTED = {"family", "bos_id", "eos_ids", "dtype", "quantization"}
+
 
 def export_model(
     decoder: DecoderModule,
@@ -115,10 +118,6 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
         "use_cache": True,
         "torch_dtype": "bfloat16",
     }
-
-
-# Fields of a configuration that the export may change: names, ids of special tokens, and how weights are stored.
-_NOT_COMPUTED = {"family", "bos_id", "eos_ids", "dtype", "quantization"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,13 +204,9 @@ class InitialModel:
 def _check_exportable(name: str, config: ModelConfig) -> None:
     """Raise unless a checkpoint in the layout of the export computes the same function."""
     written = parse_config(hugging_face_config(config))
-    differences = [
-        f"{field.name} {getattr(config, field.name)!r} instead of {getattr(written, field.name)!r}"
-        for field in fields(ModelConfig)
-        if field.compare
-        and field.name not in _NOT_COMPUTED
-        and getattr(config, field.name) != getattr(written, field.name)
-    ]
+    names = [field.name for field in fields(ModelConfig) if field.compare and field.name not in _NOT_COMPUTED]
+    values = ((name, getattr(config, name), getattr(written, name)) for name in names)
+    differences = [f"{name} {found!r} instead of {other!r}" for name, found, other in values if found != other]
     if differences:
         msg = (
             f"init: expected a model of a Llama's kind, which the export can write; found {name}, {config.family} with "

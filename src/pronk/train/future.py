@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from pronk.architecture.config import ModelConfig
 from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape
+from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, HeadsShape
 from pronk.errors import OptionError, refuse
 from pronk.llm import LLM
 from pronk.models.loader import Fingerprint
@@ -53,17 +53,14 @@ def future_shape(
     """Return the shape of the heads besides the model's own one; ``None`` if ``tokens`` is 1.
 
     The model predicts ``tokens`` tokens at a time. ``kind``, ``order``, ``unembeddings`` and ``mlp`` are those of
-    :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`; the default ``mlp`` is the model's.
-
-    Raises:
-        OptionError: a value is out of range, the layers are too few, or the heads cannot be layers of the model.
+    :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`; the default ``mlp`` is the model's. An OptionError is
+    raised if a value is out of range, the layers are too few, or the heads cannot be layers of the model.
     """
     if tokens == 1:
         return None
     check_integer("future-tokens", tokens, 1, 64)
     check_choice("head-kind", kind, KINDS)
     check_choice("head-order", order, ORDERS)
-    check_choice("unembeddings", unembeddings, UNEMBEDDINGS)
     width = check_integer("head-mlp", model.mlp if mlp is None else mlp, 1)
     inside = {"parallel": 1, "causal": 0, "anticausal": tokens}.get(order, 0) if kind == "transformer" else 0
     if order == "anticausal" and kind != "transformer":
@@ -81,10 +78,8 @@ def without_head_layers(model: ModelShape, tokens: int, kind: str, order: str) -
     """Return ``model`` with one layer less for each further head, which has a layer of its own.
 
     The model that predicts ``tokens`` tokens then has as many weights as ``model``, but for the norm of each further
-    head (table S4, "+Layers 0"; section 3.1).
-
-    Raises:
-        OptionError: the heads add no transformer layers, or too few layers are left.
+    head (table S4, "+Layers 0"; section 3.1). Heads that add no transformer layers, and too few layers, raise an
+    OptionError.
     """
     if kind != "transformer" or order == "anticausal":
         found = "anticausal" if order == "anticausal" else kind

@@ -31,6 +31,10 @@ from pronk.train.modules.eagle import EagleModule, LinearStart
 from pronk.train.options import EagleOptions
 from pronk.train.teacher import StateSource
 
+_SAMPLES = 128  # dialogues to which the first weights are fitted
+_SMALL = 1e-4  # added to mean squares, whose mean over all channels is 1; smallest weight to divide by
+_RIDGE = 1e-3  # added to the mean squares, whose mean is 1
+
 
 def draft_vocabulary(dialogues: Iterable[Dialogue], size: int, vocab_size: int) -> tuple[Tensor, float]:
     """Return the ids of the answers' most frequent tokens, ascending, and their share of the answers."""
@@ -91,12 +95,6 @@ def check_answers(path: Path, weights: str, target: Fingerprint) -> None:
             "let this one write them: pronk train texts"
         )
         raise OptionError(msg)
-
-
-_SAMPLES = 128  # dialogues to which the first weights are fitted
-_SMALL = 1e-4  # added to mean squares, whose mean over all channels is 1; smallest weight to divide by
-
-_RIDGE = 1e-3  # added to the mean squares, whose mean is 1
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from pronk.train.batches import Sequences
 from pronk.train.lm import held_out_sets
 from pronk.train.loop import PassResult
 from pronk.train.losses import TeacherLogits, chunks, product_dtype
+from pronk.train.modules.decoder import Rope
 from pronk.train.modules.drafters import HeadsModule, MedusaHeadModule, MedusaModule
 from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
@@ -31,6 +32,7 @@ from pronk.train.students import Branch, Student
 
 # Number of a head, and the function that maps ``[rows, hidden]`` to its output before its norm, of the same shape.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
+_NUM_RANKS = 16  # number of a head's most likely tokens whose accuracy is measured; useful trees have no others
 
 
 class HeadsStudent(Student[HeadsModule]):
@@ -78,7 +80,7 @@ def head_weight(heads: HeadsModule | MedusaModule, index: int, shared: Tensor) -
     return heads.unembeddings[index].get_parameter("weight") if heads.unembeddings else shared
 
 
-def head_stages(heads: HeadsModule, rope: tuple[Tensor, Tensor] | None, attend: DenseAttention) -> list[Stage]:
+def head_stages(heads: HeadsModule, rope: Rope, attend: DenseAttention) -> list[Stage]:
     """Return index and function of each head, in order of execution; ``rope``: rotations of the rows."""
     return [(index, partial(heads.run_part, index, rope=rope, attend=attend)) for index in heads.shape.execution_order]
 
@@ -115,9 +117,6 @@ def shifted_rows(batch: int, length: int, places: int, device: torch.device) -> 
     """
     all_rows = torch.arange(batch * length, device=device).view(batch, length)
     return all_rows[:, : length - places].reshape(-1), all_rows[:, places:].reshape(-1)
-
-
-_NUM_RANKS = 16  # number of a head's most likely tokens whose accuracy is measured; useful trees have no others
 
 
 @dataclass(frozen=True)

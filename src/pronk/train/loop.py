@@ -174,10 +174,8 @@ class Schedule:
 class Trainer(Generic[Trained]):
     """One run; if its folder has a checkpoint, the run resumes from there, with its weights and its clock.
 
-    Raises:
-        OptionError: options differ from the checkpoint's, the forward passes of a step cannot be divided evenly among
-            the processes, or no time is left.
-        CheckpointError: the checkpoint is damaged.
+    An OptionError is raised if options differ from the checkpoint's, the forward passes of a step cannot be divided
+    evenly among the processes, or no time is left. A damaged checkpoint raises a CheckpointError.
     """
 
     def __init__(self, objective: Trained, processes: ProcessGroup | None = None, clock: Clock | None = None) -> None:

@@ -21,6 +21,11 @@ import torch
 from torch import Tensor
 
 _ROWS, _SIZE = 128, 512  # sizes of the products that are timed; they take 0.3 s where bfloat16 is emulated
+_MAX_LOGITS = 1 << 21  # maximum number of logits (rows times vocabulary) in a chunk, unless _MIN_ROWS rows have more
+_MIN_ROWS = 128  # minimum rows of a chunk, because each chunk reads and writes the whole gradient of the head's weight
+
+# Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
+TeacherLogits = Callable[[slice], Tensor]
 
 
 @cache
@@ -42,13 +47,6 @@ def autocast(device: torch.device) -> torch.autocast:
     """Return the context in which modules compute their matrix products in :func:`product_dtype`."""
     dtype = product_dtype(device)
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
-
-
-_MAX_LOGITS = 1 << 21  # maximum number of logits (rows times vocabulary) in a chunk, unless _MIN_ROWS rows have more
-_MIN_ROWS = 128  # minimum rows of a chunk, because each chunk reads and writes the whole gradient of the head's weight
-
-# Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
-TeacherLogits = Callable[[slice], Tensor]
 
 
 class Comparison:
@@ -169,5 +167,4 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return wide.log_softmax(-1)
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))

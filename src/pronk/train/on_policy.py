@@ -206,9 +206,8 @@ class _Writer:
 
     def held_out_time_is_over(self) -> bool:
         """Return whether the share of the writing time for the held-out prompts is over."""
-        return (
-            self._is_time_limited and self.clock.seconds_left(TEXT_BY) <= (1 - _HELD_OUT_SHARE) * self._seconds_at_start
-        )
+        seconds_after = (1 - _HELD_OUT_SHARE) * self._seconds_at_start
+        return self._is_time_limited and self.clock.seconds_left(TEXT_BY) <= seconds_after
 
     def batch_size(self, maximum: int) -> int:
         """Return the size of the next batch, as time permits: ``_MIN_BATCH`` to ``maximum`` prompts."""

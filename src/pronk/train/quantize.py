@@ -34,6 +34,13 @@ from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import ModuleLayer, Rotations
 
 _MAX_ROWS = 4096  # maximum tokens of sequences that the layer computes together; a longer one is alone
+_DAMPING = 0.01  # fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper)
+_MAX_ATTEMPTS = 8  # number of attempts to invert H; each adds ten times as much to the diagonal as the one before
+# Maximum number of columns per block; the errors of a block are applied to the later columns in one matrix product.
+_BLOCK_COLUMNS = 128
+_POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # values of ``α`` that the search tries, besides 0
+# Minimum of ``rms(x)`` in the search, relative to the largest, so that inputs near 0 do not get extreme scales.
+_MIN_RELATIVE_RMS = 1e-4
 
 
 def compute_hessians(
@@ -64,12 +71,6 @@ def _add_product(products: dict[str, Tensor], name: str, _: nn.Module, inputs: t
     products[name].addmm_(rows.t(), rows)
 
 
-_DAMPING = 0.01  # fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper)
-_MAX_ATTEMPTS = 8  # number of attempts to invert H; each adds ten times as much to the diagonal as the one before
-# Maximum number of columns per block; the errors of a block are applied to the later columns in one matrix product.
-_BLOCK_COLUMNS = 128
-
-
 def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix:
     """Quantize ``weight``, float32 ``[outputs, inputs]``; ``hessian`` is ``H``, or ``H`` times a constant.
 
@@ -78,7 +79,8 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
     """
     inputs = weight.shape[1]
     group = rule.group or inputs
-    block = _block_size(group)
+    # The largest block that is a multiple or a divisor of the group.
+    block = next(size for size in range(_BLOCK_COLUMNS, 0, -1) if size % group == 0 or group % size == 0)
     # Transposed to [inputs, outputs], so that each column of W is contiguous.
     remaining = weight.t().clone(memory_format=torch.contiguous_format)
     factor = _inverse_factor(hessian)
@@ -104,13 +106,6 @@ def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
     return float((error @ hessian).mul_(error).sum(dtype=torch.float64))
 
 
-def _block_size(group: int) -> int:
-    """Return the largest size up to ``_BLOCK_COLUMNS`` that is a multiple or a divisor of ``group``."""
-    if group <= _BLOCK_COLUMNS:
-        return _BLOCK_COLUMNS // group * group
-    return next(size for size in range(_BLOCK_COLUMNS, 0, -1) if group % size == 0)
-
-
 def _inverse_factor(hessian: Tensor) -> Tensor:
     """Return the upper triangular ``U`` with ``H⁻¹ = Uᵀ U``, float32, for the damped ``H``."""
     if not bool(hessian.isfinite().all()):
@@ -130,11 +125,6 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
         damping *= 10  # for few or similar tokens, rounding errors can make H indefinite
     msg = "expected products of inputs (X Xᵀ), found a matrix that is far from positive definite"
     raise ValueError(msg)
-
-
-_POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # values of ``α`` that the search tries, besides 0
-# Minimum of ``rms(x)`` in the search, relative to the largest, so that inputs near 0 do not get extreme scales.
-_MIN_RELATIVE_RMS = 1e-4
 
 
 def scale_layer(
@@ -206,10 +196,8 @@ def quantize_calibrated(
 
     ``weights`` are those of the layer in float32, by names such as ``qkv.weight``; ``scaled`` changes them in place.
     ``window`` is the sliding window of the layer; ``None``: full attention. ``rows``, float32 ``[sequences * length,
-    hidden]``, is the layer's input for the calibration text.
-
-    Raises:
-        ValueError: the weights or products of the inputs are not finite, or GPTQ cannot use these.
+    hidden]``, is the layer's input for the calibration text. A ValueError is raised if the weights or products of the
+    inputs are not finite, or GPTQ cannot use these.
     """
     torch.set_num_threads(num_threads())  # as many as the kernels, whose number the user chooses
     tensors = {name: to_tensor(array) for name, array in weights.items()}

@@ -78,8 +78,9 @@ class Run:
         if self.clock.has_limit:
             self.say(_time_plan(self.clock, own, writing=not checkpoint.exists() if writes_text else None))
 
-    def say(self, line: str) -> None:
-        self.console.print(line, **PLAIN)
+    def say(self, *lines: str) -> None:
+        for line in lines:
+            self.console.print(line, **PLAIN)
 
     def is_late(self, share: float) -> bool:
         return self.clock.seconds_left(share) <= 0
@@ -198,8 +199,7 @@ def _train_and_export(
         figures = trainer.objective.evaluate(length, seconds)
         for target in ("latest", "export"):
             export(target, figures, length)
-        for line in (f"finished: {run.folder / 'export'}, on sequences of {length} tokens", *figure_lines(figures)):
-            run.say(line)
+        run.say(f"finished: {run.folder / 'export'}, on sequences of {length} tokens", *figure_lines(figures))
     return trainer.is_finished
 
 
@@ -245,8 +245,7 @@ def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
         if not trainer.is_finished:
-            for line in _plan(trainer):
-                run.say(line)
+            run.say(*_plan(trainer))
         return _train_and_export(run, trainer, head_card, keep_unfinished=True)
 
 

@@ -33,10 +33,8 @@ def measure(
     Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per forward pass. The
     target ``llm`` must verify every draft token (``budget="all"``). ``spec`` is the drafter, as for
     :func:`~pronk.drafters.make_drafter`. Each of ``prompts``, at least one, is shorter than the context; at most
-    ``max_tokens`` tokens follow. After ``seconds``, no further batch of prompts is continued.
-
-    Raises:
-        PronkError: the drafter cannot be loaded, or has raised an exception.
+    ``max_tokens`` tokens follow. After ``seconds``, no further batch of prompts is continued. A PronkError is raised if
+    the drafter cannot be loaded, or has raised an exception.
     """
     proposer = make_drafter(spec).bind(llm.target)  # a new proposer: its drafter's files have just been rewritten
     figures: dict[str, float] = {}

@@ -32,6 +32,13 @@ from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
 from pronk.train.teacher import Teacher
 
+_ADAPTERS = {  # in words, for the model card
+    "attention": "one multi-head attention and two norms",
+    "head": "one multi-head attention, two norms and a head of its own",
+    "transformer": "one transformer layer and a norm",
+    "mlp": "two linears, two norms and a head of its own",
+}
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -276,14 +283,6 @@ class VanillaStudent(GlideStudent):
     title = "GLIDE's twin without cross-attention, a draft model"
 
 
-_WORDS = {
-    "attention": "one multi-head attention and two norms",
-    "head": "one multi-head attention, two norms and a head of its own",
-    "transformer": "one transformer layer and a norm",
-    "mlp": "two linears, two norms and a head of its own",
-}
-
-
 class KangarooStudent(Student[KangarooModule]):
     """Training of an adapter on the output of the target's exit layer; ``options.shape`` has its sizes.
 
@@ -316,7 +315,7 @@ class KangarooStudent(Student[KangarooModule]):
     def description(self) -> str:
         shape, layers = self.options.shape, self.teacher.llm.config.num_layers
         heads = f" {shape.heads} attention heads." if shape.has_attention else ""
-        return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_WORDS[shape.adapter]}.{heads}"
+        return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_ADAPTERS[shape.adapter]}.{heads}"
 
     @property
     def spec(self) -> str:

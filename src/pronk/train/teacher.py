@@ -37,17 +37,15 @@ from pronk.train.loop import find_device, set_all_threads
 from pronk.train.modules.decoder import DecoderModule, load_module
 
 _BATCH = 32  # maximum requests in one forward pass
+_CHUNK = 512  # tokens of a forward pass
 
 
 class Teacher:
     """A frozen target from a folder or the Hub; ``None``: ``pronk-tiny``, which a git clone contains.
 
-    :attr:`name` is the model's id on the Hub or its folder's name. With several processes, device ``cuda`` is this
-    process's own GPU. The engine computes with a GGUF file on the processor, as when the file is served; a second copy
-    of its weights, dequantized, is on ``device``.
-
-    Raises:
-        OptionError: ``model`` is ``None`` and this installation is not a git clone.
+    With several processes, device ``cuda`` is this process's own GPU. The engine computes with a GGUF file on the
+    processor, as when the file is served; a second copy of its weights, dequantized, is on ``device``. Without a git
+    clone, ``None`` raises an OptionError.
     """
 
     def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
@@ -58,6 +56,7 @@ class Teacher:
         deployed = "cpu" if is_gguf(path) else str(self.device)
         self.llm = LLM(path, drafter="autoregressive", device=deployed, max_batch=_BATCH, budget="all")
         self.folder = self.llm.path  # or GGUF file of the checkpoint
+        # The model's id on the Hub or its folder's name.
         self.name = str(model) if hub else self.folder.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
         # The checkpoint's dtype; the target distributions of the loss are computed in it.
@@ -89,9 +88,6 @@ class Teacher:
             with file.open("rb") as content:
                 weights.update(hashlib.file_digest(content, "sha256").digest())
         return {"tokenizer": self.llm.tokenizer.fingerprint, "weights": weights.hexdigest()}
-
-
-_CHUNK = 512  # tokens of a forward pass
 
 
 class TargetStates(NamedTuple):

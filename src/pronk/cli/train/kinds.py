@@ -34,11 +34,7 @@ class DrafterKind(ABC):
 
     @abstractmethod
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        """Return the class that trains the drafter, and its options for a target with this ``config``.
-
-        Raises:
-            OptionError: the options do not fit the target.
-        """
+        """Return the class that trains the drafter, and its options; raise an OptionError if these do not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)

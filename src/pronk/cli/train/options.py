@@ -18,7 +18,6 @@ HEAD_KIND = "A head's layer: transformer or linear."
 HEAD_ORDER = "parallel; causal: a head reads the output of the head before it; anticausal: of the head after it."
 UNEMBEDDINGS = "shared: the model's output matrix; replicated: a copy of it for each head."
 
-
 text_option, model_option, loop_option = map(panel, ("Text", "Model", "Training"))
 
 

@@ -40,15 +40,15 @@ class ModuleLayer(nn.Module):
         super().__init__()
         self.config, self.mixture = config, mixture
         before, after = config.norm_places != "output", config.norm_places != "input"
-        self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
-        self.attention_output_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
+        self.attention_norm = make_norm(config) if before else nn.Identity()
+        self.attention_output_norm = make_norm(config) if after else nn.Identity()
         self.qkv = empty_linear(sum(config.qkv_sizes), config.hidden_size, bias=config.qkv_bias)
         queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
         self.q_norm = nn.RMSNorm(queries, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(keys, config.norm_eps) if config.qk_norm else None
         self.out = empty_linear(config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias)
-        self.mlp_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
-        self.mlp_output_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
+        self.mlp_norm = make_norm(config) if before else nn.Identity()
+        self.mlp_output_norm = make_norm(config) if after else nn.Identity()
         width = config.intermediate_size if mixture is None else mixture.width
         sizes = (width * (2 if config.gated else 1), config.hidden_size), (config.hidden_size, width)
         self.router = None if mixture is None else empty_linear(mixture.experts, config.hidden_size, bias=False)
@@ -60,11 +60,11 @@ class ModuleLayer(nn.Module):
         )
         self.activate = ACTIVATIONS[config.activation]
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
         """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the number of the layer, from 0."""
         return self.apply_mlp(self.apply_attention(x, rope, index, attend))
 
-    def apply_attention(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+    def apply_attention(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
         """Return ``x`` plus its self-attention; the arguments are those of :meth:`forward`."""
         q, k, v = self._project(self.attention_norm(x), rope)
         return self._add(x, self.attention_output_norm(self.out(attend(index, q, k, v))))
@@ -101,7 +101,7 @@ class ModuleLayer(nn.Module):
         scale = self.config.residual_scale
         return x + branch if scale == 1.0 else x + scale * branch
 
-    def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, both rotated, and values: each ``[rows, heads or kv_heads, head_dim]``.
 
         Queries are scaled so that attention with scores times ``head_dim ** -0.5`` is that of the configuration.
@@ -132,7 +132,7 @@ class DecoderModule(nn.Module):
         learned = config.rope is None
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
         self.layers = nn.ModuleList(ModuleLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers))
-        self.norm = make_norm(config, config.hidden_size)
+        self.norm = make_norm(config)
         self.head = empty_linear(config.vocab_size, config.hidden_size, bias=False)
         if config.tied:
             self.head.weight = self.embedding
@@ -187,15 +187,15 @@ def initialize_parameters(
                 parameter.normal_(0.0, std, generator=generator)
 
 
-def make_norm(config: ModelConfig, size: int) -> nn.Module:
-    """Return a norm layer of the model's type over ``size`` features."""
-    return nn.RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
+def make_norm(config: ModelConfig) -> nn.Module:
+    """Return a norm layer of the model's type over its hidden size."""
+    norm = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return norm(config.hidden_size, config.norm_eps)
 
 
 def empty_linear(out_features: int, in_features: int, *, bias: bool) -> nn.Linear:
     """Return a linear layer with uninitialized weights, on the default device."""
-    layer = nn.Linear(in_features, out_features, bias=bias, device="meta")
-    return layer.to_empty(device=torch.get_default_device())
+    return nn.Linear(in_features, out_features, bias=bias, device="meta").to_empty(device=torch.get_default_device())
 
 
 class Rotations:
@@ -205,7 +205,7 @@ class Rotations:
         self._table = RopeTable(config)
         self._entries: dict[torch.device, Tensor] = {}  # entry ``i``: cosines and sines of position ``i``
 
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rope:
         """Return ``cos`` and ``sin`` for :func:`apply_rope`, ``[rows, 1, head_dim]``; ``None`` without RoPE."""
         if self._table.config is None:
             return None

@@ -17,6 +17,7 @@ from pronk.train.modules.decoder import (
     Attend,
     DecoderModule,
     ModuleLayer,
+    Rope,
     empty_linear,
     initialize_parameters,
     make_norm,
@@ -37,14 +38,14 @@ class HeadsModule(nn.Module):
         self.config = heads_config(shape, target)
         size, heads = target.hidden_size, range(shape.num_heads)
         if layers is None:
-            is_linear, size = shape.kind == "linear", target.hidden_size
+            is_linear = shape.kind == "linear"
             layers = [empty_linear(size, size, bias=False) if is_linear else ModuleLayer(self.config) for _ in heads]
         self.layers = nn.ModuleList(layers)
-        self.norms = nn.ModuleList(make_norm(target, size) for _ in heads)
+        self.norms = nn.ModuleList(make_norm(target) for _ in heads)
         with_copy = heads if shape.unembeddings == "replicated" else ()
         self.unembeddings = nn.ModuleList(empty_linear(target.vocab_size, size, bias=False) for _ in with_copy)
 
-    def run_part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+    def run_part(self, index: int, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """Run the layer of head ``index`` on ``x`` ``[rows, hidden]``; return the same shape.
 
         ``x`` is the output of the target's layer, or in the causal and anticausal orders that of the head before.
@@ -80,11 +81,11 @@ class _GlideLayer(ModuleLayer):
         super().__init__(config)
         self.heads, self.head_dim = target.num_heads, target.head_dim
         size = self.heads * self.head_dim
-        self.cross_norm = make_norm(config, config.hidden_size)
+        self.cross_norm = make_norm(config)
         self.cross_query = empty_linear(size, config.hidden_size, bias=False)
         self.cross_out = empty_linear(config.hidden_size, size, bias=False)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
         x = self.apply_attention(x, rope, index, attend)
         q = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.heads, self.head_dim))
         assert isinstance(attend, DelayedAttention)
@@ -111,11 +112,10 @@ class KangarooModule(nn.Module):
         self.shape = shape
         self.config = shape.config(target)
         self.layers = nn.ModuleList([_BLOCKS[shape.adapter](self.config)])
-        vocab, size = target.vocab_size, target.hidden_size
-        self.norm = make_norm(target, size)
-        self.head = empty_linear(vocab, size, bias=False) if shape.has_own_head else None
+        self.norm = make_norm(target)
+        self.head = empty_linear(target.vocab_size, target.hidden_size, bias=False) if shape.has_own_head else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """Map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape."""
         return self.norm(self.layers[0](x, rope, 0, attend))
 
@@ -134,7 +134,7 @@ class _Attention(ModuleLayer):
         super().__init__(config)
         del self.mlp_norm, self.up, self.down
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
         return self.apply_attention(x, rope, index, attend)
 
 
@@ -144,10 +144,10 @@ class _TwoLinears(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size = config.hidden_size
-        self.input_norm = make_norm(config, size)
+        self.input_norm = make_norm(config)
         self.up, self.down = empty_linear(size, size, bias=False), empty_linear(size, size, bias=False)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
+    def forward(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
         return x + self.down(F.silu(self.up(self.input_norm(x))))
 
 

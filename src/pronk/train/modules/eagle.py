@@ -81,9 +81,7 @@ class EagleModule(nn.Module):
             self.token_norm, self.feature_norm = (nn.RMSNorm(size, config.norm_eps) for _ in range(2))
         # Buffers, so that the exported file has them: offsets to the target's ids, and which of these can be proposed.
         self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids)))
-        self.register_buffer(
-            "t2d", torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, draft_ids, value=True)
-        )
+        self.register_buffer("t2d", torch.isin(torch.arange(config.vocab_size), draft_ids))
         self.register_buffer("acceptance", torch.full((depth,), _ACCEPTANCE))
         if self.is_mtp:
             self.register_buffer("target_norm", torch.ones(size))
@@ -145,8 +143,7 @@ class EagleModule(nn.Module):
             residual = normed if self.eagle.norm_before_residual else feature
         rope = self.rotations(positions, torch.float32)
         attention = block.self_attn
-        k = attention["k_proj"](x).view(len(x), config.num_kv_heads, config.head_dim)
-        v = attention["v_proj"](x).view(len(x), config.num_kv_heads, config.head_dim)
+        k, v = (attention[each](x).view(len(x), config.num_kv_heads, config.head_dim) for each in ("k_proj", "v_proj"))
         k = k if rope is None else apply_rope(k.float(), *rope)
         if active is not None:
             x, residual = x[active], residual[active]
