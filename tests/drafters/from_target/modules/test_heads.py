@@ -70,7 +70,7 @@ def test_norms_and_unembeddings_of_heads(tmp_path: Path) -> None:
     module, x = make_heads(shape, CONFIG), some_rows(3)
     with torch.no_grad():
         module.norms[1].get_parameter("weight").mul_(3.0)
-        assert torch.allclose(module.norm(1, x), 3 * module.norm(0, x))
+        assert torch.allclose(module.norms[1](x), 3 * module.norms[0](x))
     heads = MultiTokenHeads(shape, CONFIG, export_weights(module, tmp_path / "drafter", by))
     for index in range(2):
         assert np.array_equal(heads.norms[index].weight, to_array(module.norms[index].get_parameter("weight")))
