@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -82,28 +82,19 @@ class AdmissionLimit:
                 self.num_admitted -= count
 
 
-class _Schedule(NamedTuple):
-    """Options of the scheduler that all requests of a call have."""
+# Options of the scheduler that all requests of a call have: priority, deadline (``perf_counter``), salt and tenant.
+_Schedule = tuple[int, float | None, bytes, str]
 
-    priority: int
-    ends_at: float | None  # deadline on the clock ``perf_counter``
-    salt: bytes
-    tenant: str
 
-    @classmethod
-    def of(cls, priority: int, deadline: float | None, salt: bytes, tenant: str) -> Self:
-        """Check the options of a call that begins now; ``deadline`` is in seconds from now."""
-        check_integer("priority", priority, -(2**31), 2**31)
-        if deadline is not None:
-            check_number("deadline", deadline, 0.0, 1e9)
-        if not isinstance(salt, bytes):
-            msg = f"salt: expected bytes, found {salt!r}; encode the text"
-            raise OptionError(msg)
-        return cls(priority, None if deadline is None else perf_counter() + deadline, salt, tenant)
-
-    def apply(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            request.priority, request.deadline, request.salt, request.tenant = self
+def _schedule(priority: int, deadline: float | None, salt: bytes, tenant: str) -> _Schedule:
+    """Check the options of a call that begins now; ``deadline`` is in seconds from now."""
+    check_integer("priority", priority, -(2**31), 2**31)
+    if deadline is not None:
+        check_number("deadline", deadline, 0.0, 1e9)
+    if not isinstance(salt, bytes):
+        msg = f"salt: expected bytes, found {salt!r}; encode the text"
+        raise OptionError(msg)
+    return priority, None if deadline is None else perf_counter() + deadline, salt, tenant
 
 
 class AsyncLLM:
@@ -224,23 +215,16 @@ class AsyncLLM:
         resumes after these pieces, with the same result for the same seed. Samples that are complete are skipped.
         """
         params = params or SamplingParams()
-        schedule = _Schedule.of(priority, deadline, salt, tenant)
+        schedule = _schedule(priority, deadline, salt, tenant)
         if given and params.prompt_logprobs is not None:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
         with self._admission.hold(len(prompts) * params.n):
             create = partial(self._create_requests, prompts, params, drafter, adapter, given or {})
             requests = await self._prepare(create, params.guide, deadline)
-            schedule.apply(requests.values())
-            call = PendingRequests(requests, asyncio.get_running_loop())
-            try:
-                self._thread.add(call)
-                while (item := await call.queue.get()) is not None:
-                    if isinstance(item, BaseException):
-                        raise item
-                    yield item
-            finally:
-                self._thread.leave(call)
+            async with aclosing(self._run(requests, schedule)) as steps:
+                async for pieces in steps:
+                    yield pieces
 
     async def embed(
         self,
@@ -257,19 +241,12 @@ class AsyncLLM:
     ) -> Array:
         """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`."""
         options, llm = EmbeddingOptions(pooling, dimensions, normalize), self.llm
-        schedule = _Schedule.of(priority, deadline, salt, tenant)
+        schedule = _schedule(priority, deadline, salt, tenant)
         with self._admission.hold(len(texts)):
             create = llm.request_factory.create_embeddings
             requests = await asyncio.to_thread(create, texts, options, llm.engine.runner, llm.adapters.find(adapter))
-            schedule.apply(requests)
-            call = PendingRequests(dict(enumerate(requests)), asyncio.get_running_loop())
-            try:
-                self._thread.add(call)
-                error = await call.queue.get() if requests else None  # embeddings have no tokens: the end, or an error
-                if isinstance(error, BaseException):
-                    raise error
-            finally:
-                self._thread.leave(call)
+            async for _ in self._run(dict(enumerate(requests)), schedule):
+                pass  # embeddings have no tokens
         return options.embeddings([request.pooler for request in requests], llm.config.hidden_size)
 
     def stop(self) -> None:
@@ -286,6 +263,20 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def _run(self, requests: Mapping[int, Request], schedule: _Schedule) -> AsyncGenerator[list[Piece]]:
+        """Run requests on the engine thread; yield one list per step with the new tokens of all samples."""
+        for request in requests.values():
+            request.priority, request.deadline, request.salt, request.tenant = schedule
+        call = PendingRequests(requests, asyncio.get_running_loop())
+        try:
+            self._thread.add(call)
+            while requests and (item := await call.queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self._thread.leave(call)
 
     async def _prepare(
         self, create: Callable[[], dict[int, Request]], guide: Guide | None, deadline: float | None

@@ -389,7 +389,7 @@ def test_a_request_that_ends_before_the_load_does_not_load(paths: dict[str, Path
 
 
 async def _use(pool: ModelPool, name: str, order: list[str] | None = None) -> None:
-    async with pool.use(name) as service:
+    async with pool.use(name) as (service, _):
         if order is not None:
             order.append(service.settings.name)
 

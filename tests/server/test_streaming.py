@@ -66,10 +66,10 @@ def ask_of(kind: str, options: dict[str, Any]) -> TextRequest:
 def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
     ids = model.request_factory.encode_prompt(PROMPT)
     if kind == "completions":
-        work = ask.prepare([ids], model.tokenizer, FRAME)
+        _, params, reply = ask.prepare([ids], model.tokenizer, FRAME)
     else:
-        work = ask.prepare(ids, ask.requested_max_tokens, model.request_factory.answer_format, FRAME)
-    return work.reply, work.params
+        _, params, reply = ask.prepare(ids, ask.requested_max_tokens, model.request_factory.answer_format, FRAME)
+    return reply, params
 
 
 def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:

@@ -61,9 +61,12 @@ class Replica:
 
         Ray Serve calls this method every few seconds. If the server's process has ended, end all its replicas.
         """
-        if self._app is not None and not _exists(self._app):
-            from ray import serve  # noqa: PLC0415 - the extra pronk[ray]
+        from ray import get_actor, serve  # noqa: PLC0415 - the extra pronk[ray]
 
+        try:
+            if self._app is not None:
+                get_actor(self._app, NAMESPACE)
+        except ValueError:  # Ray's error for an unknown name
             _log.warning("the process of the server has ended; its replicas end, too")
             serve.delete(self._app, _blocking=False)
         if not self._engine.alive:
@@ -107,16 +110,6 @@ class Replica:
         """Save the calibration and close the engine; Ray Serve awaits this method when the replica ends."""
         self._llm.calibration.save()
         await self._engine.close()
-
-
-def _exists(actor: str) -> bool:
-    from ray import get_actor  # noqa: PLC0415 - the extra pronk[ray]
-
-    try:
-        get_actor(actor, NAMESPACE)
-    except ValueError:  # Ray's error for an unknown name
-        return False
-    return True
 
 
 def change_directory(folder: str) -> None:

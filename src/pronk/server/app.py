@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
 from importlib.resources import files
-from time import perf_counter
 from traceback import format_tb
 from typing import Any
 
@@ -149,7 +148,7 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
-        async with models.use(body.model) as service:
+        async with models.use(body.model) as (service, _):
             return {"input_tokens": await service.count_tokens(body)}
 
 
@@ -157,28 +156,26 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         """Return the embeddings of one or more texts."""
-        arrived = perf_counter()
-        async with models.use(body.model, arrived) as service:
+        async with models.use(body.model) as (service, arrived):
             reply = await service.embed(body, tenant_of(request.scope), arrived=arrived)
             return await asyncio.to_thread(JSONResponse, reply)
 
     @app.post("/v1/moderations")
     async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:
         """Classify texts by the model's own probabilities."""
-        arrived = perf_counter()
-        async with models.use(body.model, arrived) as service:
+        async with models.use(body.model) as (service, arrived):
             return await service.moderate(body, tenant_of(request.scope), arrived=arrived)
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
         """Return the token ids of a text or a conversation."""
-        async with models.use(body.model) as service:
+        async with models.use(body.model) as (service, _):
             return await asyncio.to_thread(JSONResponse, await service.tokenize(body))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
-        async with models.use(body.model) as service:
+        async with models.use(body.model) as (service, _):
             return await asyncio.to_thread(JSONResponse, await service.detokenize(body))
 
 
@@ -193,7 +190,9 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
     """Return one JSON body, or a stream of events, with a line ``event: TYPE`` if ``with_event_names``."""
     tenant = tenant_of(request.scope)
     if not body.stream:
-        return await asyncio.to_thread(JSONResponse, await models.complete(body, tenant))
+        async with models.use(body.model) as (service, arrived):
+            reply = await service.complete(body, tenant, arrived=arrived)
+        return await asyncio.to_thread(JSONResponse, reply)
     chunks = models.stream(body, tenant)
     first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from pronk.drafters.registry import make_drafter
 from pronk.errors import OptionError
 from pronk.server.protocol.request import refuse
-from pronk.server.served_engine import ServedModel
 from pronk.speculation.proposer import Drafter
+
+if TYPE_CHECKING:
+    from pronk.llm import LLM
+    from pronk.replicas.dispatcher import ModelReader
 
 # Options of drafters that name files.
 _DEFAULT_FILE_OPTIONS = ("model", "datastore")  # if the option is not set, the drafter reads a default file
@@ -21,7 +25,7 @@ _MAX_DRAFTERS = 8  # maximum number of drafters in one request, counting a combi
 class DrafterRules:
     """Selects drafters of requests: those without files, the model's default, those of the settings."""
 
-    def __init__(self, llm: ServedModel, allowed: Collection[str]) -> None:
+    def __init__(self, llm: LLM | ModelReader, allowed: Collection[str]) -> None:
         """Bind the allowed drafters now, so that errors show at once and loaded draft models stay in memory."""
         self._llm = llm
         self._allowed = {make_drafter(spec): llm.get_proposer(spec) for spec in allowed}

@@ -10,6 +10,7 @@ from copy import copy
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -17,8 +18,11 @@ from pronk.engine.stats import Stats
 from pronk.outputs import Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import to_api_error
-from pronk.server.served_engine import ServedEngine
 from pronk.speculation.account import Regret
+
+if TYPE_CHECKING:
+    from pronk.async_llm import AsyncLLM
+    from pronk.replicas.dispatcher import Dispatcher
 
 # Upper bounds of the buckets of histograms over seconds of a request, seconds per token, and numbers of tokens.
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -102,7 +106,7 @@ class Metrics:
         hindsight.labels(model, "best_of_every_step").set_function(lambda: 1.0 / (regret.against_steps or 1.0))
         self.count_load(None)
 
-    def count_load(self, engine: ServedEngine | None, result: str | None = None) -> None:
+    def count_load(self, engine: AsyncLLM | Dispatcher | None, result: str | None = None) -> None:
         """Read the gauges from another engine, or from none; count the result of a load, if given."""
         find = (lambda: None) if engine is None else weakref.ref(engine)  # no reference that keeps the model in memory
         for gauge, field in self._gauges:
@@ -142,7 +146,10 @@ class Metrics:
                 if index in last_times:
                     self._inter_token.labels(self._model).observe(now - last_times[index])
                 else:
-                    self._count_first_token(prompts[index // params.n], now - arrived, first=index % params.n == 0)
+                    prompt, is_first = prompts[index // params.n], index % params.n == 0
+                    self._ttft.labels(self._model).observe(now - arrived)
+                    self._prompt_lengths.labels(self._model).observe(len(prompt))
+                    self._add(self._prompt_tokens, len(prompt) if is_first else 0)  # once for all samples of a prompt
                 last_times[index] = now
             for piece in pieces:
                 if piece.completion is not None:
@@ -163,12 +170,6 @@ class Metrics:
     def count_response(self, method: str, route: str, status: int) -> None:
         """Count an HTTP response by route, method and status."""
         self._responses.labels(route, method, str(status)).inc()
-
-    def _count_first_token(self, prompt: Sequence[int], seconds: float, *, first: bool) -> None:
-        """Record a sample's first token; count the prompt's tokens only for the ``first`` sample of a prompt."""
-        self._ttft.labels(self._model).observe(seconds)
-        self._prompt_lengths.labels(self._model).observe(len(prompt))
-        self._add(self._prompt_tokens, len(prompt) if first else 0)
 
     def _count_completion(self, stats: Stats) -> None:
         self._add(self._preemptions, stats.preemptions)
@@ -203,7 +204,7 @@ class Metrics:
         return Histogram(name, text, ["model_name"], buckets=tuple(buckets), registry=self.registry)
 
 
-def _read_load(find: Callable[[], ServedEngine | None], field: str) -> float:
+def _read_load(find: Callable[[], AsyncLLM | Dispatcher | None], field: str) -> float:
     """Return a field of the load of an engine; 0 if the engine is not in memory."""
     engine = find()
     return 0.0 if engine is None else float(getattr(engine.load, field))

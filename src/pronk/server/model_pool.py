@@ -130,27 +130,20 @@ class ModelPool:
                 return True
         return False
 
-    async def complete(self, request: TextRequest, tenant: str = "") -> dict[str, Any]:
-        """Return the whole reply to a request; see :meth:`Service.complete`."""
-        arrived = perf_counter()
-        async with self.use(request.model, arrived) as service:
-            return await service.complete(request, tenant, arrived=arrived)
-
     async def stream(self, request: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
         """Yield the chunks of the reply; see :meth:`Service.stream`."""
-        arrived = perf_counter()
         async with (
-            self.use(request.model, arrived) as service,
+            self.use(request.model) as (service, arrived),
             aclosing(service.stream(request, tenant, arrived=arrived)) as steps,
         ):
             async for chunks in steps:
                 yield chunks
 
     @asynccontextmanager
-    async def use(self, name: str | None, arrived: float | None = None) -> AsyncGenerator[Service]:
-        """Yield the service of a model, which stays loaded within the ``async with`` block.
+    async def use(self, name: str | None) -> AsyncGenerator[tuple[Service, float]]:
+        """Yield the service of a model, and the time of the call (``perf_counter``).
 
-        ``arrived`` is the time of the request's arrival (``perf_counter``), by default now.
+        The model stays loaded within the ``async with`` block.
 
         Raises:
             ApiError: the server is shutting down, there is no such model, or it cannot be loaded.
@@ -161,11 +154,11 @@ class ModelPool:
             msg = "expected a running server, found one that is shutting down; send the request to another server"
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, msg, "draining", headers={"Retry-After": "5"})
         model = self.find(name)
-        with self._metrics[model].request(arrived) as start:
-            service = await self._wait_until_loaded(model, start + self.settings.limits.seconds)
+        with self._metrics[model].request() as arrived:
+            service = await self._wait_until_loaded(model, arrived + self.settings.limits.seconds)
         model.num_running += 1
         try:
-            yield service
+            yield service, arrived
         finally:
             model.num_running -= 1
             model.last_use = monotonic()

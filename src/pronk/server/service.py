@@ -10,7 +10,7 @@ from contextlib import aclosing
 from functools import cached_property
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pronk import __version__
 from pronk.arrays import Array
@@ -32,8 +32,11 @@ from pronk.server.protocol.small_routes import (
     TokenizeRequest,
     moderation,
 )
-from pronk.server.served_engine import ServedEngine
 from pronk.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from pronk.async_llm import AsyncLLM
+    from pronk.replicas.dispatcher import Dispatcher
 
 T = TypeVar("T")
 
@@ -45,7 +48,7 @@ class Service:
 
     def __init__(
         self,
-        engine: ServedEngine,
+        engine: AsyncLLM | Dispatcher,
         settings: ServerSettings,
         *,
         moderation_prompt: ModerationPrompt | None = None,
@@ -96,12 +99,12 @@ class Service:
             PronkError: see :meth:`prepare`, or the request failed.
         """
         with self.metrics.request(arrived) as start:
-            prepared, done = await self.prepare(request), dict[int, Completion]()
-            async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, start)) as steps:
+            (prompts, params, reply), done = await self.prepare(request), dict[int, Completion]()
+            async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
-                    prepared.reply.record(pieces)
+                    reply.record(pieces)
                     done.update(_completions_in(pieces))
-            return await asyncio.to_thread(prepared.reply.whole, _sort_by_index(done))
+            return await asyncio.to_thread(reply.whole, _sort_by_index(done))
 
     async def stream(
         self, request: TextRequest, tenant: str = "", *, arrived: float | None = None
@@ -111,17 +114,17 @@ class Service:
         The first item comes after the first step, so that errors of the request are raised before any chunk.
         """
         with self.metrics.request(arrived) as start:
-            prepared, done = await self.prepare(request), dict[int, Completion]()
-            first, running = prepared.reply.start(), RunningUsage(prepared.prompts, request.n or 1)
-            async with aclosing(self._steps(prepared.prompts, prepared.params, request, tenant, start)) as steps:
+            (prompts, params, reply), done = await self.prepare(request), dict[int, Completion]()
+            first, running = reply.start(), RunningUsage(prompts, request.n or 1)
+            async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
                     done.update(_completions_in(pieces))
-                    chunks = prepared.reply.step(pieces)
+                    chunks = reply.step(pieces)
                     if request.continuous_usage:
                         running.add(pieces, chunks)
                     yield [*first, *chunks]
                     first = []
-        yield prepared.reply.end(_sort_by_index(done))
+        yield reply.end(_sort_by_index(done))
 
     async def moderate(
         self, request: ModerationRequest, tenant: str = "", *, arrived: float | None = None

@@ -85,25 +85,16 @@ class AnswerParser:
 
     def _add(self, part: str | Thought | CallPart) -> Delta | None:
         """Add a part to the last block, or to a new one; return ``None`` for text that is not allowed."""
-        if isinstance(part, CallPart):
-            if part.name is not None:
-                return self._new(Block("call", len(self.blocks), part), part.arguments)
-            return self._append(part.arguments)
-        kind: BlockKind = "thought" if isinstance(part, Thought) else "text"
-        content = part.text if isinstance(part, Thought) else part
+        kind: BlockKind = "text" if isinstance(part, str) else "thought" if isinstance(part, Thought) else "call"
         if kind == "text" and not self._allows_text:
             return None
-        if not self.blocks or self.blocks[-1].kind != kind:
-            return self._new(Block(kind, len(self.blocks)), content)
-        return self._append(content)
-
-    def _new(self, block: Block, content: str) -> Delta:
-        self.blocks.append(block)
-        return self._append(content)._replace(is_first=True)
-
-    def _append(self, content: str) -> Delta:
+        call = part if isinstance(part, CallPart) else None
+        is_first = call.name is not None if call else not self.blocks or self.blocks[-1].kind != kind
+        if is_first:
+            self.blocks.append(Block(kind, len(self.blocks), call))
+        content = part if isinstance(part, str) else part.text if isinstance(part, Thought) else part.arguments
         self.blocks[-1].parts.append(content)
-        return Delta(self.blocks[-1], content, is_first=False)
+        return Delta(self.blocks[-1], content, is_first)
 
 
 def _joined(deltas: Sequence[Delta]) -> list[Delta]:

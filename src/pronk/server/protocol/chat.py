@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta, chat_logprobs
-from pronk.server.protocol.conversation import AnswerBuilder, ConversationRequest, check_template_options
+from pronk.server.protocol.conversation import AnswerReply, ConversationRequest, check_template_options
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import RequestBody, Text, by_sample, check_max, leaps, refuse, usage
 from pronk.server.protocol.tools import MAX_TOOLS, FunctionChoice, FunctionTool, ToolCall, ToolUse, tool_call
@@ -133,30 +133,27 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def reply(self, builder: AnswerBuilder) -> ChatReply:
-        return ChatReply(self, builder)
+    def reply(self, *fields: Any) -> ChatReply:
+        return ChatReply(self, *fields)
 
 
 @dataclass
-class ChatReply:
+class ChatReply(AnswerReply):
     """Builder of the replies of ``/v1/chat/completions``."""
 
     request: ChatRequest
-    builder: AnswerBuilder
 
     def __post_init__(self) -> None:
-        self.n = self.request.n or 1
-        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), **self.builder.shared_fields}
+        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), **self.shared_fields}
         self._reply_head = {**head, "object": "chat.completion"}
         self._chunk_head = {**head, "object": "chat.completion.chunk"}
         if self.request.include_usage:
             self._chunk_head["usage"] = None
-        self._parsers = [self.builder.new_parser() for _ in range(self.n)]
 
     def start(self) -> list[dict[str, Any]]:
         """Return one chunk per sample with the role; the content is null if thoughts or calls may come."""
-        delta = {"role": "assistant", "content": None if self.builder.has_blocks else ""}
-        return [self._chunk(index, delta) for index in range(self.n)]
+        delta = {"role": "assistant", "content": None if self.has_blocks else ""}
+        return [self._chunk(index, delta) for index in range(len(self.parsers))]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Return chunks for each sample with new tokens, and a last chunk for each sample that ends."""
@@ -171,21 +168,16 @@ class ChatReply:
 
     def _chunks(self, index: int, sample_pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Return one chunk per delta; the first has all logprobs of ``sample_pieces``."""
-        deltas = [_delta(delta) for delta in self._parsers[index].parse(sample_pieces)]
-        if not deltas and (self.request.logprobs or self.request.leaps or not self.builder.has_blocks):
+        deltas = [_delta(delta) for delta in self.parsers[index].parse(sample_pieces)]
+        if not deltas and (self.request.logprobs or self.request.leaps or not self.has_blocks):
             # Tokens without text also need a chunk for their log-probabilities.
-            deltas = [{}] if self.builder.has_blocks else [{"content": ""}]
+            deltas = [{}] if self.has_blocks else [{"content": ""}]
         chunks = [self._chunk(index, delta) for delta in deltas]
         if chunks:
             chunks[0]["choices"][0]["logprobs"] = self._logprobs([piece.logprobs or {} for piece in sample_pieces])
             if self.request.leaps:
                 chunks[0]["choices"][0]["leaps"] = leaps(sample_pieces)
         return chunks
-
-    def record(self, pieces: Sequence[Piece]) -> None:
-        """Parse the tokens: ``Completion.text`` lacks the special tokens that begin calls."""
-        for index, sample_pieces in by_sample(pieces):
-            self._parsers[index].parse(sample_pieces)
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return a chunk with the token counts, if requested."""
@@ -201,20 +193,20 @@ class ChatReply:
                 "stop_reason": completion.stop_reason,
                 "seed": completion.seed,
             }
-            for index, (completion, parser) in enumerate(zip(done, self._parsers, strict=True))
+            for index, (completion, parser) in enumerate(zip(done, self.parsers, strict=True))
         ]
         return {**self._reply_head, "choices": choices, "usage": self._usage(done)}
 
     def _usage(self, done: Sequence[Completion]) -> dict[str, Any]:
-        return usage(done, self.n, sum(parser.num_thought_tokens for parser in self._parsers))
+        return usage(done, len(self.parsers), sum(parser.num_thought_tokens for parser in self.parsers))
 
     def _reason(self, index: int, done: Completion) -> str:
-        return "tool_calls" if self._parsers[index].ends_with_call(done) else done.finish_reason
+        return "tool_calls" if self.parsers[index].ends_with_call(done) else done.finish_reason
 
     def _logprobs(self, reports: Sequence[dict[int, float]]) -> dict[str, Any] | None:
         if not self.request.logprobs:
             return None
-        return chat_logprobs(self.builder.texts, reports, self.request.top_logprobs or 0)
+        return chat_logprobs(self.texts, reports, self.request.top_logprobs or 0)
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

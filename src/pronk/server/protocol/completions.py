@@ -68,15 +68,15 @@ class CompletionRequest(GuidedRequest):
         ``prompts`` are the token ids of :meth:`prompts`. ``shared_fields`` are equal in the reply and in every chunk.
         """
         max_tokens = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        prompt_logprobs = self.logprobs if self.echo else None
         echoes = [
             text if isinstance(text, str) else tokenizer.decode(text, skip_special_tokens=False)
             for text in (self.prompts() if self.echo else [])
         ]
         # The engine generates at least one token. With max_tokens 0 the reply leaves this token out.
-        params = self.params(max(1, max_tokens), self.logprobs, prompt_logprobs, self.guide())
+        options = {"logprobs": self.logprobs, "prompt_logprobs": self.logprobs if self.echo else None}
+        params = self.params(max(1, max_tokens), **options, guide=self.guide())
         reply = CompletionReply(self, shared_fields, TokenTexts(tokenizer), echoes, echo_only=max_tokens == 0)
-        return PreparedRequest(prompts, params, reply)
+        return prompts, params, reply
 
 
 @dataclass

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from pronk.errors import GuideError, OptionError, PromptError, PronkError
+from pronk.outputs import Piece
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser, TokenTexts
-from pronk.server.protocol.request import PreparedRequest, Reply, TextRequest, refuse, unsupported
+from pronk.server.protocol.request import PreparedRequest, Reply, TextRequest, by_sample, refuse, unsupported
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.answers import AnswerFormat
@@ -25,15 +26,21 @@ _OPTION_TEXT = re.compile(r"[a-zA-Z0-9_.-]{0,64}")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
 
-@dataclass(frozen=True)
-class AnswerBuilder:
-    """Input of a reply besides its request."""
+@dataclass
+class AnswerReply:
+    """Base of the builders of replies to conversations."""
 
+    request: ConversationRequest
     shared_fields: Mapping[str, Any]  # fields that are equal in the reply and in every chunk
     texts: TokenTexts
     num_prompt: int  # number of tokens of the prompt
     has_blocks: bool  # whether the answer may have thoughts or calls besides text
-    new_parser: Callable[[], AnswerParser]  # parser of one sample
+    parsers: Sequence[AnswerParser]  # one per sample
+
+    def record(self, pieces: Sequence[Piece]) -> None:
+        """Parse the tokens: ``Completion.text`` lacks the special tokens that begin calls."""
+        for index, sample_pieces in by_sample(pieces):
+            self.parsers[index].parse(sample_pieces)
 
 
 class ConversationRequest(TextRequest):
@@ -81,8 +88,8 @@ class ConversationRequest(TextRequest):
         return None
 
     @abstractmethod
-    def reply(self, builder: AnswerBuilder) -> Reply:
-        """Return the builder of the reply."""
+    def reply(self, *fields: Any) -> Reply:
+        """Return the builder of the reply; ``fields`` are those of :class:`AnswerReply` after ``request``."""
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
@@ -110,14 +117,17 @@ class ConversationRequest(TextRequest):
             raise self.field_error(error) or error from error
         budget = None if answers.reasoning is None else self.max_thought_tokens()
         has_blocks = bool(names) or answers.reasoning is not None
-
-        def new_parser() -> AnswerParser:
-            reader = answers.reader(names, opened=opened, has_form=form is not None)
-            return AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
-
-        builder = AnswerBuilder(shared_fields, TokenTexts(answers.tokenizer), len(prompt), has_blocks, new_parser)
-        params = self.params(max_tokens, self.num_logprobs(), guide=guide, thinking_budget=budget)
-        return PreparedRequest([prompt], params, self.reply(builder))
+        parsers = [
+            AnswerParser(
+                answers.reader(names, opened=opened, has_form=form is not None),
+                allows_text=use.allows_text,
+                text_only=not has_blocks,
+            )
+            for _ in range(self.n or 1)
+        ]
+        params = self.params(max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget)
+        texts = TokenTexts(answers.tokenizer)
+        return [prompt], params, self.reply(shared_fields, texts, len(prompt), has_blocks, parsers)
 
     def field_error(self, error: PronkError) -> ApiError | None:
         """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``."""

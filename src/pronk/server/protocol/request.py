@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
@@ -196,15 +195,8 @@ class TextRequest(RequestBody):
         kind, _, rest = message.partition(": ")
         return refuse(field, rest if kind in GUIDE_KINDS else message)
 
-    def params(
-        self,
-        max_tokens: int,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        guide: Guide | None = None,
-        thinking_budget: int | None = None,
-    ) -> SamplingParams:
-        """Return the sampling parameters. The default temperature is 1, as in the OpenAI API.
+    def params(self, max_tokens: int, **options: Any) -> SamplingParams:
+        """Return the sampling parameters, ``options`` included. The default temperature is 1, as in the OpenAI API.
 
         The service has replaced missing options by those that the model's files recommend.
         """
@@ -218,21 +210,9 @@ class TextRequest(RequestBody):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             bad_words=tuple(self.bad_words or ()),
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            guide=guide,
-            thinking_budget=thinking_budget,
             **given,
+            **options,
         )
-
-
-@dataclass(frozen=True)
-class PreparedRequest:
-    """Input of the engine for one checked and tokenized request, and the builder of its reply."""
-
-    prompts: Sequence[list[int]]
-    params: SamplingParams  # options for every prompt
-    reply: Reply
 
 
 class Reply(Protocol):
@@ -252,6 +232,10 @@ class Reply(Protocol):
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         """Return the whole reply; ``done`` has all samples in the order of their indices."""
+
+
+# Input of the engine for one checked and tokenized request: prompts, options for every prompt, builder of the reply.
+PreparedRequest = tuple[Sequence[list[int]], SamplingParams, Reply]
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
