@@ -31,6 +31,7 @@ from pronk.replicas.messages import (
 from pronk.replicas.prefix_routes import InFlightRequests, PrefixRoutes, prefix_digests
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n"
+ONE, OTHER = '{"kernels": "avx512"}', '{"kernels": "avx2"}'  # identities of replicas
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +51,10 @@ class DyingReplicas:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
         self.requests.append(request)
         steps_left = self.lives.pop(0) if self.lives else 1_000
-        identity = self.identities.pop(0) if self.identities else "one"
+        identity = self.identities.pop(0) if self.identities else ONE
         yield RequestAccepted(f"replica {len(self.requests)}", identity, exact=self.exact)
         assert request.identity in (None, identity), "the stream goes on after a mismatch"
-        options: Any = {"drafter": request.drafter, "adapter": request.adapter, "given": request.given}
+        options = {name: request.options[name] for name in ("drafter", "adapter", "given")}
         steps = self.engine.steps(request.prompts, request.params, **options)
         try:
             async with aclosing(steps):
@@ -67,7 +68,7 @@ class DyingReplicas:
 
 
 def dispatcher(llm: LLM, replicas: Any, **options: Any) -> Dispatcher:
-    about = ReplicaInfo("one", identity(llm, {})[1], llm.kernels, "recycling")
+    about = ReplicaInfo(ONE, identity(llm, {})[1], llm.kernels, "recycling")
     return Dispatcher(ModelReader(llm.path, "recycling", about), replicas, **options)
 
 
@@ -159,16 +160,16 @@ def test_another_model_does_not_resume(llm: LLM, monkeypatch: pytest.MonkeyPatch
 
     async def main() -> None:
         want = whole(await collect(dispatcher(llm, DyingReplicas(llm, [])), params))
-        made = dispatcher(llm, DyingReplicas(llm, [4], ["one", *["other"] * 3]))
-        message = r"expected a replica of the same model and kernels .* found other instead of one; try again"
+        made = dispatcher(llm, DyingReplicas(llm, [4], [ONE, *[OTHER] * 3]))
+        message = r"expected a replica of the same model and kernels .* found kernels avx2 instead of avx512; try again"
         with pytest.raises(ResumeError, match=message):
             await collect(made, params)
         assert not made._active
-        replicas = DyingReplicas(llm, [4], ["one", "other"])
+        replicas = DyingReplicas(llm, [4], [ONE, OTHER])
         assert whole(await collect(dispatcher(llm, replicas), params)) == want
         # The router sends the prompt to the last replica with its prefix, so the request must exclude it.
         assert [request.avoid for request in replicas.requests] == [frozenset(), frozenset(), {"replica 2"}]
-        assert whole(await collect(dispatcher(llm, DyingReplicas(llm, [0], ["one", "other"])), params)) == want
+        assert whole(await collect(dispatcher(llm, DyingReplicas(llm, [0], [ONE, OTHER])), params)) == want
 
     asyncio.run(main())
 
@@ -318,7 +319,7 @@ def test_deadline_ends_a_request_on_a_stalled_replica(llm: LLM, monkeypatch: pyt
 
     class Stalled(DyingReplicas):
         async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-            yield RequestAccepted("stalled", "one")
+            yield RequestAccepted("stalled", ONE)
             await asyncio.sleep(60)
 
     async def main() -> None:

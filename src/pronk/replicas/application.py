@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from pronk.errors import OptionError, PronkError
 from pronk.hub.cache import model_label
@@ -28,7 +30,7 @@ from pronk.replicas.cluster import RayReplicas, ReplicaPlan, model_deployment
 from pronk.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
-from pronk.server.guard import Guard, Message, Receive, Send, send_json
+from pronk.server.guard import Guard, error_response
 from pronk.server.model_pool import ModelPool
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings, read_keys
@@ -94,13 +96,15 @@ class _AsgiApplication:
         self._guard: Guard | None = None
         self._building: asyncio.Future[Guard] | None = None
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an ASGI connection to ``pronk serve``; refuse it (HTTP 503) if no replica answers."""
         if scope["type"] == "lifespan":
-            await _run_lifespan(receive, send)
+            for event in ("startup", "shutdown"):  # confirm the events; nothing has to be done for them
+                await receive()
+                await send({"type": f"lifespan.{event}.complete"})
             return
         if scope["path"] == "/health":  # the process runs, also without a replica
-            await send_json(send, HTTPStatus.OK, {"status": "ok"})
+            await Response('{"status": "ok"}', media_type="application/json")(scope, receive, send)
             return
         try:
             # A probe of /ready gets its answer in time; the building goes on.
@@ -109,7 +113,7 @@ class _AsgiApplication:
         except (PronkError, ReplicaLostError, RayError, RayServeException, TimeoutError) as error:
             _log.warning("no replica has described itself: %s", repr(error))
             refusal = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, _NO_REPLICA, "not_ready")
-            await send_json(send, refusal.status, refusal.body())
+            await error_response(refusal)(scope, receive, send)
             return
         await guard(scope, receive, send)
 
@@ -128,10 +132,3 @@ class _AsgiApplication:
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
         dispatcher = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
         return Guard(make_app(ModelPool.of(Service(dispatcher, self.settings))), self.settings)
-
-
-async def _run_lifespan(receive: Receive, send: Send) -> None:
-    """Confirm the ASGI lifespan events startup and shutdown; nothing has to be done for them."""
-    for event in ("startup", "shutdown"):
-        await receive()  # lifespan.startup first, then lifespan.shutdown
-        await send({"type": f"lifespan.{event}.complete"})

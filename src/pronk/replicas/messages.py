@@ -18,7 +18,6 @@ from pronk.llm import LLM
 from pronk.models.loader import Fingerprint
 from pronk.outputs import Piece
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.proposer import Drafter
 from pronk.tokenization.tokenizer import Tokenizer
 
 
@@ -40,17 +39,10 @@ class GenerateRequest:
 
     prompts: Sequence[list[int]]
     params: SamplingParams  # ``seed`` is set, so that every replica generates the same text
+    options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments
     prefix: Sequence[bytes] = ()  # prefix_digests() of the first prompt, to find a replica whose KV cache has it
     model: str = ""  # ReplicaInfo.model that the replica must have; empty accepts every model
     identity: str | None = None  # ReplicaInfo.identity that the replica must have; None accepts every identity
-    # Sample index to the pieces that the client already has from other replicas; this replica continues after them.
-    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)
-    drafter: Drafter | None = None
-    priority: int = 0
-    deadline: float | None = None
-    salt: bytes = b""
-    tenant: str = ""
-    adapter: str | None = None  # name of the adapter
     avoid: frozenset[str] = frozenset()  # names of replicas to use only if no other replica is available
 
 
@@ -98,7 +90,9 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
         "adapters": {name: adapter.digest.hex() for name, adapter in llm.adapters.items()},
         "guides": _version("llguidance"),
     }
-    kernels = f"torch {_version('torch')}" if llm.kernels == "torch" else f"{llm.kernels} {_library_digest()}"
+    library = installed_library()
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()[:12] if library.is_file() else "none"
+    kernels = f"torch {_version('torch')}" if llm.kernels == "torch" else f"{llm.kernels} {digest}"
     return json.dumps({**model, "kernels": kernels}), json.dumps(model)
 
 
@@ -124,11 +118,6 @@ def _model_entries(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dic
         "config": config.digest,
         "tokenizer": f"{tokenizer.digest} by {_version('tokenizers')}",
     }
-
-
-def _library_digest() -> str:
-    file = installed_library()
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "none"
 
 
 def _version(package: str) -> str:

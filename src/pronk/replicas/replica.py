@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
+from ray import get_actor, get_runtime_context, serve
+
 from pronk.async_llm import AsyncLLM
 from pronk.errors import ClosedError, ConnectionLostError, PronkError
 from pronk.llm import LLM
@@ -40,8 +42,6 @@ class Replica:
         Requests may select the default drafter or one of ``also``. Relative paths are relative to ``folder``. ``app``
         is the name of the :class:`ServerProcess` of the replica's server, and of the application to delete without it.
         """
-        from ray import get_runtime_context, serve  # noqa: PLC0415 - the extra pronk[ray]
-
         change_directory(folder)
         self._app = app
         self._llm = LLM(**options)
@@ -61,8 +61,6 @@ class Replica:
 
         Ray Serve calls this method every few seconds. If the server's process has ended, end all its replicas.
         """
-        from ray import get_actor, serve  # noqa: PLC0415 - the extra pronk[ray]
-
         try:
             if self._app is not None:
                 get_actor(self._app, NAMESPACE)
@@ -81,19 +79,8 @@ class Replica:
             return
         if request.identity not in (None, self._identity):
             return  # the dispatcher sees the other identity in RequestAccepted, and tries another replica
-        steps = self._engine.steps(
-            request.prompts,
-            request.params,
-            drafter=request.drafter,
-            adapter=request.adapter,
-            priority=request.priority,
-            deadline=request.deadline,
-            salt=request.salt,
-            tenant=request.tenant,
-            given=request.given,
-        )
         try:
-            async with aclosing(steps):
+            async with aclosing(self._engine.steps(request.prompts, request.params, **request.options)) as steps:
                 async for pieces in steps:
                     yield StepReply(pieces, self._engine.load)
         except (ClosedError, ConnectionLostError):

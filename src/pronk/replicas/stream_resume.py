@@ -35,7 +35,7 @@ class ResumableStream:
         self._given: dict[int, list[Piece]] = {}  # sample index to the pieces that the client has
         self._skip: dict[int, int] = {}  # in a replay: sample index to the number of pieces still to be dropped
         self._avoid = frozenset[str]()
-        self._identity: str | None = None  # ``RequestAccepted.identity`` of the last replica
+        self._identity = ""  # ``RequestAccepted.identity`` of the last replica
         self._exact = True  # ``RequestAccepted.exact`` of the last replica
         self._attempts = 0  # number of replicas that got the request, the current one included
         self._first_step = 0  # number of decoding steps that earlier replicas delivered
@@ -58,13 +58,13 @@ class ResumableStream:
         self._attempts, self._resumed = self._attempts + 1, perf_counter()
         self._first_step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
         self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._from_start else {}
+        priority = min(_MAX_PRIORITY, self._request.options["priority"] + num_failures)
+        options = {"given": {} if self._from_start else self._given, "deadline": deadline, "priority": priority}
         return replace(
             self._request,
-            given={} if self._from_start else self._given,
+            options={**self._request.options, **options},
             identity=self._identity if self._given else None,
             avoid=self._avoid,
-            deadline=deadline,
-            priority=min(_MAX_PRIORITY, self._request.priority + num_failures),
         )
 
     def avoid_replica(self) -> None:
@@ -139,10 +139,7 @@ class ResumableStream:
         return replace(merged, cached_tokens=cached, disk_tokens=loaded)
 
 
-def _difference(found: str, expected: str | None) -> str:
+def _difference(found: str, expected: str) -> str:
     """Describe how two identities differ, for example ``weights int8 instead of plain``."""
-    try:
-        own, other = json.loads(found), json.loads(expected or "{}")
-        return "; ".join(f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key))
-    except (ValueError, TypeError, AttributeError):
-        return f"{found} instead of {expected}"
+    own, other = json.loads(found), json.loads(expected)
+    return "; ".join(f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -205,20 +205,13 @@ async def run_batch(
             num_failed += status != HTTPStatus.OK
             progress()
 
-    await _run_workers([answer_lines() for _ in range(max_concurrent)])
-    return num_failed
-
-
-async def _run_workers(workers: list[Awaitable[None]]) -> None:
-    """Run all workers; if one fails, cancel the others and raise its error."""
-    tasks = [asyncio.ensure_future(worker) for worker in workers]
     try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(max_concurrent):
+                workers.create_task(answer_lines())
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None  # the first error; it has cancelled the other workers
+    return num_failed
 
 
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from pronk.drafters.registry import make_drafter
 from pronk.errors import OptionError
+from pronk.llm import LLM
+from pronk.replicas.dispatcher import ModelReader
 from pronk.server.protocol.request import refuse
 from pronk.speculation.proposer import Drafter
-
-if TYPE_CHECKING:
-    from pronk.llm import LLM
-    from pronk.replicas.dispatcher import ModelReader
 
 # Options of drafters that name files.
 _DEFAULT_FILE_OPTIONS = ("model", "datastore")  # if the option is not set, the drafter reads a default file

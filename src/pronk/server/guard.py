@@ -6,18 +6,14 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pronk.server.errors import ApiError
 from pronk.server.settings import ServerSettings
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Browsers send at least one of these headers with a request that a page of another origin makes.
 _BROWSER_HEADERS = frozenset({"origin", "referer", "sec-fetch-site"})
@@ -44,7 +40,7 @@ class Guard:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         settings: ServerSettings,
         *,
         num_connections: Callable[[], int] = lambda: 0,
@@ -82,12 +78,12 @@ class Guard:
                 await self._run(scope, body, receive, send_and_report)
         except ApiError as error:
             error.headers["Connection"] = "close"  # because the rest of the body is not read
-            await send_json(send_and_report, error.status, error.body(scope["path"]), error.headers)
+            await error_response(error, scope["path"])(scope, receive, send_and_report)
         except asyncio.CancelledError:  # the server cancels requests when it shuts down
             if not responding:
                 message = "expected a running server, found one that is shutting down; use another server"
                 closed = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed")
-                await send_json(send_and_report, closed.status, closed.body(scope["path"]))
+                await error_response(closed, scope["path"])(scope, receive, send_and_report)
 
     def _check_head(self, scope: Scope) -> None:
         """Check the path and the headers; store the tenant in ``scope`` for :func:`tenant_of`."""
@@ -215,12 +211,6 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, msg, "body_too_large")
 
 
-async def send_json(
-    send: Send, status: int, body: Mapping[str, Any], more_headers: Mapping[str, str] | None = None
-) -> None:
-    """Send a response with a JSON body, as ASGI specifies."""
-    data = json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(more_headers or {})}
-    pairs = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": int(status), "headers": pairs})
-    await send({"type": "http.response.body", "body": data})
+def error_response(error: ApiError, path: str = "") -> Response:
+    """Return the response to a request for ``path``."""
+    return Response(json.dumps(error.body(path)), error.status, error.headers, "application/json")

@@ -65,7 +65,7 @@ def find_models(values: Sequence[str], *, progress: Callable[[int, int], None] |
         OptionError: two models have one name.
     """
     found: dict[str, tuple[str, Path]] = {}
-    for name, model in _expand(values or [None]):
+    for name, model in _expand(values) if values else [(None, None)]:
         path = resolve_model(model, progress=progress)
         named = (name or model_label(path), path)
         other = found.setdefault(model_key(named[0]), named)
@@ -75,14 +75,13 @@ def find_models(values: Sequence[str], *, progress: Callable[[int, int], None] |
     return [*found.values()]
 
 
-def _expand(values: Sequence[str | None]) -> Iterator[tuple[str | None, str | Path | None]]:
+def _expand(values: Sequence[str]) -> Iterator[tuple[str | None, str | Path]]:
     """Yield the name, if given, and the model of each value; of a folder of models, those of its entries."""
     for value in values:
-        models = [] if value is None else _models_in(value)
-        named = None if value is None else _NAMED.fullmatch(value)
-        if models:
+        named = _NAMED.fullmatch(value)
+        if models := _models_in(value):
             yield from ((None, path) for path in models)
-        elif named is not None and not Path(value or "").exists():
+        elif named is not None and not Path(value).exists():
             yield named["name"], named["model"]
         else:
             yield None, value

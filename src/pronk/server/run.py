@@ -16,12 +16,13 @@ from typing import Any, ClassVar
 
 import h11
 import uvicorn
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pronk.errors import OptionError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
-from pronk.server.guard import Guard, Scope
+from pronk.server.guard import Guard
 from pronk.server.model_pool import ModelPool
 from pronk.server.settings import RequestLimits
 

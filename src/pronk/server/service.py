@@ -10,13 +10,15 @@ from contextlib import aclosing
 from functools import cached_property
 from http import HTTPStatus
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pronk import __version__
 from pronk.arrays import Array
+from pronk.async_llm import AsyncLLM
 from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
 from pronk.moderation import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.outputs import Completion, Piece
+from pronk.replicas.dispatcher import Dispatcher
 from pronk.sampling.params import SamplingParams
 from pronk.server.drafter_rules import DrafterRules
 from pronk.server.errors import ApiError, to_api_error
@@ -33,10 +35,6 @@ from pronk.server.protocol.small_routes import (
     moderation,
 )
 from pronk.server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from pronk.async_llm import AsyncLLM
-    from pronk.replicas.dispatcher import Dispatcher
 
 T = TypeVar("T")
 
@@ -103,7 +101,7 @@ class Service:
             async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
                     reply.record(pieces)
-                    done.update(_completions_in(pieces))
+                    done |= {piece.index: piece.completion for piece in pieces if piece.completion is not None}
             return await asyncio.to_thread(reply.whole, _sort_by_index(done))
 
     async def stream(
@@ -118,7 +116,7 @@ class Service:
             first, running = reply.start(), RunningUsage(prompts, request.n or 1)
             async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
-                    done.update(_completions_in(pieces))
+                    done |= {piece.index: piece.completion for piece in pieces if piece.completion is not None}
                     chunks = reply.step(pieces)
                     if request.continuous_usage:
                         running.add(pieces, chunks)
@@ -133,7 +131,8 @@ class Service:
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
-            texts, kind = request.texts, request.kind or "prompt"
+            texts: list[Any] = list_prompts(request.input)
+            kind = request.kind or "prompt"
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
             messages, options = self.moderation_prompt.messages, self.moderation_prompt.options
@@ -157,9 +156,11 @@ class Service:
             request.check(limits, self.engine.llm.config.hidden_size)
             prompts = await self._run_in_pool(self._input_ids, request)
             group = min(limits.prompts, limits.requests)  # later groups leave room for the requests of other clients
+            pooling, normalize = request.pooling or "mean", request.normalize is not False
+            options = {"pooling": pooling, "normalize": normalize, "dimensions": request.dimensions}
             for first in range(0, len(prompts), group):
                 schedule = self._schedule(tenant, start) | {"adapter": self.names.adapter(request.model)}
-                vectors += [*await self.engine.embed(prompts[first : first + group], **request.options(), **schedule)]
+                vectors += [*await self.engine.embed(prompts[first : first + group], **options, **schedule)]
             self.metrics.count_embeddings(prompts, start)
         return request.reply(self.names.shown_as(request.model), vectors, sum(map(len, prompts)))
 
@@ -290,7 +291,6 @@ class Service:
 
     @cached_property
     def _longest_token_length(self) -> int:
-        """Number of characters of the longest token in the vocabulary."""
         return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
 
     def _max_tokens(self, requested: int | None, num_prompt: int, *, caps: bool = False) -> int:
@@ -321,10 +321,6 @@ class Service:
             raise DeadlineError(msg) from error
         finally:
             self._num_tokenizing -= 1
-
-
-def _completions_in(pieces: Sequence[Piece]) -> dict[int, Completion]:
-    return {piece.index: piece.completion for piece in pieces if piece.completion is not None}
 
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:

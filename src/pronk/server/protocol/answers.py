@@ -57,7 +57,7 @@ class AnswerParser:
         self.num_thought_tokens = 0
 
     def parse(self, pieces: Sequence[Piece]) -> list[Delta]:
-        """Parse the next tokens of the answer; return the new content of its blocks."""
+        """Parse the next tokens of the answer; return the new content of its blocks, joined."""
         deltas: list[Delta] = []
         for piece in pieces:
             was_in_thought = self._reader.in_thought
@@ -65,48 +65,35 @@ class AnswerParser:
             if piece.completion is not None:
                 parts += self._reader.flush()
             self.num_thought_tokens += was_in_thought or self._reader.in_thought
-            deltas += [delta for part in parts if (delta := self._add(part)) is not None]
+            for part in parts:
+                self._add(part, deltas)
             if piece.logprobs and self.blocks and self.blocks[-1].kind == "text" and not self._reader.in_call:
                 self.blocks[-1].logprobs.append(piece.logprobs)
-        return _joined(deltas)
+        return deltas
 
     def content(self, kind: BlockKind) -> str:
         """Return the content of all blocks of a kind."""
         return "".join(block.content for block in self.blocks if block.kind == kind)
 
-    @property
-    def calls(self) -> list[Block]:
-        """The tool calls of the answer so far."""
-        return [block for block in self.blocks if block.kind == "call"]
-
     def ends_with_call(self, done: Completion) -> bool:
         """Return whether the answer ended with complete calls."""
-        return bool(self.calls) and done.finish_reason == "stop" and not self._reader.in_call
+        return any(block.call for block in self.blocks) and done.finish_reason == "stop" and not self._reader.in_call
 
-    def _add(self, part: str | Thought | CallPart) -> Delta | None:
-        """Add a part to the last block, or to a new one; return ``None`` for text that is not allowed."""
+    def _add(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
+        """Add a part to the last block or to a new one, and to ``deltas``; drop text that is not allowed."""
         kind: BlockKind = "text" if isinstance(part, str) else "thought" if isinstance(part, Thought) else "call"
         if kind == "text" and not self._allows_text:
-            return None
+            return
         call = part if isinstance(part, CallPart) else None
         is_first = call.name is not None if call else not self.blocks or self.blocks[-1].kind != kind
         if is_first:
             self.blocks.append(Block(kind, len(self.blocks), call))
         content = part if isinstance(part, str) else part.text if isinstance(part, Thought) else part.arguments
         self.blocks[-1].parts.append(content)
-        return Delta(self.blocks[-1], content, is_first)
-
-
-def _joined(deltas: Sequence[Delta]) -> list[Delta]:
-    """Join successive deltas of one block, except the first delta of a call."""
-    joined: list[Delta] = []
-    for delta in deltas:
-        last = joined[-1] if joined else None
-        if last is not None and last.block is delta.block and not (last.is_first and delta.block.kind == "call"):
-            joined[-1] = last._replace(content=last.content + delta.content)
+        if is_first or not deltas or (call and deltas[-1].is_first):
+            deltas.append(Delta(self.blocks[-1], content, is_first))
         else:
-            joined.append(delta)
-    return joined
+            deltas[-1] = deltas[-1]._replace(content=deltas[-1].content + content)
 
 
 @dataclass(frozen=True)

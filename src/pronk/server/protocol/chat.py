@@ -214,22 +214,17 @@ class ChatReply(AnswerReply):
 
 
 def _message(parser: AnswerParser) -> dict[str, Any]:
-    """Return the message of a whole answer."""
-    content, thoughts, calls = parser.content("text"), parser.content("thought"), []
-    for block in parser.calls:
-        assert block.call is not None
-        calls.append(tool_call(block.call.ident, block.call.name, block.content))
+    content, thoughts = parser.content("text"), parser.content("thought")
+    calls = [tool_call(block.call.ident, block.call.name, block.content) for block in parser.blocks if block.call]
     message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     more = {"reasoning_content": thoughts, "tool_calls": calls}
     return message | {name: value for name, value in more.items() if value}
 
 
 def _delta(delta: Delta) -> dict[str, Any]:
-    """Return the ``delta`` of a chunk."""
     block, content = delta.block, delta.content
-    if block.kind != "call":
+    if block.call is None:
         return {"content" if block.kind == "text" else "reasoning_content": content}
-    assert block.call is not None
     if delta.is_first:
         return {"tool_calls": [{"index": block.call.index, **tool_call(block.call.ident, block.call.name, content)}]}
     return {"tool_calls": [{"index": block.call.index, "function": {"arguments": content}}]}

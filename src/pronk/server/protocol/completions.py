@@ -92,12 +92,8 @@ class CompletionReply:
     _offsets: dict[int, tuple[IncrementalDecoder, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.shared_fields = {
-            "id": f"cmpl-{uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time()),
-            **self.shared_fields,
-        }
+        head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
+        self.shared_fields = {**head, **self.shared_fields}
         self.n = self.request.n or 1
 
     def start(self) -> list[dict[str, Any]]:

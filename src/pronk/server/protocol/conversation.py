@@ -117,14 +117,8 @@ class ConversationRequest(TextRequest):
             raise self.field_error(error) or error from error
         budget = None if answers.reasoning is None else self.max_thought_tokens()
         has_blocks = bool(names) or answers.reasoning is not None
-        parsers = [
-            AnswerParser(
-                answers.reader(names, opened=opened, has_form=form is not None),
-                allows_text=use.allows_text,
-                text_only=not has_blocks,
-            )
-            for _ in range(self.n or 1)
-        ]
+        readers = [answers.reader(names, opened=opened, has_form=form is not None) for _ in range(self.n or 1)]
+        parsers = [AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks) for reader in readers]
         params = self.params(max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget)
         texts = TokenTexts(answers.tokenizer)
         return [prompt], params, self.reply(shared_fields, texts, len(prompt), has_blocks, parsers)

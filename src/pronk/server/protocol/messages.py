@@ -84,9 +84,7 @@ class MessagesTurn(RequestBody):
         """Return the messages for chat templates; raise ``ApiError`` if a block does not fit the role."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
-        own: tuple[type[RequestBody], ...] = (TextBlock, ToolResultBlock)
-        if self.role == "assistant":
-            own = (TextBlock, ThinkingBlock, ToolUseBlock)
+        own = (TextBlock, ThinkingBlock, ToolUseBlock) if self.role == "assistant" else (TextBlock, ToolResultBlock)
         if foreign := [block.type for block in self.content if not isinstance(block, own)]:
             raise refuse(
                 "messages", f"expected no block {foreign[0]!r} in a message of the role {self.role!r}, found one"
@@ -94,7 +92,7 @@ class MessagesTurn(RequestBody):
         texts = [block.text for block in self.content if isinstance(block, TextBlock)]
         if self.role == "user":
             results = [block for block in self.content if isinstance(block, ToolResultBlock)]
-            messages = [{"role": "tool", "tool_call_id": each.tool_use_id, "content": _text(each)} for each in results]
+            messages = [{"role": "tool", "tool_call_id": r.tool_use_id, "content": _text(r.content)} for r in results]
             return [*messages, {"role": "user", "content": "\n".join(texts)}] if texts or not results else messages
         thoughts = "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock))
         calls = [
@@ -198,7 +196,7 @@ class CountTokensRequest(ConversationRequest):
         return {} if form is None else {"output_config.format": {"json": form.schema_}}
 
     def conversation(self) -> list[dict[str, Any]]:
-        system = self.system if isinstance(self.system, str) else "\n".join(block.text for block in self.system or ())
+        system = _text(self.system)
         messages = [message for turn in self.messages for message in turn.to_template()]
         return [{"role": "system", "content": system}, *messages] if system else messages
 
@@ -208,9 +206,7 @@ class CountTokensRequest(ConversationRequest):
             for tool in self.tools or ()
         ]
         choice = self.tool_choice or MessagesToolChoice(type="auto")
-        kind: Literal["none", "auto", "required"] = "required"
-        if choice.type in ("auto", "none"):
-            kind = choice.type
+        kind: Literal["none", "auto", "required"] = choice.type if choice.type in ("auto", "none") else "required"
         return ToolUse(functions, kind, choice.name, not choice.disable_parallel_tool_use, "input_schema")
 
     def template_options(self) -> dict[str, Any]:
@@ -351,6 +347,5 @@ def _signature(block: Block) -> str:
     return hashlib.sha256(block.content.encode()).hexdigest()
 
 
-def _text(result: ToolResultBlock) -> str:
-    content = result.content
+def _text(content: str | Sequence[TextBlock] | None) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content or ())

@@ -322,7 +322,6 @@ class ResponsesReply(AnswerReply):
         }
 
     def _opened(self, block: Block) -> Iterator[dict[str, Any]]:
-        """Yield the events that open a block's item."""
         item = self._item(Block(block.kind, block.number, block.call), "in_progress")
         content, item["content"] = item.get("content"), []
         if block.kind == "call":
@@ -355,7 +354,6 @@ class ResponsesReply(AnswerReply):
         yield self._event("response.output_item.done", output_index=block.number, item=item)
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
-        """Return a block as an item of the output."""
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         if block.call is not None:
             call = {"call_id": block.call.ident, "name": block.call.name, "arguments": block.content}
@@ -363,13 +361,9 @@ class ResponsesReply(AnswerReply):
         if block.kind == "thought":
             thoughts = {"type": "reasoning_text", "text": block.content}
             return {**item, "type": "reasoning", "summary": [], "content": [thoughts]}
-        text: dict[str, Any] = {"type": "output_text", "text": block.content, "annotations": []}
-        return {
-            **item,
-            "type": "message",
-            "role": "assistant",
-            "content": [{**text, "logprobs": self._logprobs(block.logprobs)}],
-        }
+        logprobs = self._logprobs(block.logprobs)
+        text = {"type": "output_text", "text": block.content, "annotations": [], "logprobs": logprobs}
+        return {**item, "type": "message", "role": "assistant", "content": [text]}
 
     def _item_id(self, block: Block) -> str:
         return f"{_ID_PREFIXES[block.kind]}_{self._id}{block.number:04x}"

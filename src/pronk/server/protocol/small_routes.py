@@ -53,14 +53,6 @@ class EmbeddingRequest(RequestBody):
         if self.dimensions is not None and self.dimensions > hidden_size:
             raise refuse("dimensions", f"expected at most {hidden_size}, found {self.dimensions}")
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of :meth:`pronk.async_llm.AsyncLLM.embed`."""
-        return {
-            "pooling": self.pooling or "mean",
-            "dimensions": self.dimensions,
-            "normalize": self.normalize is not False,
-        }
-
     def reply(self, model: str, vectors: Sequence[Array], num_tokens: int) -> dict[str, Any]:
         """Return the reply; in base64, a vector is its little-endian float32 numbers."""
         return {
@@ -86,11 +78,6 @@ class ModerationRequest(RequestBody):
     model: Text | None = None
     input: Text | Texts
     kind: Literal["prompt", "answer"] | None = Field(None, description="Role of the texts; default: prompt.")
-
-    @property
-    def texts(self) -> list[str]:
-        """All texts of ``input``, which may be a single text."""
-        return [self.input] if isinstance(self.input, str) else self.input
 
 
 def moderation(model: str, results: Sequence[tuple[dict[str, float], bool]]) -> dict[str, Any]:
