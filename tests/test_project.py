@@ -31,7 +31,7 @@ USES_ENVIRONMENT = {
     "kernels/build.py",  # the compiler in CXX, during an installation
     "parallel/worker_group.py",  # the number of processes that torchrun has started
     "replicas/cluster.py",  # Ray's options
-    "replicas/ray_security.py",  # Ray's options
+    "replicas/__init__.py",  # Ray's options
 }
 # Modules, and packages with a slash at the end, that may import torch. All others work without it.
 USES_TORCH = (

@@ -91,7 +91,9 @@ class ModerationPrompt:
         listed = "\n".join(f"{letter}. {meaning}" for letter, meaning in pairs)
         described = "a message of the user" if kind == "prompt" else "an answer of the assistant"
         values = {"{text}": text, "{categories}": listed, "{kind}": described}
-        return [{"role": "user", "content": _fill(self.prompt, values)}]
+        # Replace all placeholders at once, so that placeholders within a value stay as they are.
+        content = re.sub("|".join(map(re.escape, values)), lambda placeholder: values[placeholder[0]], self.prompt)
+        return [{"role": "user", "content": content}]
 
     def scores(self, report: Mapping[int, float]) -> tuple[dict[str, float], bool]:
         """Return the probability of each category but "acceptable", and whether one exceeds "acceptable".
@@ -103,11 +105,6 @@ class ModerationPrompt:
         choice = Choice(tuple(letter_ids), tuple(report[token] for token in letter_ids.values()))
         *scores, (_, acceptable) = zip(choice.options, choice.probabilities, strict=True)
         return dict(scores), any(score > acceptable for _, score in scores)
-
-
-def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Replace all placeholders at once, so that placeholders within a value stay as they are."""
-    return re.sub("|".join(map(re.escape, values)), lambda placeholder: values[placeholder[0]], template)
 
 
 def add_system_prompt(

@@ -117,7 +117,7 @@ class ReplicaOptions:
             model = str(Path(model).resolve())  # also valid on a machine that lacks this working directory
         if self.ray_address is None:
             threads = self._fit_threads(workers, threads)
-            from pronk.replicas.ray_security import be_private
+            from pronk.replicas import be_private
 
             be_private()  # sets environment variables that Ray reads when it is imported
         try:

@@ -21,9 +21,9 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pronk.errors import OptionError, PronkError
+from pronk.replicas import is_private
 from pronk.replicas.dispatcher import ReplicaLostError
 from pronk.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage
-from pronk.replicas.ray_security import is_private
 from pronk.replicas.replica import NAMESPACE, Replica, ServerProcess
 
 _log = logging.getLogger(__name__)

@@ -98,9 +98,8 @@ class Metrics:
     def _set_model(self, model: str) -> None:
         self._model = model
         self._regret = regret = Regret()
-        hindsight = self._hindsight
-        hindsight.labels(model, "best_source").set_function(lambda: 1.0 / (regret.against_source or 1.0))
-        hindsight.labels(model, "best_of_every_step").set_function(lambda: 1.0 / (regret.against_steps or 1.0))
+        self._hindsight.labels(model, "best_source").set_function(lambda: 1.0 / (regret.against_source or 1.0))
+        self._hindsight.labels(model, "best_of_every_step").set_function(lambda: 1.0 / (regret.against_steps or 1.0))
         self.count_load(None)
 
     def count_load(self, engine: AsyncLLM | Dispatcher | None, result: str | None = None) -> None:

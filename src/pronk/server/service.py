@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import cached_property
+from dataclasses import fields, is_dataclass
+from functools import cached_property, lru_cache
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
@@ -15,12 +16,13 @@ from typing import Any, TypeVar
 from pronk import __version__
 from pronk.arrays import Array
 from pronk.async_llm import AsyncLLM
-from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
+from pronk.drafters.registry import make_drafter
+from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptError, PronkError
+from pronk.llm import LLM
 from pronk.moderation import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.outputs import Completion, Piece
-from pronk.replicas.dispatcher import Dispatcher
+from pronk.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.sampling.params import SamplingParams
-from pronk.server.drafter_rules import DrafterRules
 from pronk.server.errors import ApiError, to_api_error
 from pronk.server.metrics import Metrics
 from pronk.server.names import AdapterNames
@@ -35,10 +37,15 @@ from pronk.server.protocol.small_routes import (
     moderation,
 )
 from pronk.server.settings import ServerSettings
+from pronk.speculation.proposer import Drafter
 
 T = TypeVar("T")
 
 _TOKENIZER_THREADS = 2  # a small number leaves the other cores to the engine
+# Options of drafters that name files.
+_DEFAULT_FILE_OPTIONS = ("model", "datastore")  # if the option is not set, the drafter reads a default file
+_OPTIONAL_FILE_OPTIONS = ("store", "table")  # if the option is not set, the drafter reads no file
+_MAX_DRAFTERS = 8  # maximum number of drafters in one request, counting a combined drafter and each drafter in it
 
 
 class Service:
@@ -58,7 +65,7 @@ class Service:
         self.metrics = metrics or Metrics(settings.name)
         self.metrics.count_load(engine, "loaded")
         self.names = AdapterNames(settings.name, engine.llm.adapters)
-        self._drafters = DrafterRules(engine.llm, settings.allowed_drafters)
+        self._select_drafter = _drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
         self._num_tokenizing = 0  # number of requests that have or await a tokenizer thread
@@ -83,7 +90,7 @@ class Service:
         self.names.adapter(request.model)
         request.check(self.settings.limits)
         if request.drafter is not None:
-            self._drafters.select(request.drafter)  # raises an error before the prompts are tokenized
+            self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
         return await self._run_in_pool(self._tokenize_prompts, request)
 
     async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
@@ -166,7 +173,6 @@ class Service:
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
-        self.names.adapter(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
         ids = await self._run_in_pool(self._tokenize, request)
@@ -174,13 +180,11 @@ class Service:
 
     async def count_tokens(self, request: ConversationRequest) -> int:
         """Return the number of tokens of a conversation."""
-        self.names.adapter(request.model)
         request.check(self.settings.limits)
         return len(await self._run_in_pool(self._conversation_ids, request))
 
     async def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
         """Return the text of token ids."""
-        self.names.adapter(request.model)
         size = self.engine.llm.config.vocab_size
         if not all(0 <= token < size for token in request.tokens):
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
@@ -195,7 +199,7 @@ class Service:
         steps = self.engine.steps(
             prompts,
             params,
-            drafter=None if request.drafter is None else self._drafters.select(request.drafter),
+            drafter=None if request.drafter is None else self._select_drafter(request.drafter),
             adapter=self.names.adapter(request.model),
             priority=request.priority or 0,
             **self._schedule(tenant, arrived, request.cache_salt or ""),
@@ -325,3 +329,46 @@ class Service:
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:
     return [samples[index] for index in sorted(samples)]
+
+
+def _drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callable[[str], Drafter]:
+    """Return a function from the field ``drafter`` of a request to the drafter; ``ApiError`` refuses others.
+
+    Requests must not choose which files the server reads, except by the model's default and ``allowed`` drafters.
+    """
+    # Bind the allowed drafters now, so that errors show at once and loaded draft models stay in memory.
+    proposers: dict[Drafter, Any] = {make_drafter(spec): llm.get_proposer(spec) for spec in allowed}
+
+    @lru_cache(256)
+    def select(spec: str) -> Drafter:
+        try:
+            drafter = make_drafter(spec)
+        except OptionError as error:
+            raise refuse("drafter", str(error)) from error
+        if drafter == llm.drafter:
+            return drafter
+        if drafter in proposers:  # a drafter that keeps texts has a proposer per adapter
+            proposer: Drafter = proposers[drafter]
+            return proposer if drafter.for_adapter() is None else drafter
+        drafters = _with_inner_drafters(drafter)
+        if len(drafters) > _MAX_DRAFTERS:
+            raise refuse("drafter", f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}")
+        if not any(map(_reads_files, drafters)):
+            return drafter
+        message = f"expected a drafter without files, or one that the server allows with --also, found {spec!r}"
+        raise refuse("drafter", message, "drafter_not_allowed")
+
+    return select
+
+
+def _with_inner_drafters(drafter: Drafter) -> list[Drafter]:
+    """Return a drafter and, if it combines others (``parts``), all drafters in it."""
+    return [drafter, *(inner for part in getattr(drafter, "parts", ()) for inner in _with_inner_drafters(part))]
+
+
+def _reads_files(drafter: Drafter) -> bool:
+    options: list[str] = [option.name for option in fields(drafter)] if is_dataclass(drafter) else []
+    return any(
+        option in _DEFAULT_FILE_OPTIONS or (option in _OPTIONAL_FILE_OPTIONS and getattr(drafter, option) is not None)
+        for option in options
+    )

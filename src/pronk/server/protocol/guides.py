@@ -29,6 +29,13 @@ class ResponseFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
 
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        """Implement :meth:`TextRequest.guide_arguments` for this field."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise refuse("response_format", "expected json_schema with the type 'json_schema', and with no other")
+        schema = self.json_schema.schema_ if self.json_schema else None
+        return {} if self.type == "text" else {"response_format": {"json": _ANY_OBJECT if schema is None else schema}}
+
 
 class TextFormat(SchemaFormat):
     """``text.format`` of ``/v1/responses``."""
@@ -83,19 +90,9 @@ class GuidedRequest(TextRequest):
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         guided = {name: getattr(self, f"guided_{name}") for name in GUIDE_KINDS}
+        form = {} if self.response_format is None else self.response_format.guide_arguments()
         structured = {} if self.structured_outputs is None else self.structured_outputs.guide_arguments()
-        return {**self._response_form(), **structured, **_by_field("guided_", guided)}
-
-    def _response_form(self) -> dict[str, Mapping[str, Any]]:
-        form = self.response_format
-        if form is None:
-            return {}
-        if (form.type == "json_schema") != (form.json_schema is not None):
-            raise refuse("response_format", "expected json_schema with the type 'json_schema', and with no other")
-        if form.type == "text":
-            return {}
-        schema = form.json_schema.schema_ if form.json_schema else None
-        return {"response_format": {"json": _ANY_OBJECT if schema is None else schema}}
+        return {**form, **structured, **_by_field("guided_", guided)}
 
 
 def _by_field(prefix: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

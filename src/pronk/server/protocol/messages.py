@@ -308,7 +308,6 @@ class MessagesReply(AnswerReply):
         }
 
     def _closed(self) -> Iterator[dict[str, Any]]:
-        """Yield the events that close the open block, if there is one."""
         block, self._open = self._open, None
         if block is None:
             return

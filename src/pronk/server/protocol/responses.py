@@ -260,8 +260,7 @@ class ResponsesReply(AnswerReply):
     def start(self) -> list[dict[str, Any]]:
         """Return the events that open the response and, if the answer is a text, its message."""
         response = self._response("in_progress", [])
-        events = [self._event("response.created", response=response)]
-        events.append(self._event("response.in_progress", response=response))
+        events = [self._event(f"response.{state}", response=response) for state in ("created", "in_progress")]
         if not self.has_blocks:
             (self._open,) = self._parser.blocks
             events += self._opened(self._open)
@@ -339,7 +338,6 @@ class ResponsesReply(AnswerReply):
         return self._block_event(f"{_EVENTS[block.kind]}.delta", block, delta=content, **more)
 
     def _closed(self, status: str) -> Iterator[dict[str, Any]]:
-        """Yield the events that close the open item, if there is one."""
         block = self._open
         if block is None:
             return
