@@ -22,22 +22,14 @@ from typing import Any
 
 
 class _Guard:
-    """A SIGINT handler that defers signals while ``depth`` is above 0.
-
-    Attributes:
-        installed: whether the guard is in use as the SIGINT handler.
-        depth: number of nested ``uninterrupted`` blocks; 0 in an ``interruptible`` block.
-        outer_depths: value of ``depth`` before each open ``interruptible`` block, the outermost block first.
-        deferred: signal number and stack frame of each deferred signal.
-        handler: SIGINT handler from before the guard was installed; receives the deferred signals.
-    """
+    """A SIGINT handler that defers signals while ``depth`` is above 0."""
 
     def __init__(self) -> None:
-        self.installed = False
-        self.depth = 0
-        self.outer_depths: list[int] = []
-        self.deferred: list[tuple[int, FrameType | None]] = []
-        self.handler: Any = None
+        self.installed = False  # whether the guard is in use as the SIGINT handler
+        self.depth = 0  # number of nested ``uninterrupted`` blocks; 0 in an ``interruptible`` block
+        self.outer_depths: list[int] = []  # ``depth`` before each open ``interruptible`` block, the outermost first
+        self.deferred: list[tuple[int, FrameType | None]] = []  # signal number and stack frame of each deferred signal
+        self.handler: Any = None  # SIGINT handler from before the installation; receives the deferred signals
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.deferred.append((number, frame))

@@ -335,10 +335,11 @@ def test_allowed_drafters_stay_loaded(served: Running, monkeypatch: pytest.Monke
     """An allowed drafter is not loaded again after the proposer cache has dropped it."""
     service = served.server.models.models[0].service
     assert service is not None
-    held = service._drafters._select("draft_model")
+    select: Any = service._select_drafter
+    held = select.__wrapped__("draft_model")
     assert held is served.llm.get_proposer("draft_model")
     monkeypatch.setattr(served.llm._proposers, "_cached", {})
-    assert service._drafters._select("draft_model") is held
+    assert select.__wrapped__("draft_model") is held
 
 
 @pytest.fixture

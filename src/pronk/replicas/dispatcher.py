@@ -78,7 +78,7 @@ class ModelReader:
         self.kernels, self.adapters = about.kernels, adapters
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Any:
-        """Check a drafter, or raise ``OptionError``; without ``spec``, return the name of the replicas' default."""
+        """Check a drafter, or raise ``OptionError``; without ``spec``, return the default's name only."""
         return SimpleNamespace(name=self.about.drafter) if spec is None else make_drafter(spec)
 
 

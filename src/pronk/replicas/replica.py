@@ -61,12 +61,12 @@ class Replica:
 
         Ray Serve calls this method every few seconds. If the server's process has ended, end all its replicas.
         """
-        try:
-            if self._app is not None:
+        if self._app is not None:
+            try:
                 get_actor(self._app, NAMESPACE)
-        except ValueError:  # Ray's error for an unknown name
-            _log.warning("the process of the server has ended; its replicas end, too")
-            serve.delete(self._app, _blocking=False)
+            except ValueError:  # Ray's error for an unknown name
+                _log.warning("the process of the server has ended; its replicas end, too")
+                serve.delete(self._app, _blocking=False)
         if not self._engine.alive:
             msg = "expected a running engine, found one that has stopped; see the log of the replica"
             raise ClosedError(msg)

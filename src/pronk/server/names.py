@@ -1,20 +1,32 @@
-"""Names of models and adapters: in requests, and in the values of ``--model``."""
+"""Names of models, adapters and drafters in requests, and of models in the values of ``--model``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from pronk.drafters.registry import make_drafter
 from pronk.errors import OptionError
 from pronk.hub.cache import model_label
 from pronk.hub.names import gguf_models
 from pronk.hub.resolve import resolve_model
+from pronk.llm import LLM
+from pronk.replicas.dispatcher import ModelReader
 from pronk.server.errors import unknown_model
+from pronk.server.protocol.request import refuse
 from pronk.server.settings import model_key
+from pronk.speculation.proposer import Drafter
 
 _NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")  # NAME=PATH
+# Options of drafters that name files.
+_DEFAULT_FILE_OPTIONS = ("model", "datastore")  # if the option is not set, the drafter reads a default file
+_OPTIONAL_FILE_OPTIONS = ("store", "table")  # if the option is not set, the drafter reads no file
+_MAX_DRAFTERS = 8  # maximum number of drafters in one request, counting a combined drafter and each drafter in it
 
 
 class AdapterNames:
@@ -49,6 +61,50 @@ class AdapterNames:
     def shown_as(self, name: str | None) -> str:
         """Return the name of the model or adapter as the server's owner wrote it; errors: :meth:`adapter`."""
         return self.adapter(name) or self.model
+
+
+def drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callable[[str], Drafter]:
+    """Return a function from the field ``drafter`` of a request to the drafter.
+
+    The function raises ``ApiError`` for drafters that read files, except the model's default and ``allowed`` ones: a
+    request must not choose which files the server reads.
+    """
+    # Bind the allowed drafters now, so that errors show at once and loaded draft models stay in memory.
+    proposers: dict[Drafter, Any] = {make_drafter(spec): llm.get_proposer(spec) for spec in allowed}
+
+    @lru_cache(256)
+    def select(spec: str) -> Drafter:
+        try:
+            drafter = make_drafter(spec)
+        except OptionError as error:
+            raise refuse("drafter", str(error)) from error
+        if drafter == llm.drafter:
+            return drafter
+        if drafter in proposers:  # a drafter that keeps texts has a proposer per adapter
+            proposer: Drafter = proposers[drafter]
+            return proposer if drafter.for_adapter() is None else drafter
+        drafters = _with_inner_drafters(drafter)
+        if len(drafters) > _MAX_DRAFTERS:
+            raise refuse("drafter", f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}")
+        if not any(map(_reads_files, drafters)):
+            return drafter
+        message = f"expected a drafter without files, or one that the server allows with --also, found {spec!r}"
+        raise refuse("drafter", message, "drafter_not_allowed")
+
+    return select
+
+
+def _with_inner_drafters(drafter: Drafter) -> list[Drafter]:
+    """Return a drafter and, if it combines others (``parts``), all drafters in it."""
+    return [drafter, *(inner for part in getattr(drafter, "parts", ()) for inner in _with_inner_drafters(part))]
+
+
+def _reads_files(drafter: Drafter) -> bool:
+    options: list[str] = [option.name for option in fields(drafter)] if is_dataclass(drafter) else []
+    return any(
+        option in _DEFAULT_FILE_OPTIONS or (option in _OPTIONAL_FILE_OPTIONS and getattr(drafter, option) is not None)
+        for option in options
+    )
 
 
 def find_models(values: Sequence[str], *, progress: Callable[[int, int], None] | None = None) -> list[tuple[str, Path]]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import fields, is_dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
@@ -16,16 +15,14 @@ from typing import Any, TypeVar
 from pronk import __version__
 from pronk.arrays import Array
 from pronk.async_llm import AsyncLLM
-from pronk.drafters.registry import make_drafter
-from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptError, PronkError
-from pronk.llm import LLM
+from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
 from pronk.moderation import ModerationPrompt, add_system_prompt, has_system_role
 from pronk.outputs import Completion, Piece
-from pronk.replicas.dispatcher import Dispatcher, ModelReader
+from pronk.replicas.dispatcher import Dispatcher
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError, to_api_error
 from pronk.server.metrics import Metrics
-from pronk.server.names import AdapterNames
+from pronk.server.names import AdapterNames, drafter_selector
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
 from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
@@ -37,15 +34,10 @@ from pronk.server.protocol.small_routes import (
     moderation,
 )
 from pronk.server.settings import ServerSettings
-from pronk.speculation.proposer import Drafter
 
 T = TypeVar("T")
 
 _TOKENIZER_THREADS = 2  # a small number leaves the other cores to the engine
-# Options of drafters that name files.
-_DEFAULT_FILE_OPTIONS = ("model", "datastore")  # if the option is not set, the drafter reads a default file
-_OPTIONAL_FILE_OPTIONS = ("store", "table")  # if the option is not set, the drafter reads no file
-_MAX_DRAFTERS = 8  # maximum number of drafters in one request, counting a combined drafter and each drafter in it
 
 
 class Service:
@@ -65,7 +57,7 @@ class Service:
         self.metrics = metrics or Metrics(settings.name)
         self.metrics.count_load(engine, "loaded")
         self.names = AdapterNames(settings.name, engine.llm.adapters)
-        self._select_drafter = _drafter_selector(engine.llm, settings.allowed_drafters)
+        self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
         self._num_tokenizing = 0  # number of requests that have or await a tokenizer thread
@@ -153,9 +145,7 @@ class Service:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
         return moderation(self.settings.name, [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)])
 
-    async def embed(
-        self, request: EmbeddingRequest, tenant: str = "", *, arrived: float | None = None
-    ) -> dict[str, Any]:
+    async def embed(self, request: EmbeddingRequest, tenant: str = "", arrived: float | None = None) -> dict[str, Any]:
         """Return the embedding of each text; arguments and errors as for :meth:`complete`."""
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
@@ -163,8 +153,8 @@ class Service:
             request.check(limits, self.engine.llm.config.hidden_size)
             prompts = await self._run_in_pool(self._input_ids, request)
             group = min(limits.prompts, limits.requests)  # later groups leave room for the requests of other clients
-            pooling, normalize = request.pooling or "mean", request.normalize is not False
-            options = {"pooling": pooling, "normalize": normalize, "dimensions": request.dimensions}
+            options: dict[str, Any] = {"pooling": request.pooling or "mean", "dimensions": request.dimensions}
+            options["normalize"] = request.normalize is not False
             for first in range(0, len(prompts), group):
                 schedule = self._schedule(tenant, start) | {"adapter": self.names.adapter(request.model)}
                 vectors += [*await self.engine.embed(prompts[first : first + group], **options, **schedule)]
@@ -329,46 +319,3 @@ class Service:
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:
     return [samples[index] for index in sorted(samples)]
-
-
-def _drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callable[[str], Drafter]:
-    """Return a function from the field ``drafter`` of a request to the drafter; ``ApiError`` refuses others.
-
-    Requests must not choose which files the server reads, except by the model's default and ``allowed`` drafters.
-    """
-    # Bind the allowed drafters now, so that errors show at once and loaded draft models stay in memory.
-    proposers: dict[Drafter, Any] = {make_drafter(spec): llm.get_proposer(spec) for spec in allowed}
-
-    @lru_cache(256)
-    def select(spec: str) -> Drafter:
-        try:
-            drafter = make_drafter(spec)
-        except OptionError as error:
-            raise refuse("drafter", str(error)) from error
-        if drafter == llm.drafter:
-            return drafter
-        if drafter in proposers:  # a drafter that keeps texts has a proposer per adapter
-            proposer: Drafter = proposers[drafter]
-            return proposer if drafter.for_adapter() is None else drafter
-        drafters = _with_inner_drafters(drafter)
-        if len(drafters) > _MAX_DRAFTERS:
-            raise refuse("drafter", f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}")
-        if not any(map(_reads_files, drafters)):
-            return drafter
-        message = f"expected a drafter without files, or one that the server allows with --also, found {spec!r}"
-        raise refuse("drafter", message, "drafter_not_allowed")
-
-    return select
-
-
-def _with_inner_drafters(drafter: Drafter) -> list[Drafter]:
-    """Return a drafter and, if it combines others (``parts``), all drafters in it."""
-    return [drafter, *(inner for part in getattr(drafter, "parts", ()) for inner in _with_inner_drafters(part))]
-
-
-def _reads_files(drafter: Drafter) -> bool:
-    options: list[str] = [option.name for option in fields(drafter)] if is_dataclass(drafter) else []
-    return any(
-        option in _DEFAULT_FILE_OPTIONS or (option in _OPTIONAL_FILE_OPTIONS and getattr(drafter, option) is not None)
-        for option in options
-    )

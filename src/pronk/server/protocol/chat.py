@@ -82,61 +82,6 @@ class ChatMessage(ChatTurn):
         return {**super().to_template(), **{name: value for name, value in more.items() if value is not None}}
 
 
-class ChatRequest(GuidedRequest, ConversationRequest):
-    """Body of ``/v1/chat/completions``."""
-
-    noop_values: ClassVar = {
-        **GuidedRequest.noop_values,
-        "functions": [[]],
-        "function_call": ["none", "auto"],
-        "modalities": [["text"]],
-        "verbosity": ["medium"],
-    }
-
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1, le=2**31)
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0)
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    enable_thinking: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
-
-    def check(self, limits: RequestLimits) -> None:
-        super().check(limits)
-        check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
-        if self.top_logprobs is not None and not self.logprobs:
-            raise refuse("top_logprobs", "expected logprobs: true, found none; add it, or leave top_logprobs out")
-        check_max("top_logprobs", self.top_logprobs, limits.logprobs)
-        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise refuse("max_tokens", "expected max_completion_tokens of the same value, found another; leave one out")
-
-    @property
-    def requested_max_tokens(self) -> int | None:
-        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-
-    def conversation(self) -> list[dict[str, Any]]:
-        return [message.to_template() for message in self.messages]
-
-    def tool_use(self) -> ToolUse:
-        functions, parallel = [tool.function for tool in self.tools or ()], self.parallel_tool_calls is not False
-        if isinstance(self.tool_choice, FunctionChoice):
-            return ToolUse(functions, "required", self.tool_choice.function.name, parallel)
-        return ToolUse(functions, self.tool_choice or "auto", None, parallel)
-
-    def template_options(self) -> dict[str, Any]:
-        return thinking_options(self.reasoning_effort, self.enable_thinking) | (self.chat_template_kwargs or {})
-
-    def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def reply(self, *fields: Any) -> ChatReply:
-        return ChatReply(self, *fields)
-
-
 @dataclass
 class ChatReply(AnswerReply):
     """Builder of the replies of ``/v1/chat/completions``."""
@@ -228,3 +173,56 @@ def _delta(delta: Delta) -> dict[str, Any]:
     if delta.is_first:
         return {"tool_calls": [{"index": block.call.index, **tool_call(block.call.ident, block.call.name, content)}]}
     return {"tool_calls": [{"index": block.call.index, "function": {"arguments": content}}]}
+
+
+class ChatRequest(GuidedRequest, ConversationRequest):
+    """Body of ``/v1/chat/completions``."""
+
+    noop_values: ClassVar = {
+        **GuidedRequest.noop_values,
+        "functions": [[]],
+        "function_call": ["none", "auto"],
+        "modalities": [["text"]],
+        "verbosity": ["medium"],
+    }
+    reply_type: ClassVar = ChatReply
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refuse("top_logprobs", "expected logprobs: true, found none; add it, or leave top_logprobs out")
+        check_max("top_logprobs", self.top_logprobs, limits.logprobs)
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise refuse("max_tokens", "expected max_completion_tokens of the same value, found another; leave one out")
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    def conversation(self) -> list[dict[str, Any]]:
+        return [message.to_template() for message in self.messages]
+
+    def tool_use(self) -> ToolUse:
+        functions, parallel = [tool.function for tool in self.tools or ()], self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, FunctionChoice):
+            return ToolUse(functions, "required", self.tool_choice.function.name, parallel)
+        return ToolUse(functions, self.tool_choice or "auto", None, parallel)
+
+    def template_options(self) -> dict[str, Any]:
+        return thinking_options(self.reasoning_effort, self.enable_thinking) | (self.chat_template_kwargs or {})
+
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

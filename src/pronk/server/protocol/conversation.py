@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +47,7 @@ class ConversationRequest(TextRequest):
     """Base of requests with a conversation."""
 
     messages_field: ClassVar = "messages"  # name of the field with the conversation, for error messages
+    reply_type: ClassVar[Callable[..., Reply]]  # class of the reply, with the fields of :class:`AnswerReply`
     caps_max_tokens: ClassVar = False  # whether a larger ``requested_max_tokens`` than fits means what fits
 
     thinking_budget: int | None = Field(None, ge=0, le=2**31)
@@ -87,10 +88,6 @@ class ConversationRequest(TextRequest):
         """Maximum number of tokens to generate, if the request sets one."""
         return None
 
-    @abstractmethod
-    def reply(self, *fields: Any) -> Reply:
-        """Return the builder of the reply; ``fields`` are those of :class:`AnswerReply` after ``request``."""
-
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         self.tool_use().check()
@@ -121,7 +118,7 @@ class ConversationRequest(TextRequest):
         parsers = [AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks) for reader in readers]
         params = self.params(max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget)
         texts = TokenTexts(answers.tokenizer)
-        return [prompt], params, self.reply(shared_fields, texts, len(prompt), has_blocks, parsers)
+        return [prompt], params, self.reply_type(self, shared_fields, texts, len(prompt), has_blocks, parsers)
 
     def field_error(self, error: PronkError) -> ApiError | None:
         """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``."""

@@ -157,85 +157,9 @@ class Metadata(RequestBody):
     user_id: Text | None = Field(None, max_length=512)
 
 
-class CountTokensRequest(ConversationRequest):
-    """Body of ``/v1/messages/count_tokens``."""
-
-    noop_values: ClassVar = {
-        **TextRequest.noop_values,
-        "service_tier": ["auto", "standard_only"],
-        "context_management": [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}],
-        "mcp_servers": [[]],
-        "inference_geo": ["global"],
-        "speed": ["standard"],
-    }
-
-    messages: Annotated[list[MessagesTurn], Field(fail_fast=True)] = Field(min_length=1)
-    system: Text | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
-    stop: Texts | None = Field(None, alias="stop_sequences")
-    metadata: Metadata | None = None  # type: ignore[assignment]
-    tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: MessagesToolChoice | None = None
-    thinking: ThinkingConfig | None = None
-    output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
-
-    def check(self, limits: RequestLimits) -> None:
-        choice = self.tool_choice
-        if choice is not None and (choice.type == "tool") != (choice.name is not None):
-            raise refuse("tool_choice", "expected a name with the type 'tool', and with no other")
-        super().check(limits)
-        check_max("n", self.n, 1)
-        if self.leaps or self.stream_options:
-            raise unsupported("leaps", "expected no such field in /v1/messages, found one; use /v1/chat/completions")
-        if self.messages[-1].role != "user":
-            expected = "expected a last message of the role 'user', found 'assistant'"
-            raise unsupported("messages", f"{expected}; the beginning of an answer cannot be given, leave it out")
-
-    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        form = None if self.output_config is None else self.output_config.format
-        return {} if form is None else {"output_config.format": {"json": form.schema_}}
-
-    def conversation(self) -> list[dict[str, Any]]:
-        system = _text(self.system)
-        messages = [message for turn in self.messages for message in turn.to_template()]
-        return [{"role": "system", "content": system}, *messages] if system else messages
-
-    def tool_use(self) -> ToolUse:
-        functions = [
-            Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
-            for tool in self.tools or ()
-        ]
-        choice = self.tool_choice or MessagesToolChoice(type="auto")
-        kind: Literal["none", "auto", "required"] = choice.type if choice.type in ("auto", "none") else "required"
-        return ToolUse(functions, kind, choice.name, not choice.disable_parallel_tool_use, "input_schema")
-
-    def template_options(self) -> dict[str, Any]:
-        """Return further variables for the chat template; as in Anthropic's API, thinking is off by default."""
-        effort = None if self.output_config is None else self.output_config.effort
-        return thinking_options(effort, self.thinking is not None and self.thinking.type != "disabled")
-
-    def max_thought_tokens(self) -> int | None:
-        return self.thinking_budget if self.thinking is None else self.thinking.budget_tokens
-
-    def reply(self, *fields: Any) -> MessagesReply:
-        return MessagesReply(self, *fields)
-
-
-class MessagesRequest(CountTokensRequest):
-    """Body of ``/v1/messages``."""
-
-    caps_max_tokens: ClassVar = True  # the field is required, and agents send one large number to all models
-
-    max_tokens: int = Field(ge=1, le=2**31)
-
-    @property
-    def requested_max_tokens(self) -> int | None:
-        return self.max_tokens
-
-
 @dataclass
 class MessagesReply(AnswerReply):
-    """Builder of the replies of ``/v1/messages``: blocks of thoughts, text and tool calls, whole or as events."""
+    """Builder of the replies of ``/v1/messages``, whole or as events."""
 
     def __post_init__(self) -> None:
         self._id = f"msg_{uuid4().hex}"
@@ -344,6 +268,80 @@ def _content(block: Block) -> dict[str, Any]:
 def _signature(block: Block) -> str:
     """Return a digest of thoughts, which clients send back; the server does not check it."""
     return hashlib.sha256(block.content.encode()).hexdigest()
+
+
+class CountTokensRequest(ConversationRequest):
+    """Body of ``/v1/messages/count_tokens``."""
+
+    noop_values: ClassVar = {
+        **TextRequest.noop_values,
+        "service_tier": ["auto", "standard_only"],
+        "context_management": [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}],
+        "mcp_servers": [[]],
+        "inference_geo": ["global"],
+        "speed": ["standard"],
+    }
+
+    messages: Annotated[list[MessagesTurn], Field(fail_fast=True)] = Field(min_length=1)
+    system: Text | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    stop: Texts | None = Field(None, alias="stop_sequences")
+    metadata: Metadata | None = None  # type: ignore[assignment]
+    tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: MessagesToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    def check(self, limits: RequestLimits) -> None:
+        choice = self.tool_choice
+        if choice is not None and (choice.type == "tool") != (choice.name is not None):
+            raise refuse("tool_choice", "expected a name with the type 'tool', and with no other")
+        super().check(limits)
+        check_max("n", self.n, 1)
+        if self.leaps or self.stream_options:
+            raise unsupported("leaps", "expected no such field in /v1/messages, found one; use /v1/chat/completions")
+        if self.messages[-1].role != "user":
+            expected = "expected a last message of the role 'user', found 'assistant'"
+            raise unsupported("messages", f"{expected}; the beginning of an answer cannot be given, leave it out")
+
+    def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        form = None if self.output_config is None else self.output_config.format
+        return {} if form is None else {"output_config.format": {"json": form.schema_}}
+
+    def conversation(self) -> list[dict[str, Any]]:
+        system = _text(self.system)
+        messages = [message for turn in self.messages for message in turn.to_template()]
+        return [{"role": "system", "content": system}, *messages] if system else messages
+
+    def tool_use(self) -> ToolUse:
+        functions = [
+            Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
+            for tool in self.tools or ()
+        ]
+        choice = self.tool_choice or MessagesToolChoice(type="auto")
+        kind: Literal["none", "auto", "required"] = choice.type if choice.type in ("auto", "none") else "required"
+        return ToolUse(functions, kind, choice.name, not choice.disable_parallel_tool_use, "input_schema")
+
+    def template_options(self) -> dict[str, Any]:
+        """Return further variables for the chat template; as in Anthropic's API, thinking is off by default."""
+        effort = None if self.output_config is None else self.output_config.effort
+        return thinking_options(effort, self.thinking is not None and self.thinking.type != "disabled")
+
+    def max_thought_tokens(self) -> int | None:
+        return self.thinking_budget if self.thinking is None else self.thinking.budget_tokens
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of ``/v1/messages``."""
+
+    reply_type: ClassVar = MessagesReply
+    caps_max_tokens: ClassVar = True  # the field is required, and agents send one large number to all models
+
+    max_tokens: int = Field(ge=1, le=2**31)
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_tokens
 
 
 def _text(content: str | Sequence[TextBlock] | None) -> str:

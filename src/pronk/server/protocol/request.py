@@ -196,7 +196,7 @@ class TextRequest(RequestBody):
         return refuse(field, rest if kind in GUIDE_KINDS else message)
 
     def params(self, max_tokens: int, **options: Any) -> SamplingParams:
-        """Return the sampling parameters, ``options`` included. The default temperature is 1, as in the OpenAI API.
+        """Return the sampling parameters, ``options`` included. The default temperature is 1, as at OpenAI.
 
         The service has replaced missing options by those that the model's files recommend.
         """
