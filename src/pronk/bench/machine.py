@@ -50,24 +50,21 @@ class BandwidthMeter:
 
 
 class PeakMemory:
-    """Peak memory since :meth:`reset`: on CUDA of the GPU, otherwise of this process.
+    """Peak memory since ``reset()``: on CUDA of the GPU, otherwise of this process.
 
-    ``excluded_bytes``, those of the benchmark's own buffers, are subtracted.
+    ``reset`` sets the peak to the memory in use now, if the system supports it. ``excluded_bytes``, those of the
+    benchmark's own buffers, are subtracted.
     """
 
     def __init__(self, device: str, excluded_bytes: int = 0) -> None:
-        self._reset: Callable[[], None] = reset_peak_memory
+        self.reset: Callable[[], None] = reset_peak_memory
         self._peak: Callable[[], int | None] = peak_memory
         if device.startswith("cuda"):
             from pronk.torch_backend import backend  # noqa: PLC0415 - torch is optional
 
-            self._reset = partial(backend.reset_peak_memory, device)
+            self.reset = partial(backend.reset_peak_memory, device)
             self._peak = partial(backend.peak_memory, device)
         self._excluded_bytes = excluded_bytes
-
-    def reset(self) -> None:
-        """Set the peak to the memory in use now, if the system supports it."""
-        self._reset()
 
     def read(self) -> int | None:
         """Return the peak in bytes, or ``None`` if the system does not report it."""
@@ -98,10 +95,9 @@ def describe_hardware(device: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 

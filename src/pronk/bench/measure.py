@@ -113,11 +113,7 @@ class Bench:
         answers: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
         for turn in range(max(prompt.num_turns for prompt in prompts)):
             due = [prompt for prompt in prompts if turn < prompt.num_turns]
-            answerable = [prompt for prompt in due if len(answers[prompt.id]) == turn]
-            for prompt in due:
-                if prompt not in answerable:
-                    self.trace.add(Skip(_turn_name(prompt, turn), task, "an earlier turn has no answer"))
-            items = self._items(task, answerable, answers, temperature)
+            items = self._items(task, due, turn, answers, temperature)
             self._advance((len(due) - len(items)) * self.options.repeats * len(self.methods))
             if not items:
                 continue
@@ -132,13 +128,15 @@ class Bench:
                     answers[prompt.id].append(self.llm.tokenizer.decode(sample.tokens))
 
     def _items(
-        self, task: str, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[str]], temperature: float
+        self, task: str, prompts: Sequence[Prompt], turn: int, answers: Mapping[str, Sequence[str]], temperature: float
     ) -> list[tuple[Prompt, Item]]:
         options, items = self.options, list[tuple[Prompt, Item]]()
         limit = self.llm.config.context - options.max_tokens
         for prompt in prompts:
-            turn = len(answers[prompt.id])
             name = _turn_name(prompt, turn)
+            if len(answers[prompt.id]) < turn:
+                self.trace.add(Skip(name, task, "an earlier turn has no answer"))
+                continue
             try:
                 ids = encode(self.llm, prompt, answers[prompt.id], chat=options.chat)
             except PromptError as error:  # the tokenizer or the chat template refuses the prompt
@@ -221,11 +219,10 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     shorter = min(len(plain.tokens), len(other.tokens))
     position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
     leading_fields = (other.task, other.id, other.method, other.temperature, position)
-    if position == shorter:
+    # The target has no logit for some token ids of peers.
+    if position == shorter or other.tokens[position] >= llm.config.vocab_size:
         return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
     ours, theirs = plain.tokens[position], other.tokens[position]
-    if theirs >= llm.config.vocab_size:  # a peer's token id, for which the target has no logit
-        return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
     (recorder,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
     scores = recorder.scores(recorder.logits)
     gap = float(scores[ours] - scores[theirs])

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.files.json_lines import read_json_lines
 from pronk.llm import LLM
 from pronk.moderation import CATEGORIES, ModerationPrompt
@@ -86,27 +86,26 @@ class ModerationResult:
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Read the texts of a file.
-
-    Raises:
-        OptionError: the file cannot be read, has no text, or a line is malformed; the message has the line number.
-    """
+    """Read the texts of a file; raise OptionError without any, or with the number of a malformed line."""
     cases = [_parse(row, f"{path}, line {number}") for number, row in read_json_lines(path)]
     if not cases:
-        msg = f"{path}: expected at least one text, found none"
-        raise OptionError(msg)
+        refuse(path, "expected at least one text, found none", OptionError)
     return cases
 
 
-def evaluate(llm: LLM, cases: Sequence[Case], progress: Callable[[int, int], None] | None = None) -> ModerationResult:
+def evaluate(llm: LLM, cases: Sequence[Case], progress: Callable[[int, int], None]) -> ModerationResult:
     """Classify all texts; ``progress`` receives the number of finished texts, and the total."""
     classes = {name: Counts() for name in ("flagged", "acceptable", *_NAMES)}
     for start in range(0, len(cases), _BATCH):
         part = cases[start : start + _BATCH]
-        for case, scores in zip(part, _classify(llm, part), strict=True):
-            _count(classes, case, scores)
-        if progress is not None:
-            progress(start + len(part), len(cases))
+        for case, (scores, flagged) in zip(part, _classify(llm, part), strict=True):
+            classes["flagged"].add(expected=case.flagged, found=flagged)
+            classes["acceptable"].add(expected=not case.flagged, found=not flagged)
+            if case.categories is not None:
+                best = max(scores, key=lambda name: scores[name])
+                for name in _NAMES:
+                    classes[name].add(expected=name in case.categories, found=flagged and name == best)
+        progress(start + len(part), len(cases))
     return ModerationResult(llm.path.name, llm.kernels, len(cases), classes)
 
 
@@ -119,28 +118,16 @@ def _classify(llm: LLM, cases: Iterable[Case]) -> Iterator[tuple[dict[str, float
         yield prompt.scores(done.logprobs[0])
 
 
-def _count(classes: dict[str, Counts], case: Case, found: tuple[dict[str, float], bool]) -> None:
-    scores, flagged = found
-    classes["flagged"].add(expected=case.flagged, found=flagged)
-    classes["acceptable"].add(expected=not case.flagged, found=not flagged)
-    if case.categories is not None:
-        best = max(scores, key=lambda name: scores[name])
-        for name in _NAMES:
-            classes[name].add(expected=name in case.categories, found=flagged and name == best)
-
-
 def _parse(row: dict[str, Any], where: str) -> Case:
     text, kind, flagged, categories = (row.get(key) for key in ("text", "kind", "flagged", "categories"))
     if not isinstance(text, str) or kind not in (None, "prompt", "answer"):
-        msg = f"{where}: expected a text, and a kind of prompt or answer, found {row!r:.80}"
-        raise OptionError(msg)
+        refuse(where, f"expected a text, and a kind of prompt or answer, found {row!r:.80}", OptionError)
     if isinstance(categories, dict):
         categories = [name for name, has in categories.items() if has]
     if not (isinstance(flagged, bool | None) and isinstance(categories, list | None)) or (
         flagged is None and categories is None
     ):
-        msg = f"{where}: expected flagged (true or false) or a list of categories, found {row!r:.80}"
-        raise OptionError(msg)
+        refuse(where, f"expected flagged (true or false) or a list of categories, found {row!r:.80}", OptionError)
     unknown = [name for name in categories or () if name not in _NAMES]
     if unknown:
         msg = f"{where}: expected categories among {', '.join(_NAMES)}, found {unknown[0]!r:.40}; give only flagged"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk.bench.document import ALL, SOUND
-from pronk.errors import OptionError, PromptError
+from pronk.errors import OptionError, PromptError, refuse
 from pronk.files.json_lines import read_json_lines
 
 if TYPE_CHECKING:  # at run time, pronk.llm would load the engine
@@ -57,12 +57,7 @@ def builtin_prompts() -> list[Prompt]:
 
 
 def load_suite(name: str, folder: Path | None) -> list[Prompt]:
-    """Load the prompts of a suite.
-
-    Raises:
-        OptionError: the suite does not exist, or its file is damaged.
-        PromptError: the file has no prompt.
-    """
+    """Load a suite with :func:`load_prompts`; raise OptionError if there is no suite of this name."""
     if name == BUILTIN_SUITE:
         return builtin_prompts()
     if folder is None:
@@ -86,9 +81,8 @@ def _join_suite_names(folder: Path, placeholder: str) -> str:
 def load_prompts(path: Path) -> list[Prompt]:
     """Load the prompts of a file: JSON lines, or text with one prompt per line.
 
-    Raises:
-        OptionError: the file is missing, or a line is malformed; the message has the line number.
-        PromptError: the file has no prompt.
+    Raises OptionError if the file is missing, or a line is malformed (the message has the line number), PromptError if
+    the file has no prompt.
     """
     if not path.is_file():
         msg = f"prompts: expected a file at {path}, found {'a folder' if path.is_dir() else 'none'}; check the path"
@@ -105,8 +99,7 @@ def load_prompts(path: Path) -> list[Prompt]:
             raise OptionError(msg) from error
         prompts = [Prompt(f"{task}_{n}", task, text=line) for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
-        msg = f"{path}: expected at least one prompt, found none"
-        raise PromptError(msg)
+        refuse(path, "expected at least one prompt, found none", PromptError)
     return prompts
 
 
@@ -121,34 +114,29 @@ def _parse(row: Mapping[str, Any], where: str, default_task: str, number: int) -
     if keys[0] == "prompt":
         return Prompt(prompt_id, task, text=_text(value, f"{where}: prompt"))
     if not isinstance(value, list) or not value:
-        msg = f"{where}: expected a list under {keys[0]!r} with at least one entry, found {value!r:.60}"
-        raise OptionError(msg)
+        refuse(where, f"expected a list under {keys[0]!r} with at least one entry, found {value!r:.60}", OptionError)
     if keys[0] == "turns":
         return Prompt(prompt_id, task, turns=tuple(_text(turn, f"{where}: turns") for turn in value))
     messages = [_message(entry, where) for entry in value]
     if messages[-1]["role"] != "user":
-        msg = f"{where}: expected messages that end with the user's, found {messages[-1]['role']!r}"
-        raise OptionError(msg)
+        refuse(where, f"expected messages that end with the user's, found {messages[-1]['role']!r}", OptionError)
     return Prompt(prompt_id, task, history=tuple(messages[:-1]), turns=(messages[-1]["content"],))
 
 
 def _check_task(task: str, where: str) -> None:
     if task in {ALL, SOUND}:
-        msg = f"{where}: expected another task than {task!r}, the name of the figures over all tasks"
-        raise OptionError(msg)
+        refuse(where, f"expected another task than {task!r}, the name of the figures over all tasks", OptionError)
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
-        msg = f"{where}: expected text, found {value!r:.60}"
-        raise OptionError(msg)
+        refuse(where, f"expected text, found {value!r:.60}", OptionError)
     return value
 
 
 def _message(entry: Any, where: str) -> dict[str, str]:
     if not isinstance(entry, Mapping) or entry.get("role") not in _ROLES:
-        msg = f"{where}: expected messages with a role of {', '.join(_ROLES)}, found {entry!r:.60}"
-        raise OptionError(msg)
+        refuse(where, f"expected messages with a role of {', '.join(_ROLES)}, found {entry!r:.60}", OptionError)
     content = entry.get("content")
     if isinstance(content, list):  # OpenAI's other form of content: a list of text parts
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
@@ -159,15 +147,14 @@ def _message(entry: Any, where: str) -> dict[str, str]:
 
 def group_by_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
     """Return the first ``limit`` prompts of each task, by task; a repeated id gets a number: ``id (2)``."""
-    tasks: dict[str, list[Prompt]] = defaultdict(list)
-    seen: set[tuple[str, str]] = set()
+    tasks: dict[str, dict[str, Prompt]] = defaultdict(dict)
     for prompt in prompts:
-        if limit is None or len(tasks[prompt.task]) < limit:
+        by_id = tasks[prompt.task]
+        if limit is None or len(by_id) < limit:
             numbered = (f"{prompt.id} ({n})" for n in count(2))
-            name = next(name for name in chain([prompt.id], numbered) if (prompt.task, name) not in seen)
-            seen.add((prompt.task, name))
-            tasks[prompt.task].append(replace(prompt, id=name))
-    return dict(tasks)
+            name = next(name for name in chain([prompt.id], numbered) if name not in by_id)
+            by_id[name] = replace(prompt, id=name)
+    return {task: [*by_id.values()] for task, by_id in tasks.items()}
 
 
 def load_tasks(
@@ -175,18 +162,15 @@ def load_tasks(
 ) -> dict[str, list[Prompt]]:
     """Load the prompts of suites and files and group them by task; default: the suite ``sample``.
 
-    ``folder`` has the files of the suites; ``limit`` is the maximum number of prompts of each task.
-
-    Raises:
-        OptionError: ``folder`` is given without ``suites``, a suite is unknown, or a file is damaged.
+    ``folder`` has the files of the suites; ``limit`` is the maximum number of prompts of each task. Raises OptionError
+    if ``folder`` is given without ``suites``, a suite is unknown, or a file is damaged.
     """
     if folder is not None and suites is None:
         available = _join_suite_names(folder, "none")
-        msg = f"data: expected --suite with the suites to take from {folder}, which has {available}"
-        raise OptionError(msg)
-    default_names = [] if files else [BUILTIN_SUITE]
-    names = default_names if suites is None else suites
-    prompts = [prompt for name in names for prompt in load_suite(name, folder)]
+        refuse("data", f"expected --suite with the suites to take from {folder}, which has {available}", OptionError)
+    if suites is None:
+        suites = [] if files else [BUILTIN_SUITE]
+    prompts = [prompt for name in suites for prompt in load_suite(name, folder)]
     prompts += [prompt for file in files for prompt in load_prompts(file)]
     return group_by_task(prompts, limit)
 

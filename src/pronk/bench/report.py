@@ -13,17 +13,15 @@ from pronk.bench.document import ALL, SOUND, Document, ModelResult
 from pronk.bench.plots import draw_plots
 from pronk.bench.tables import cost_table, describe, explain, failures, inflation_note, speed_table
 from pronk.checks import require_extra
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.files.atomic import replace_file
 
 
 def write_report(document: Document, folder: Path) -> Path:
     """Write ``folder/index.html`` atomically and return its path; create the folder if it is missing.
 
-    The same document always gives the same page, byte by byte.
-
-    Raises:
-        OptionError: matplotlib is not installed, or the folder cannot be written.
+    The same document always gives the same page, byte by byte. Raises OptionError if matplotlib is not installed, or if
+    the folder cannot be written.
     """
     page = _render(document).encode("utf-8", "backslashreplace")
     page_path = folder / "index.html"
@@ -38,16 +36,11 @@ def write_report(document: Document, folder: Path) -> Path:
 
 
 def check_report(folder: Path) -> None:
-    """Check that the page can be written; call this before the benchmark.
-
-    Raises:
-        OptionError: matplotlib is not installed, or ``folder`` is a file or in a place that cannot be written.
-    """
+    """Raise OptionError before the benchmark if matplotlib is missing or ``folder`` cannot be written."""
     require_extra("report", "report", "matplotlib")
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        msg = f"report: expected a folder that can be written, found {folder}; name another"
-        raise OptionError(msg)
+        refuse("report", f"expected a folder that can be written, found {folder}; name another", OptionError)
 
 
 def _render(document: Document) -> str:
