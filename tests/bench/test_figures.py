@@ -4,7 +4,7 @@ Two prompts, ``a`` and ``b``, in two repeats, by plain decoding and by one draft
 """
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -356,7 +356,7 @@ def test_the_rest_of_the_document() -> None:
     assert one.peers == {"openvino": {"openvino": "2026.1"}}
     assert one.skipped == (Failure("code/long", "too long"), Failure("chat/long", "too long"))
     assert (one.name, one.parameters, one.dtype, one.inflated) == ("m", 500, "bfloat16", {"source": "tiny"})
-    as_json = found.to_dict()
+    as_json = asdict(found)
     assert as_json["format"] == FORMAT
     assert as_json["models"][0]["kernels"] == one.kernels == "avx2"
     assert as_json["models"][0]["figures"][0]["tokens_per_second"].keys() == {"median", "spread"}

@@ -7,8 +7,7 @@ sizes in bytes. ``None`` means not measured: a peer, for example, does not repor
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from pronk.bench.records import PLAIN, Model, Start
 
@@ -109,11 +108,6 @@ class Figures:
         """Whether the method is plain decoding."""
         return self.method == PLAIN
 
-    @property
-    def is_peer(self) -> bool:
-        """Whether another engine ran the method."""
-        return self.engine != "pronk"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelResult(Model):
@@ -130,16 +124,6 @@ class ModelResult(Model):
         """Sampling temperatures in the order of the measurement."""
         return list(dict.fromkeys(figures.temperature for figures in self.figures))
 
-    @property
-    def storage(self) -> str | None:
-        """Description of the quantization of weights and KV cache; ``None`` if everything is in :attr:`dtype`."""
-        descriptions = []
-        if self.weights not in ("", self.dtype) and self.weight_bits is not None:
-            descriptions.append(f"{self.weights}: {self.weight_bits:.2f} bits a weight")
-        if self.kv_dtype == "int8":
-            descriptions.append("cache int8")
-        return ", ".join(descriptions) or None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Start):
@@ -148,15 +132,3 @@ class Document(Start):
     degenerate_above: float  # share of repeated 4-grams above which an output counts as a loop
     interrupted: bool  # whether the benchmark stopped before its end
     models: tuple[ModelResult, ...] = ()
-
-    @property
-    def threads(self) -> str:
-        """Text about threads and processes: ``2 threads``, or ``2 workers (tree), threads of each: 1``."""
-        count, workers = self.hardware.get("threads"), self.arguments.get("workers", 1)
-        if workers == 1:
-            return f"{count} threads"
-        return f"{workers} workers ({self.arguments.get('parallel')}), threads of each: {count}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document as plain JSON values."""
-        return asdict(self)

@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:  # imports the engine, which would delay the message about a wrong path
     from pronk.bench.records import Record
@@ -31,19 +31,20 @@ class Outputs:
     trace: Path | None  # JSON lines, one per measurement, written during the benchmark
 
     def check(self) -> None:
-        """Check all paths; call this before the benchmark.
-
-        Raises:
-            OptionError: a path cannot be written, or is given twice.
-        """
+        """Check all paths before the benchmark; raise OptionError if one is repeated or not writable."""
         paths = {"json": self.document, "markdown": self.markdown, "trace": self.trace}
         files = {name: path for name, path in paths.items() if path is not None}
         if len({path.resolve() for path in files.values()}) < len(files):
             msg = f"{', '.join(files)}: expected different files, found {', '.join(map(str, files.values()))}"
             raise OptionError(msg)
         for name, path in files.items():
-            if (name, path) != ("json", STDOUT):
-                _check_file(name, path)
+            if (name, path) == ("json", STDOUT):
+                continue
+            folder = path.absolute().parent
+            if path == STDOUT or path.is_dir() or not folder.is_dir():
+                refuse(name, f"expected a file in a folder that exists, found {path}", OptionError)
+            if not os.access(path if path.exists() else folder, os.W_OK):
+                refuse(name, f"expected a file that can be written, found {path}", OptionError)
         if self.report is not None:
             from pronk.bench.report import check_report  # noqa: PLC0415 - an optional dependency
 
@@ -52,14 +53,13 @@ class Outputs:
     def deliver(self, records: Sequence[Record]) -> None:
         """Write the files first, then print the tables: the files are complete if the terminal was closed.
 
-        Raises:
-            OptionError: a file could not be written; the others and the tables were.
+        Raises OptionError if a file could not be written; the others and the tables were.
         """
         from pronk.bench.figures import summarize  # noqa: PLC0415
         from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports the engine
 
         result = summarize(records)
-        json_text = json.dumps(result.to_dict(), ensure_ascii=False) + "\n"
+        json_text = json.dumps(asdict(result), ensure_ascii=False) + "\n"
         problems: list[str] = []
         with _collect(problems, "json", self.document):
             if self.document is not None and self.document != STDOUT:
@@ -86,13 +86,3 @@ def _collect(problems: list[str], name: str, path: Path | None) -> Iterator[None
         yield
     except OSError as error:
         problems.append(f"{name}: expected to write {path}, found: {error.strerror or error}")
-
-
-def _check_file(name: str, path: Path) -> None:
-    folder = path.absolute().parent
-    if path == STDOUT or path.is_dir() or not folder.is_dir():
-        msg = f"{name}: expected a file in a folder that exists, found {path}"
-        raise OptionError(msg)
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        msg = f"{name}: expected a file that can be written, found {path}"
-        raise OptionError(msg)

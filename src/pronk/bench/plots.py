@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pronk.bench.document import ALL, SOUND, Figures, ModelResult, PassCost
 from pronk.bench.records import PLAIN
-from pronk.bench.tables import task_name, temperature_name
+from pronk.bench.tables import task_name
 from pronk.checks import require_extra
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def draw_plots(model: ModelResult) -> Iterator[Plot]:
     floor = model.pass_bytes / model.bandwidth.median if model.bandwidth and model.bandwidth.median else 0.0
     for temperature in sorted(model.temperatures):
         shown = [f for f in model.figures if f.temperature == temperature and f.prompts]
-        overall, name = [f for f in shown if f.task == ALL], temperature_name(temperature)
+        overall, name = [f for f in shown if f.task == ALL], f"T = {temperature:g}" if temperature else "greedy"
         if any(not f.is_plain for f in shown):
             caption = "Median over the repeats; a whisker is half their range. Left of the dashed line is slower. "
             draw = partial(_draw_speedups, shown, styles)
@@ -137,7 +137,7 @@ def _draw_bars(
 ) -> None:
     """Draw one bar with a whisker per method, at y = ``first``, ``first + 1``, …, from the top down."""
     for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
-        style = styles[f.method] | {"ecolor": "gray", "hatch": "///" if f.is_peer else None}
+        style = styles[f.method] | {"ecolor": "gray", "hatch": "///" if f.engine != "pronk" else None}
         bars = axes.barh(y, value.median, xerr=value.spread, **style)
         axes.bar_label(bars, [f"{value.median:.{2 if value.median < 10 else 0}f}"], padding=2, fontsize=8)
     axes.yaxis.set_inverted(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult, Range
+from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult
 
 _MISSING = "–"
 _NOISE = 0.95  # ratio to the time of one row below which the times of forward passes count as noise
@@ -73,9 +73,9 @@ def speed_table(
 
 def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,)) -> Table:
     """Return throughput, latencies and costs of each method by task and temperature."""
-    shown = [f for f in model.figures if f.task in tasks]
-    has_workers = any(f.waited is not None for f in shown)
-    columns = [*_COSTS, *(_WORKER_COSTS if has_workers else ())]
+    shown, columns = [f for f in model.figures if f.task in tasks], [*_COSTS]
+    if any(f.waited is not None for f in shown):
+        columns.append(("work-\ners %", lambda f: _number(None if f.waited is None else f.waited * 100, 1)))
     blocks = []
     for task in dict.fromkeys(f.task for f in shown):
         for temperature in dict.fromkeys(f.temperature for f in shown):
@@ -86,23 +86,16 @@ def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,)) -> Table:
     return Table(tuple(heading for heading, _ in columns), tuple(blocks))
 
 
-def temperature_name(temperature: float) -> str:
-    """Return ``greedy``, or ``T = 0.8``."""
-    return "greedy" if temperature == 0 else f"T = {temperature:g}"
-
-
 def task_name(task: str) -> str:
     """Return the title of a task or aggregate."""
     return {ALL: "all tasks", SOUND: "without loops"}.get(task, task)
 
 
 def _speed_cells(figures: Figures | None) -> tuple[str, ...]:
-    if figures is None or not figures.prompts:
+    if figures is None or figures.speedup is None or figures.repeated is None:
         return (_MISSING,) * 4
-    speed = figures.speedup
-    gain = _MISSING if speed is None else f"{speed.median:.2f}±{speed.spread:.2f}"
-    repeated = _MISSING if figures.repeated is None else f"{figures.repeated:.0%}"
-    return gain, _number(figures.S), _number(figures.alpha), repeated
+    gain = f"{figures.speedup.median:.2f}±{figures.speedup.spread:.2f}"
+    return gain, _number(figures.S), _number(figures.alpha), f"{figures.repeated:.0%}"
 
 
 def _exactness_cell(row: Iterable[Figures]) -> str:
@@ -119,39 +112,38 @@ def _number(value: float | None, digits: int = 2) -> str:
     return _MISSING if value is None else f"{value:.{digits}f}"
 
 
-def _median(value: Range | None, digits: int = 2) -> str:
-    return _number(None if value is None else value.median, digits)
-
-
 def _milliseconds(seconds: float | None) -> str:
     return _MISSING if seconds is None else f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
 
 
-Cell = Callable[[Figures], str]
-_COSTS: tuple[tuple[str, Cell], ...] = (  # heading of a column, and the function that formats its cells
-    ("tokens\n/s", lambda f: _median(f.tokens_per_second, 1)),
+# Heading of a column, and the function that formats its cells.
+_COSTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+    ("tokens\n/s", lambda f: _number(f.tokens_per_second.median if f.tokens_per_second else None, 1)),
     ("×\nfloor", lambda f: _number(f.over_floor)),
     ("TTFT\nms", lambda f: _milliseconds(f.ttft.median if f.ttft else None)),
     ("wait ms\np50", lambda f: _milliseconds(f.itl.p50 if f.itl else None)),
     ("\np99", lambda f: _milliseconds(f.itl.p99 if f.itl else None)),
     ("c", lambda f: _number(f.cost_coefficient, 3)),
     ("exp.\n×", lambda f: _number(f.expected_speedup)),
-    ("after\n1st ×", lambda f: _median(f.decode_speedup)),
+    ("after\n1st ×", lambda f: _number(f.decode_speedup.median if f.decode_speedup else None)),
     ("draft/\nhost %", lambda f: f"{f.split.draft * 100:.0f}/{f.split.host * 100:.0f}" if f.split else _MISSING),
     ("\nGiB", lambda f: _number(None if f.peak_memory is None else f.peak_memory / 2**30)),
-)
-_WORKER_COSTS: tuple[tuple[str, Cell], ...] = (
-    ("work-\ners %", lambda f: _number(None if f.waited is None else f.waited * 100, 1)),
 )
 
 
 def describe(model: ModelResult, document: Document) -> str:
     """Return one line: model, machine, and memory floor (the time to read all weights from memory)."""
-    parts = [f"{_count(model.parameters)} parameters", model.dtype]
-    if model.storage is not None:
-        parts.append(f"{model.storage}, {model.pass_bytes / 1e6:,.1f} MB a forward pass")
-    parts.append(f"kernels {model.kernels}")
-    parts += [document.threads, str(document.hardware.get("processor"))]
+    parts, storage = [f"{_count(model.parameters)} parameters", model.dtype], []
+    if model.weights not in ("", model.dtype) and model.weight_bits is not None:
+        storage.append(f"{model.weights}: {model.weight_bits:.2f} bits a weight")
+    if model.kv_dtype == "int8":
+        storage.append("cache int8")
+    if storage:
+        parts.append(f"{', '.join(storage)}, {model.pass_bytes / 1e6:,.1f} MB a forward pass")
+    threads, workers = document.hardware.get("threads"), document.arguments.get("workers", 1)
+    several = f"{workers} workers ({document.arguments.get('parallel')}), threads of each: {threads}"
+    parts += [f"kernels {model.kernels}", f"{threads} threads" if workers == 1 else several]
+    parts.append(str(document.hardware.get("processor")))
     if model.bandwidth is not None and model.bandwidth.median > 0:
         speed = model.bandwidth
         parts.append(f"memory {speed.median / 1e9:.0f} ± {speed.spread / 1e9:.0f} GB/s")
