@@ -20,7 +20,8 @@ from pronk.bench.figures import summarize
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
 from pronk.bench.methods import DrafterMethod, Item
-from pronk.bench.peers import PEERS, PeerError, PeerRequest, PeerResult, PeerSpec
+from pronk.bench.peers.engines.contract import PeerRequest, PeerResult
+from pronk.bench.peers.process import PEERS, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import (
     PLAIN,
@@ -190,16 +191,16 @@ class FakePeer:
     error: BaseException | None = None
 
     def __init__(self, spec: PeerSpec, path: Path, **options: Any) -> None:
-        self.spec, self.name, self.path, self.options = spec, str(spec), path, options
-        self.versions, self.settings = {"engine": "9.9"}, {"threads": "1"}
+        self.spec, self.name, self.path, self.options = spec, spec.name, path, options
         self.asked: list[PeerRequest] = []
         self.open = False
         FakePeer.made.append(self)
 
-    def load(self) -> None:
+    def load(self) -> dict[str, str]:
         self.open = True
         if FakePeer.error is not None:
             raise FakePeer.error
+        return {"engine": "9.9", "threads": "1"}
 
     def generate(self, request: PeerRequest) -> PeerResult:
         self.asked.append(request)

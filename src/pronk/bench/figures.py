@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any, TypeVar
@@ -35,6 +34,7 @@ from pronk.bench.records import (
     Sample,
     Skip,
     Start,
+    with_models,
 )
 from pronk.engine.stats import Stats, StepStats
 
@@ -44,19 +44,12 @@ _LOOP_THRESHOLD = 0.5
 # maximum length of ``Figures.acceptance``
 _MAX_DEPTH = 16
 
-Key = tuple[str, str]  # task and id of a prompt
+# Samples ``[repeat][prompt]`` of the prompts that a method and plain decoding finished in all repeats.
+Runs = list[list[Sample]]
 RecordType = TypeVar("RecordType")
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Samples ``[repeat][prompt]`` of the prompts that method and plain decoding finished in all repeats."""
-
-    method: list[list[Sample]]
-    plain: list[list[Sample]]
-
-
-def make_figures(
+def _make_figures(
     method_samples: Sequence[Sample],
     plain_samples: Sequence[Sample],
     divergences: Sequence[DivergenceRecord],
@@ -64,28 +57,29 @@ def make_figures(
     bandwidth: Range | None,
     task: str,
 ) -> Figures:
-    """Compute the metrics of one method at one temperature.
-
-    There is at least one sample of the method, and plain decoding's samples are those of the same prompts. Divergences
-    of other methods and prompts have no effect. ``bandwidth`` is in bytes per second; ``None`` leaves ``over_floor``
-    out.
-    """
-    keys = list(dict.fromkeys(_key(sample) for sample in method_samples))
-    pairs, failures = _pair(keys, method_samples, plain_samples)
-    first = method_samples[0]
+    """Compute the metrics of one method at one temperature; ``over_floor`` needs ``bandwidth`` (bytes/s)."""
+    keys = list(dict.fromkeys(map(_key, method_samples)))
+    repeats = range(1 + max(sample.repeat for sample in [*method_samples, *plain_samples]))
+    by_key = [{(_key(s), s.repeat): s for s in side if s.error is None} for side in (method_samples, plain_samples)]
+    finished = [key for key in keys if all((key, r) in samples for samples in by_key for r in repeats)]
+    runs, plain = ([[samples[key, r] for key in finished] for r in repeats] for samples in by_key)
+    first, reason = method_samples[0], "not measured in every repeat, or not by plain decoding"
+    errors = {_key(sample): sample.error for sample in reversed(method_samples) if sample.error is not None}
     values: dict[str, Any] = {
         "task": task,
         "method": first.method,
         "engine": first.engine,
         "temperature": first.temperature,
-        "prompts": len(pairs.method[0]) if pairs.method else 0,
+        "prompts": len(finished),
         "asked": len(keys),
-        "failures": failures,
+        "failures": tuple(Failure("/".join(key), errors.get(key, reason)) for key in keys if key not in finished),
     }
-    if values["prompts"]:
-        values |= _speed(pairs) | _exactness(pairs, divergences) | _repetition(pairs.method[0])
-        if all(sample.steps for samples in pairs.method for sample in samples):
-            values |= _acceptance(pairs.method[0]) | _times(pairs) | _costs(pairs, model, bandwidth)
+    if finished:
+        shares = [repeated_ngrams(sample.tokens) for sample in runs[0]]
+        values |= {"repeated": sum(shares) / len(shares), "degenerated": sum(s > _LOOP_THRESHOLD for s in shares)}
+        values |= _speed(runs, plain) | _exactness(runs, plain, divergences)
+        if all(sample.steps for samples in runs for sample in samples):
+            values |= _acceptance(runs[0]) | _times(runs) | _costs(runs, plain, model, bandwidth)
     return Figures(**values)
 
 
@@ -94,41 +88,24 @@ def _make_range(values: Sequence[float]) -> Range:
     return Range(median(values), (max(values) - min(values)) / 2)
 
 
-def _pair(keys: Sequence[Key], method: Sequence[Sample], plain: Sequence[Sample]) -> tuple[_Pairs, tuple[Failure, ...]]:
-    repeats = range(1 + max(sample.repeat for sample in [*method, *plain]))
-    by_key = [{(_key(s), s.repeat): s for s in samples if s.error is None} for samples in (method, plain)]
-    errors = {_key(sample): sample.error for sample in reversed(method) if sample.error is not None}
-    finished = [key for key in keys if all((key, r) in samples for samples in by_key for r in repeats)]
-    missing = (key for key in keys if key not in finished)
-    failures = (
-        Failure("/".join(key), errors.get(key, "not measured in every repeat, or not by plain decoding"))
-        for key in missing
-    )
-    method_runs, plain_runs = ([[samples[key, r] for key in finished] for r in repeats] for samples in by_key)
-    return _Pairs(method_runs, plain_runs), tuple(failures)
-
-
-def _key(sample: Sample) -> Key:
+def _key(sample: Sample) -> tuple[str, str]:
     return sample.task, sample.id
 
 
-def _speed(pairs: _Pairs) -> dict[str, Any]:
-    speeds, plain = ([_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (pairs.method, pairs.plain))
-    values: dict[str, Any] = {
-        "tokens": _tokens(pairs.method[0]),
-        "tokens_per_second": _make_range(speeds),
-        "speedup": _make_range([ours / theirs for ours, theirs in zip(speeds, plain, strict=True)]),
-    }
-    samples = [sample for samples in pairs.method for sample in samples]
-    peaks = [sample.peak_memory for sample in samples if sample.peak_memory is not None]
-    if peaks:
-        values["peak_memory"] = max(peaks)
+def _speed(runs: Runs, plain: Runs) -> dict[str, Any]:
+    speeds, plain_speeds = ([_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (runs, plain))
+    samples = [sample for samples in runs for sample in samples]
     waited = [sample.waited for sample in samples if sample.waited is not None]
-    if waited:
-        values["waited"] = sum(waited) / sum(sample.seconds for sample in samples)
+    values: dict[str, Any] = {
+        "tokens": _tokens(runs[0]),
+        "tokens_per_second": _make_range(speeds),
+        "speedup": _make_range([ours / theirs for ours, theirs in zip(speeds, plain_speeds, strict=True)]),
+        "peak_memory": max((s.peak_memory for s in samples if s.peak_memory is not None), default=None),
+        "waited": sum(waited) / sum(sample.seconds for sample in samples) if waited else None,
+    }
     if all(sample.ttft is not None for sample in samples):
-        values["ttft"] = _make_range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in pairs.method])
-        decode_seconds = [[_per_token_after_first(s) for s in side] for side in (pairs.method, pairs.plain)]
+        values["ttft"] = _make_range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in runs])
+        decode_seconds = [[_per_token_after_first(s) for s in side] for side in (runs, plain)]
         if all(seconds > 0 for side in decode_seconds for seconds in side):
             values["decode_speedup"] = _make_range(
                 [theirs / ours for ours, theirs in zip(*decode_seconds, strict=True)]
@@ -146,24 +123,18 @@ def _per_token_after_first(samples: Sequence[Sample]) -> float:
     return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
 
 
-def _exactness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
+def _exactness(runs: Runs, plain: Runs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
     """Return ``same``, ``compared`` and ``near_ties`` of Figures, or ``{}`` if nothing is compared.
 
     Not compared: sampled outputs of a peer, which draws its own random numbers, and plain decoding with one repeat.
     """
-    first = pairs.method[0][0]
-    if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(pairs.method) == 1):
+    first = runs[0][0]
+    if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(runs) == 1):
         return {}
-    plain = pairs.plain[0]
-    same = [all(run[i].tokens == plain[i].tokens for run in pairs.method) for i in range(len(plain))]
-    differ = {_key(sample) for sample, equal in zip(pairs.method[0], same, strict=True) if not equal}
+    same = [all(run[i].tokens == sample.tokens for run in runs) for i, sample in enumerate(plain[0])]
+    differ = {_key(sample) for sample, equal in zip(runs[0], same, strict=True) if not equal}
     ties = [d for d in divergences if (d.method, d.temperature) == (first.method, first.temperature) and d.near_tie]
     return {"same": sum(same), "compared": len(same), "near_ties": sum((d.task, d.id) in differ for d in ties)}
-
-
-def _repetition(samples: Sequence[Sample]) -> dict[str, Any]:
-    shares = [repeated_ngrams(sample.tokens) for sample in samples]
-    return {"repeated": sum(shares) / len(shares), "degenerated": sum(share > _LOOP_THRESHOLD for share in shares)}
 
 
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -201,26 +172,24 @@ def _step_pairs(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStat
         yield from pairwise(sample.steps or ())
 
 
-def _times(pairs: _Pairs) -> dict[str, Any]:
+def _times(runs: Runs) -> dict[str, Any]:
     """Return the fields ``itl`` (percentiles over tokens of all repeats) and ``split`` of Figures."""
     latencies: list[float] = []
-    samples = [sample for samples in pairs.method for sample in samples]
+    samples = [sample for samples in runs for sample in samples]
     for sample in samples:
         steps = list(pairwise(sample.steps or ()))
         latencies += inter_token_latencies([b.clock - a.clock for a, b in steps], [b.tokens for _, b in steps])
-    values: dict[str, Any] = {}
-    if latencies:
-        values["itl"] = Latency(*np.percentile(latencies, (50, 90, 99)).tolist())
     last = [sample.steps[-1] for sample in samples if sample.steps]
     total, draft, target = (sum(getattr(s, name) for s in last) for name in ("clock", "draft_clock", "target_clock"))
-    values["split"] = Split(draft / total, target / total, max(0.0, total - draft - target) / total)
-    return values
+    return {
+        "itl": Latency(*np.percentile(latencies, (50, 90, 99)).tolist()) if latencies else None,
+        "split": Split(draft / total, target / total, max(0.0, total - draft - target) / total),
+    }
 
 
-def _costs(pairs: _Pairs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
+def _costs(runs: Runs, plain: Runs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
     """Return the fields of Figures about costs: rows, pass time, drafting time, expected speed-up."""
-    steps = [pair for samples in pairs.method for pair in _step_pairs(samples)]
-    plain_steps = [pair for samples in pairs.plain for pair in _step_pairs(samples)]
+    steps, plain_steps = ([pair for samples in side for pair in _step_pairs(samples)] for side in (runs, plain))
     if not steps or not plain_steps:
         return {}
     target_seconds = _mean_time(steps, lambda s: s.target_clock)
@@ -230,15 +199,17 @@ def _costs(pairs: _Pairs, model: Model, bandwidth: Range | None) -> dict[str, An
         "verify_cost": target_seconds / plain_seconds,
     }
     if bandwidth is not None:
-        num_bytes = _bytes_read(pairs.method[0], model)
+        # A forward pass reads the weights, and the KV cache of prompt and on average half the output.
+        tokens = sum((s.prompt_tokens + len(s.tokens) / 2) * s.batch for s in runs[0]) / len(runs[0])
+        num_bytes = model.pass_bytes + model.kv_bytes_per_token * tokens
         values["over_floor"] = _mean_time(steps, lambda s: s.clock) * bandwidth.median / num_bytes
     shares = Stats(steps=[step for _, step in steps]).acceptance
     if shares:
         depths = [step.depth for _, step in steps]
         cost = _mean_time(steps, lambda s: s.draft_clock) * len(steps) / sum(depths) / plain_seconds
-        tokens = sum(expected_tokens(shares[0], depth) for depth in depths)
+        expected = sum(expected_tokens(shares[0], depth) for depth in depths)
         values["cost_coefficient"] = cost
-        values["expected_speedup"] = tokens / sum(depth * cost + 1 for depth in depths)
+        values["expected_speedup"] = expected / sum(depth * cost + 1 for depth in depths)
     return values
 
 
@@ -246,73 +217,50 @@ def _mean_time(steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[St
     return sum(clock(step) - clock(before) for before, step in steps) / len(steps)
 
 
-def _bytes_read(samples: Sequence[Sample], model: Model) -> float:
-    """Return the mean bytes that a forward pass reads: weights, KV cache of prompt and half the output."""
-    tokens = sum((sample.prompt_tokens + len(sample.tokens) / 2) * sample.batch for sample in samples) / len(samples)
-    return model.pass_bytes + model.kv_bytes_per_token * tokens
-
-
-@dataclass
-class _Section:
-    """A model, and the records that follow it, up to the next model."""
-
-    model: Model
-    records: list[Record] = field(default_factory=list)
-
-    def select(self, record_type: type[RecordType]) -> list[RecordType]:
-        return [record for record in self.records if isinstance(record, record_type)]
-
-
 def summarize(records: Sequence[Record]) -> Document:
     """Compute all metrics from the records, the first of which is a :class:`~pronk.bench.records.Start`."""
     start = records[0]
     assert isinstance(start, Start)
     end = records[-1] if isinstance(records[-1], End) else End(interrupted=True)
+    by_model: dict[str, list[Record]] = {}
+    for name, record in with_models(records[1:]):
+        by_model.setdefault(name, []).append(record)
     return Document(
         **vars(start),
         degenerate_above=_LOOP_THRESHOLD,
         interrupted=end.interrupted,
-        models=tuple(_model_result(section) for section in _sections(records)),
+        models=tuple(_model_result(group) for name, group in by_model.items() if name),
     )
 
 
-def _sections(records: Iterable[Record]) -> list[_Section]:
-    sections: dict[str, _Section] = {}
-    section: _Section | None = None
-    for record in records:
-        if isinstance(record, Model):  # a resumed benchmark has several of one model
-            section = sections.setdefault(record.name, _Section(record))
-        elif section is not None:
-            section.records.append(record)
-    return [*sections.values()]
+def _select(records: Sequence[Record], record_type: type[RecordType]) -> list[RecordType]:
+    return [record for record in records if isinstance(record, record_type)]
 
 
-def _model_result(section: _Section) -> ModelResult:
-    speeds = [record.bytes_per_second for record in section.select(Bandwidth)]
+def _model_result(records: Sequence[Record]) -> ModelResult:
+    model = _select(records, Model)[0]  # a resumed benchmark has several
+    speeds = [record.bytes_per_second for record in _select(records, Bandwidth)]
     bandwidth = _make_range(speeds) if speeds else None
-    skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in section.select(Skip)}
+    times = _select(records, PassTime)
+    seconds = {rows: median([t.seconds for t in times if t.rows == rows]) for rows in sorted({t.rows for t in times})}
+    skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in _select(records, Skip)}
     return ModelResult(
-        **vars(section.model),
+        **vars(model),
         bandwidth=bandwidth,
-        pass_cost=_pass_costs(section.select(PassTime)),
-        peers={peer.method: peer.notes for peer in section.select(PeerRecord)},
+        pass_cost=tuple(PassCost(rows, each, each / seconds[min(seconds)]) for rows, each in seconds.items()),
+        peers={peer.method: peer.notes for peer in _select(records, PeerRecord)},
         skipped=tuple(Failure(name, reason) for name, reason in skipped.items()),
-        figures=tuple(_make_all_figures(section, bandwidth)),
+        figures=tuple(_make_all_figures(records, model, bandwidth)),
     )
 
 
-def _pass_costs(times: Sequence[PassTime]) -> tuple[PassCost, ...]:
-    seconds = {rows: median([t.seconds for t in times if t.rows == rows]) for rows in sorted({t.rows for t in times})}
-    return tuple(PassCost(rows, duration, duration / seconds[min(seconds)]) for rows, duration in seconds.items())
-
-
-def _make_all_figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
+def _make_all_figures(records: Sequence[Record], model: Model, bandwidth: Range | None) -> Iterator[Figures]:
     """Yield the metrics of each task (aggregates last), temperature and method, in this order."""
-    model, samples = section.model, section.select(Sample)
-    loops = {_sample_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > _LOOP_THRESHOLD}
+    samples, divergences = _select(records, Sample), _select(records, DivergenceRecord)
+    plain = [s for s in samples if s.method == PLAIN]
+    loops = {(*_key(s), s.temperature) for s in plain if repeated_ngrams(s.tokens) > _LOOP_THRESHOLD}
     tasks = {task: [s for s in samples if s.task == task] for task in dict.fromkeys(s.task for s in samples)}
-    tasks |= {ALL: samples, SOUND: [s for s in samples if _sample_key(s) not in loops]}
-    divergences = section.select(DivergenceRecord)
+    tasks |= {ALL: samples, SOUND: [s for s in samples if (*_key(s), s.temperature) not in loops]}
     for task, task_samples in tasks.items():
         for temperature in dict.fromkeys(s.temperature for s in samples):
             at_temperature = [s for s in task_samples if s.temperature == temperature]
@@ -320,8 +268,4 @@ def _make_all_figures(section: _Section, bandwidth: Range | None) -> Iterator[Fi
             for method in model.methods:
                 method_samples = [s for s in at_temperature if s.method == method]
                 if method_samples:
-                    yield make_figures(method_samples, plain_samples, divergences, model, bandwidth, task)
-
-
-def _sample_key(sample: Sample) -> tuple[str, str, float]:
-    return sample.task, sample.id, sample.temperature
+                    yield _make_figures(method_samples, plain_samples, divergences, model, bandwidth, task)

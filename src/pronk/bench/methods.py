@@ -9,7 +9,8 @@ from time import perf_counter
 from typing import Any
 
 from pronk.bench.machine import PeakMemory
-from pronk.bench.peers import Peer, PeerError, PeerRequest
+from pronk.bench.peers.engines.contract import PeerRequest
+from pronk.bench.peers.process import Peer, PeerError
 from pronk.bench.records import Sample
 from pronk.drafters import Proposer, make_drafter
 from pronk.engine.request_factory import stop_ids_with_eos
@@ -55,8 +56,7 @@ class DrafterMethod(Method):
     def run(self, items: Sequence[Item]) -> list[Sample]:
         """Generate for all items in one batch; each sample gets an equal part of the time of the call.
 
-        Raises:
-            PronkError: the drafter raised an exception, so that the times are not those of speculative decoding.
+        Raises PronkError if the drafter raised an exception, as the times are then not those of speculative decoding.
         """
         key = (items[0].sample.temperature, items[0].sample.repeat)
         if key not in self._proposers:

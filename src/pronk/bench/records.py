@@ -8,13 +8,13 @@ leaves a trace that can be read up to its last complete line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from pronk.engine.stats import GainStats, StepStats
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.files.atomic import replace_file
 from pronk.files.json_lines import read_json_lines
 
@@ -153,17 +153,21 @@ _KINDS: dict[str, type[Any]] = {cls.__name__.removesuffix("Record").lower(): cls
 _KIND_NAMES = {cls: name for name, cls in _KINDS.items()}
 
 
+def with_models(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
+    """Yield each record with the name of its model, which is empty before the first model."""
+    model = ""
+    for record in records:
+        if isinstance(record, Model):
+            model = record.name
+        yield model, record
+
+
 @dataclass
 class Trace:
     """The records of a benchmark so far; each one is also written to ``file`` unless that is ``None``."""
 
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether any method ran on any prompt."""
-        return any(isinstance(record, Sample) for record in self.records)
 
     def add(self, record: Record) -> None:
         """Append a record; also write it to the file and flush the file."""
@@ -184,41 +188,30 @@ def _line(record: Record) -> str:
 
 
 def read_trace(path: Path) -> list[Record]:
-    """Read the records of a saved trace; a truncated last line is ignored.
-
-    Raises:
-        OptionError: the file is not a trace, is damaged, or has another format.
-    """
-    records = _read_records(path)
+    """Read a saved trace without a truncated last line; raise OptionError for a damaged or other file."""
+    records = (_parse(row, f"{path}, line {number}") for number, row in _complete_rows(path))
     start = next(records, None)
     if not isinstance(start, Start):
-        msg = f"{path}: expected a trace that pronk bench --trace wrote, found none"
-        raise OptionError(msg)
+        refuse(path, "expected a trace that pronk bench --trace wrote, found none", OptionError)
     if start.format != FORMAT:
-        msg = f"{path}: expected a trace of format {FORMAT}, found {start.format}"
-        raise OptionError(msg)
+        refuse(path, f"expected a trace of format {FORMAT}, found {start.format}", OptionError)
     return [start, *records]
 
 
-def _read_records(path: Path) -> Iterator[Record]:
-    rows, number = read_json_lines(path), 0
-    while True:
-        try:
-            number, row = next(rows)
-        except StopIteration:
-            return
-        except OptionError:
-            if path.is_file() and path.read_bytes().count(b"\n") == number:  # the last line was cut off
-                return
+def _complete_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
+    try:
+        for number, row in read_json_lines(path):
+            yield number, row
+    except OptionError:
+        if not path.is_file() or path.read_bytes().count(b"\n") != number:  # not only the last line was cut off
             raise
-        yield _parse(row, f"{path}, line {number}")
 
 
 def _parse(row: dict[str, Any], where: str) -> Record:
     cls = _KINDS.get(str(row.pop("kind", None)))
     if cls is None or not set(row) <= {f.name for f in fields(cls)}:
-        msg = f"{where}: expected a record of a trace, found {row!r:.60}"
-        raise OptionError(msg)
+        refuse(where, f"expected a record of a trace, found {row!r:.60}", OptionError)
     try:
         if row.get("steps") is not None:
             row["steps"] = tuple(StepStats(*step) for step in row["steps"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from typing import Any
 from pronk.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
 from pronk.bench.measure import Bench, Options
 from pronk.bench.methods import DrafterMethod, Method, PeerMethod
-from pronk.bench.peers import Peer, PeerError, PeerSpec
+from pronk.bench.peers.process import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import (
     PLAIN,
@@ -29,9 +28,10 @@ from pronk.bench.records import (
     Skip,
     Start,
     Trace,
+    with_models,
 )
 from pronk.drafters import make_drafter
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 from pronk.kernels.threads import num_threads
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
@@ -63,11 +63,7 @@ class Plan:
 
 
 def check(plan: Plan) -> None:
-    """Check a plan before a model is loaded.
-
-    Raises:
-        OptionError: a drafter or a peer is unknown, or cannot be measured with these options.
-    """
+    """Raise OptionError if a drafter or a peer is unknown, or cannot be measured with these options."""
     for drafter in plan.drafters:
         make_drafter(drafter)
     if plan.peers and plan.options.batch > 1:
@@ -77,8 +73,7 @@ def check(plan: Plan) -> None:
     for engine in plan.interpreters:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
-            msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
-            raise OptionError(msg)
+            refuse("peer-python", f"expected an engine that is measured ({known}), found {engine}", OptionError)
 
 
 def run(
@@ -102,11 +97,11 @@ def run(
                 continue
             began = perf_counter()
             llm = load(partial(progress, f"loading {name}"))
-            load_seconds = perf_counter() - began
+            seconds = perf_counter() - began
             if not trace.records:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 trace.add(Start(started, arguments, versions(), describe_hardware(llm.device)))
-            trace.add(replace(_model_record(name, llm, plan), load_seconds=load_seconds))
+            trace.add(_model_record(name, llm, plan, seconds))
             _measure(name, llm, replace(plan, tasks=tasks), trace, progress)
             del llm  # free its memory before the next model is loaded
         finished = True
@@ -121,13 +116,13 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, progress: Progress) 
         peak = PeakMemory(llm.device, bandwidth.nbytes)
         methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
         for spec in plan.peers:
-            progress(f"loading {spec}", 0, 0)
+            progress(f"loading {spec.name}", 0, 0)
             methods.append(_start_peer(spec, llm, plan.interpreters.get(spec.engine), trace, stack))
         bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace)
         bench.run(plan.tasks, partial(progress, name))
 
 
-def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
+def _model_record(name: str, llm: LLM, plan: Plan, load_seconds: float) -> Model:
     raw = {} if is_gguf(llm.path) else read_json(llm.path / "config.json")
     weights = forward_weights(llm.engine.runner.decoder)
     return Model(
@@ -137,12 +132,13 @@ def _model_record(name: str, llm: LLM, plan: Plan) -> Model:
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype),
         context=llm.config.context,
-        methods=(*plan.all_drafters, *map(str, plan.peers)),
+        methods=(*plan.all_drafters, *(spec.name for spec in plan.peers)),
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
         weights=weights.formats,
         weight_bits=weights.bits,
         kv_dtype=str(llm.engine.cache.kv_dtype),
+        load_seconds=load_seconds,
     )
 
 
@@ -153,38 +149,36 @@ def _start_peer(spec: PeerSpec, llm: LLM, python: str | None, trace: Trace, stac
     method = PeerMethod(peer, llm.config.eos_ids)
     try:
         began = perf_counter()
-        peer.load()
-        notes = {**peer.versions, **peer.settings, "load_seconds": f"{perf_counter() - began:.2f}"}
+        notes = peer.load() | {"load_seconds": f"{perf_counter() - began:.2f}"}
     except PeerError as error:
         method.error, notes = error, {"error": str(error)}
-    trace.add(PeerRecord(str(spec), notes))
+    trace.add(PeerRecord(spec.name, notes))
     return method
 
 
 def resumable_records(records: Sequence[Record], arguments: Mapping[str, Any], path: Path) -> list[Record]:
     """Return the records that a continued benchmark keeps: all but those of unfinished prompts.
 
-    Raises:
-        OptionError: the benchmark had other options, or ran elsewhere; ``path`` names its trace.
+    ``arguments`` are the options of the command as JSON values. Raises OptionError if the benchmark had other options,
+    or ran elsewhere; ``path`` names its trace.
     """
     start = records[0]
     assert isinstance(start, Start)
     hardware = describe_hardware(str(arguments["device"]))
-    same = all(
-        start.hardware.get(name) == value for name, value in hardware.items() if name != "threads"
-    )  # not set yet
+    # The number of threads is not set yet.
+    same = all(start.hardware.get(name) == value for name, value in hardware.items() if name != "threads")
     if start.versions != versions() or not same:
         msg = f"resume: expected the machine and the versions of {path}, found others; use another trace"
         raise OptionError(msg)
     before, now = ({k: v for k, v in given.items() if k not in _FREE_OPTIONS} for given in (start.arguments, arguments))
-    if before != json.loads(json.dumps(now, default=str)):
+    if before != now:
         names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         msg = f"resume: expected the options of {path}, found others: {', '.join(names)}; use another trace"
         raise OptionError(msg)
     finished, of_prompts = _finished(records), (Sample, Skip, DivergenceRecord)
     return [
         record
-        for model, record in _with_models(records)
+        for model, record in with_models(records)
         if not isinstance(record, End)
         and (not isinstance(record, of_prompts) or (model, record.task, record.id) in finished)
     ]
@@ -203,16 +197,7 @@ def _finished(records: Sequence[Record]) -> set[tuple[str, str, str]]:
     """Return model, task and id of the finished prompts, and of each of their turns."""
     return {
         (model, record.task, name)
-        for model, record in _with_models(records)
+        for model, record in with_models(records)
         if isinstance(record, Finished)
         for name in (record.id, *record.names)
     }
-
-
-def _with_models(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
-    """Yield each record with the name of its model, which is empty before the first model."""
-    model = ""
-    for record in records:
-        if isinstance(record, Model):
-            model = record.name
-        yield model, record

@@ -13,18 +13,13 @@ from rich.console import Console
 from pronk.bench.outputs import Outputs
 from pronk.cli.options import given_options, model_options, panel, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
-from pronk.errors import OptionError, PromptError
+from pronk.errors import OptionError, PromptError, refuse
 
 if TYPE_CHECKING:
-    from pronk.bench.peers import PeerSpec
+    from pronk.bench.peers.process import PeerSpec
     from pronk.bench.records import Trace
     from pronk.bench.run import Plan
     from pronk.llm import LLM
-
-_DEFAULT_DRAFTERS = ["auto"]  # a list, as typer requires; never modified
-# The options that may be given with --replay; and with --moderation, besides those of the model.
-_REPLAY_OPTIONS = ("replay", "as_json", "markdown", "report")
-_MODERATION_OPTIONS = ("moderation", "as_json", "markdown", "model")
 
 _what, _how = panel("What to measure"), panel("How to measure")
 _peers, _output = panel("Other engines", show_default=False), panel("Output", show_default=False)
@@ -75,11 +70,7 @@ def plan(
         list[str] | None, _peers("Python interpreter with the engine installed; repeatable.", metavar="ENGINE=PATH")
     ] = None,
 ) -> "Plan":
-    """Check the options and return the drafters, peers, prompts and settings to measure.
-
-    Raises:
-        PronkError: an option or a file of prompts is invalid.
-    """
+    """Return the drafters, peers, prompts and settings to measure; raise PronkError if one is invalid."""
     from pronk.bench.measure import Options
     from pronk.bench.prompts import load_tasks
     from pronk.bench.run import Plan, check
@@ -109,7 +100,7 @@ def bench(
     ] = None,
     drafter: Annotated[
         list[str], _what('Drafter: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
-    ] = _DEFAULT_DRAFTERS,
+    ] = ["auto"],  # noqa: B006 - typer requires a list; never modified
     as_json: Annotated[
         Path | None,
         _output("Write one JSON document with all results; - is standard output.", "--json", metavar="FILE"),
@@ -156,46 +147,42 @@ def bench(
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
     if resume and trace is None:
-        msg = "resume: expected --trace FILE with it, found none; name the trace to continue"
-        raise OptionError(msg)
+        refuse("resume", "expected --trace FILE with it, found none; name the trace to continue", OptionError)
     if replay is not None:
-        _refuse_ignored(command, "replay", _REPLAY_OPTIONS)
+        _refuse_ignored(command, "replay", ("replay", "as_json", "markdown", "report"))
         from pronk.bench.records import read_trace
 
         outputs.deliver(read_trace(replay))
         return
     if moderation is not None:
-        _refuse_ignored(command, "moderation", (*_MODERATION_OPTIONS, *load.keywords))
+        _refuse_ignored(command, "moderation", ("moderation", "as_json", "markdown", "model", *load.keywords))
         _moderate(load, model or [], moderation, outputs)
         return
+    from pronk.bench.records import Sample, Trace
     from pronk.bench.run import run
     from pronk.hub.resolve import DEFAULT_MODEL
 
-    problem: Exception | None = None  # error to raise after the results so far have been shown
-    with ExitStack() as stack:
-        status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
-        bench_plan = make_plan(drafter, model)
-        models = {name: [name] for name in model} if model else {DEFAULT_MODEL: list[str]()}
-        batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
-        loaders = {
-            name: partial(load, max_batch=batch, model=values, drafter="autoregressive")
-            for name, values in models.items()
-        }
-        arguments = {**make_plan.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
-        # The trace stores JSON values, so dumps and loads convert paths to text.
-        arguments = json.loads(json.dumps(arguments, default=str))
-        records = _open_trace(trace, arguments if resume else None, stack)
-        try:
+    records = Trace()
+    try:
+        with status_bar(Console(stderr=True), "MofNCompleteColumn") as status, ExitStack() as stack:
+            bench_plan = make_plan(drafter, model)
+            models = {name: [name] for name in model} if model else {DEFAULT_MODEL: list[str]()}
+            batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
+            loaders = {
+                name: partial(load, max_batch=batch, model=values, drafter="autoregressive")
+                for name, values in models.items()
+            }
+            arguments = {**make_plan.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
+            # The trace stores JSON values, so dumps and loads convert paths to text.
+            arguments = json.loads(json.dumps(arguments, default=str))
+            records = _open_trace(trace, arguments if resume else None, stack)
             run(loaders, bench_plan, records, arguments, status)
-        except KeyboardInterrupt:
-            problem = typer.Exit(INTERRUPTED)
-        except Exception as error:  # noqa: BLE001
-            problem = error
-    if records.records:
-        outputs.deliver(records.records)
-    if problem is not None:
-        raise problem
-    if not records.has_samples:
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    finally:  # also after an error, show the results so far
+        if records.records:
+            outputs.deliver(records.records)
+    if not any(isinstance(record, Sample) for record in records.records):
         msg = (
             "nothing was measured: expected prompts that fit the model's context with the output, found none; use --fit"
         )
@@ -207,8 +194,7 @@ def _refuse_ignored(command: typer.Context, mode: str, known: Sequence[str]) -> 
     for name in given_options(command):
         if name not in known:
             kinds = "the output" if mode == "replay" else "the model, --json and --markdown"
-            msg = f"{mode}: expected only options of {kinds}, found --{name.replace('_', '-')}"
-            raise OptionError(msg)
+            refuse(mode, f"expected only options of {kinds}, found --{name.replace('_', '-')}", OptionError)
 
 
 def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: Outputs) -> None:
@@ -217,8 +203,7 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
     from pronk.bench.outputs import STDOUT
 
     cases, results = read_cases(path), []
-    with ExitStack() as stack:
-        status = stack.enter_context(status_bar(Console(stderr=True), "MofNCompleteColumn"))
+    with status_bar(Console(stderr=True), "MofNCompleteColumn") as status:
         for values in [[name] for name in models] or [list[str]()]:
             llm = load(None, model=values, drafter="autoregressive")
             results.append(evaluate(llm, cases, partial(status, "moderation")))
@@ -234,7 +219,7 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
 
 def _choose_peers(names: list[str] | None, models: Sequence[str] | None) -> "tuple[PeerSpec, ...]":
     """Return the engines called ``names``; a model on the Hub is downloaded to see its format."""
-    from pronk.bench.peers import choose_peers
+    from pronk.bench.peers.process import choose_peers
     from pronk.hub.names import parse_name
     from pronk.hub.resolve import DEFAULT_MODEL, resolve_model
 
@@ -253,8 +238,7 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         engine, _, path = pair.partition("=")
         if not Path(path).is_file():
-            msg = f"peer-python: expected ENGINE=PATH with the path of a program, found {pair!r}"
-            raise OptionError(msg)
+            refuse("peer-python", f"expected ENGINE=PATH with the path of a program, found {pair!r}", OptionError)
         interpreters[engine] = path
     return interpreters
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pronk.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
-from pronk.errors import OptionError, PronkError
+from pronk.errors import OptionError, PronkError, refuse
 
 # Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.
 _LOG_TAIL_BYTES = 4096
@@ -30,33 +30,22 @@ class PeerSpec:
 
     name: str  # name of the peer, as in ``--peer NAME``
     engine: str
-    variant: str = ""  # decoding method of the engine; "" is plain decoding
-    reads_gguf: bool = False  # True: the engine reads GGUF files; False: folders with safetensors files
-
-    def __str__(self) -> str:
-        return self.name
+    variant: str  # decoding method of the engine; "" is plain decoding
+    reads_gguf: bool  # True: the engine reads GGUF files; False: folders with safetensors files
 
 
 PEERS = {
-    spec.name: spec
-    for spec in (
-        PeerSpec("transformers", "transformers"),
-        PeerSpec("transformers_prompt_lookup", "transformers", "prompt_lookup"),
-        PeerSpec("openvino", "openvino", reads_gguf=True),
-        PeerSpec("openvino_prompt_lookup", "openvino", "prompt_lookup", reads_gguf=True),
-        PeerSpec("llama_cpp", "llama_cpp", reads_gguf=True),
-        PeerSpec("llama_cpp_prompt_lookup", "llama_cpp", "prompt_lookup", reads_gguf=True),
-    )
+    name: PeerSpec(name, engine, variant, reads_gguf=engine != "transformers")
+    for engine in ("transformers", "openvino", "llama_cpp")
+    for name, variant in ((engine, ""), (f"{engine}_prompt_lookup", "prompt_lookup"))
 }
 
 
 def choose_peers(names: list[str], models: list[Path]) -> tuple[PeerSpec, ...]:
     """Return the peers with these names, without duplicates.
 
-    The name ``all`` stands for every peer that reads the format of ``models[0]``.
-
-    Raises:
-        OptionError: a peer is unknown, or cannot read a model.
+    The name ``all`` stands for every peer that reads the format of ``models[0]``. Raises OptionError if a peer is
+    unknown, or cannot read a model.
     """
     chosen: dict[str, PeerSpec] = {}
     gguf = [model.suffix.lower() == ".gguf" for model in models]
@@ -69,11 +58,11 @@ def choose_peers(names: list[str], models: list[Path]) -> tuple[PeerSpec, ...]:
             msg = f"unknown peer {name!r:.80}; expected {_ALL}, or one of {', '.join(PEERS)}"
             raise OptionError(msg)
     formats = "a folder with safetensors files", "a GGUF file"
-    for spec in chosen.values():
+    for name, spec in chosen.items():
         for model, is_gguf in zip(models, gguf, strict=True):
             if is_gguf != spec.reads_gguf:
                 wanted, has = formats[spec.reads_gguf], formats[is_gguf]
-                msg = f"peer {spec}: expected {wanted} as --model, found {has}, {model}; give the model in this format"
+                msg = f"peer {name}: expected {wanted} as --model, found {has}, {model}; give the model in this format"
                 raise OptionError(msg)
     return tuple(chosen.values())
 
@@ -92,24 +81,20 @@ class Peer:
     _timeout = 300.0  # maximum seconds of a call of generate(); load() may take ten times as long
 
     def __init__(self, spec: PeerSpec, model: Path, *, dtype: str, threads: int, python: str | None = None) -> None:
-        self.spec, self.name = spec, str(spec)
-        self.versions: dict[str, str] = {}
-        self.settings: dict[str, str] = {}
+        self.spec, self.name = spec, spec.name
         self._config = WorkerConfig(spec.engine, spec.variant, str(model.absolute()), dtype, threads)
         self._python = python or sys.executable
         self._process: subprocess.Popen[bytes] | None = None
         self._num_starts = 0
 
-    def load(self) -> None:
-        """Start the worker process, unless one is running, and load the model.
+    def load(self) -> dict[str, str]:
+        """Load the model, in a new worker process unless one is running; return versions and settings by name.
 
-        Raises:
-            PeerError: a package is missing, the model is not supported, or the engine failed.
+        Raises PeerError if a package is missing, the model is not supported, or the engine fails.
         """
         if self._process is None:
             self._start()
-        loaded = self._ask("load", asdict(self._config), 10 * self._timeout)
-        self.versions, self.settings = loaded["versions"], loaded["settings"]
+        return self._ask("load", asdict(self._config), 10 * self._timeout)
 
     def _start(self) -> None:
         if self._num_starts >= _MAX_STARTS:
@@ -139,10 +124,8 @@ class Peer:
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache.
 
-        A worker that died or timed out before is started again, at most twice.
-
-        Raises:
-            PeerError: the engine failed, died, timed out or returned a wrong number of tokens.
+        A worker that died or timed out before is started again, at most twice. Raises PeerError if the engine fails,
+        dies, times out or returns a wrong number of tokens.
         """
         if self._process is None:
             self.load()
@@ -150,8 +133,7 @@ class Peer:
         stop_ids = () if request.ignore_eos else request.stop_token_ids
         last_index = next((i for i, token in enumerate(result.token_ids) if token in stop_ids), request.max_tokens - 1)
         if len(result.token_ids) != last_index + 1:
-            msg = f"{self.name}: expected {last_index + 1} tokens, found {len(result.token_ids)}"
-            raise PeerError(msg)
+            refuse(self.name, f"expected {last_index + 1} tokens, found {len(result.token_ids)}", PeerError)
         return result
 
     def close(self) -> None:
@@ -177,12 +159,7 @@ class Peer:
         return [self._python, str(Path(__file__).with_name("worker.py"))]
 
     def _ask(self, op: str, arguments: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request to the worker and wait for its answer, at most ``timeout`` seconds.
-
-        Raises:
-            PeerError: the worker reports an error, ends, times out, or its answer is not valid. It stays open only if
-                it reports an error of one prompt.
-        """
+        """Return the worker's answer; close the worker at every error but that of a single prompt."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # reading the answer detects that the worker has ended

@@ -14,7 +14,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
     from pronk.bench.peers.engines.contract import PeerEngine, PeerRequest, WorkerConfig
@@ -35,7 +35,8 @@ _ENGINES = {
 
 def main() -> None:
     """Answer requests until standard input ends, which also happens when the parent process ends."""
-    channel = _private_stdout()
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")  # for answers
+    os.dup2(2, 1)  # libraries write to standard error
     for line in sys.stdin:
         document = json.loads(line)
         try:
@@ -43,30 +44,18 @@ def main() -> None:
                 config = WorkerConfig(**document)
                 file, class_name = _ENGINES[config.engine]
                 engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name)()
-                versions, settings = engine.load(config)
-                answer: dict[str, Any] = {"ok": {"versions": versions, "settings": settings}}
+                answer: dict[str, Any] = {"ok": engine.load(config)}
             else:  # "generate", which the parent sends only after a "load" without an error
                 gc.collect()  # now rather than during the measured time
                 reset_peak_memory()
                 result = engine.generate(PeerRequest(**document))
                 answer = {"ok": asdict(result) | {"peak_memory": peak_memory() or 0}}
         except Exception as error:  # noqa: BLE001 - any exception of a library becomes one line for the parent
-            answer = _failure(error)
+            missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
+            text = " ".join(str(error).split()) or type(error).__name__
+            answer = {"error": f"{type(error).__name__}: {text}"[:300], "missing": missing}
         channel.write(json.dumps(answer) + "\n")
         channel.flush()
-
-
-def _private_stdout() -> TextIO:
-    """Return a copy of standard output for answers; send the output of libraries to standard error."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return channel
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
-    text = " ".join(str(error).split()) or type(error).__name__
-    return {"error": f"{type(error).__name__}: {text}"[:300], "missing": missing}
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ class PeerResult:
 class PeerEngine(Protocol):
     """An engine other than pronk, loaded in a worker process."""
 
-    def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
-        """Load the model; return the versions of the engine's packages and the settings, both by name."""
+    def load(self, config: WorkerConfig) -> dict[str, str]:
+        """Load the model; return the versions of the engine's packages and the settings by name."""
         ...
 
     def generate(self, request: PeerRequest) -> PeerResult:

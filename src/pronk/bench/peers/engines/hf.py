@@ -33,7 +33,7 @@ class _TimingStreamer:
 class HuggingFace:
     """``AutoModelForCausalLM.generate`` on token ids."""
 
-    def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
+    def load(self, config: WorkerConfig) -> dict[str, str]:
         """Load the model."""
         torch.set_num_threads(config.threads)
         dtype = getattr(torch, config.dtype)
@@ -42,11 +42,9 @@ class HuggingFace:
         self.model.generation_config = GenerationConfig()
         lookup = config.variant == "prompt_lookup"
         self.method_options = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if lookup else {}
-        versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        settings = {"dtype": config.dtype, "attention": str(self.model.config._attn_implementation)}  # noqa: SLF001
-        if lookup:
-            settings["lookup"] = f"{_LOOKUP_TOKENS} tokens"
-        return versions, settings
+        notes = {"transformers": transformers.__version__, "torch": torch.__version__, "dtype": config.dtype}
+        notes["attention"] = str(self.model.config._attn_implementation)  # noqa: SLF001
+        return notes | ({"lookup": f"{_LOOKUP_TOKENS} tokens"} if lookup else {})
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt; every call creates its own KV cache."""

@@ -17,21 +17,22 @@ _LOOKUP_TOKENS = 10  # number of draft tokens per step; default of LlamaPromptLo
 class LlamaCpp:
     """``Llama.generate`` on token ids."""
 
-    def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
+    def load(self, config: WorkerConfig) -> dict[str, str]:
         """Load the GGUF file, with a small context that grows on demand."""
         self.config = config
         # The KV cache is float32 for float32, else float16: llama.cpp's default, as large as bfloat16 of other engines.
         is_float32 = config.dtype == "float32"
         self.kv_type = llama_cpp.GGML_TYPE_F32 if is_float32 else llama_cpp.GGML_TYPE_F16
         self._open(_INITIAL_CONTEXT)
-        settings = {
+        notes = {
+            "llama-cpp-python": llama_cpp.__version__,
             "kv_cache": "float32" if is_float32 else "float16",
             "flash_attention": "off",
             "cpu": " ".join(llama_cpp.llama_print_system_info().decode().split()),
         }
         if config.variant == "prompt_lookup":
-            settings["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
-        return {"llama-cpp-python": llama_cpp.__version__}, settings
+            notes["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
+        return notes
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache."""

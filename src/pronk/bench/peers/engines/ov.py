@@ -21,7 +21,7 @@ _DTYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": 
 class OpenVino:
     """``LLMPipeline.generate`` on token ids."""
 
-    def load(self, config: WorkerConfig) -> tuple[dict[str, str], dict[str, str]]:
+    def load(self, config: WorkerConfig) -> dict[str, str]:
         """Read the GGUF file and compile the model, with a KV cache that is not quantized."""
         self.lookup = config.variant == "prompt_lookup"
         properties = _properties(config)
@@ -31,10 +31,9 @@ class OpenVino:
         scheduler.max_num_batched_tokens = 2**31 - 1
         extra: dict[str, Any] = {"prompt_lookup": True} if self.lookup else {}
         self.pipeline = genai.LLMPipeline(config.model, "CPU", scheduler_config=scheduler, **extra, **properties)
-        settings = {key.lower(): str(value) for key, value in properties.items()} | {"backend": "paged attention"}
-        if self.lookup:
-            settings["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
-        return {"openvino": ov.__version__, "openvino-genai": genai.__version__}, settings
+        notes = {"openvino": ov.__version__, "openvino-genai": genai.__version__}
+        notes |= {key.lower(): str(value) for key, value in properties.items()} | {"backend": "paged attention"}
+        return notes | ({"lookup": f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"} if self.lookup else {})
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache (prefix caching is off)."""
