@@ -14,7 +14,7 @@ from pronk.cli.options import Progress, model_options, option, shares
 from pronk.cli.progress import interruptible, status_bar
 from pronk.cli.replicas import ReplicaOptions
 from pronk.cli.serve import SERVER_MODULES
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
@@ -57,8 +57,7 @@ def batch(
     from pronk.server.batch import BatchOutput, read_batch
 
     if source.resolve() == target.resolve():
-        msg = f"OUT: expected another file than IN, found {target} twice; choose another file"
-        raise OptionError(msg)
+        refuse("OUT", f"expected another file than IN, found {target} twice; choose another file", OptionError)
     ids = [line.custom_id for line in read_batch(source)]  # checks the file before the model is loaded
     screen = TerminalOutput()
     with BatchOutput(target) as answers:

@@ -13,7 +13,7 @@ from pronk.checks import require_extra
 from pronk.cli.options import Progress, model_options, option, sampling_params, shares
 from pronk.cli.progress import interruptible
 from pronk.cli.values import read_prompt
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,14 +69,21 @@ def explain(
 
     screen = TerminalOutput(stats=True, color_drafts=True)
     text = read()
-    _check_plot(plot)
+    if plot is not None:
+        require_extra("plot", "report", "matplotlib")
+        if not plot.absolute().parent.is_dir() or plot.is_dir():
+            refuse("plot", f"expected a file in an existing folder, found {plot}; choose another path", OptionError)
     llm, params = prepare(load, request, screen, text)
     with interruptible("interrupted"):
         # The first steps of a process are slower: they prepare drafters, and read the weights into memory.
         llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
         explanation = explain_text(llm, text, params)
     if plot is not None:
-        _draw(explanation, plot)
+        from pronk.bench.plots import draw_steps
+        from pronk.files.atomic import convert_write_errors, replace_file
+
+        with convert_write_errors(plot, "the plot"), replace_file(plot) as file:
+            file.write(draw_steps(explanation.steps).encode())
     if as_json:
         typer.echo(json.dumps(_to_dict(explanation), ensure_ascii=False))
         return
@@ -86,24 +93,6 @@ def explain(
             "drafted: proposed > verified > accepted · gain / cost: tokens / time, in plain steps · green: accepted"
         )
     screen.result(Text(explanation.summary))
-
-
-def _check_plot(path: Path | None) -> None:
-    """Raise :class:`OptionError` unless ``--plot`` names a file that can be drawn and written."""
-    if path is None:
-        return
-    require_extra("plot", "report", "matplotlib")
-    if not path.absolute().parent.is_dir() or path.is_dir():
-        msg = f"plot: expected a file in an existing folder, found {path}; choose another path"
-        raise OptionError(msg)
-
-
-def _draw(explanation: "Explanation", path: Path) -> None:
-    from pronk.bench.plots import draw_steps
-    from pronk.files.atomic import convert_write_errors, replace_file
-
-    with convert_write_errors(path, "the plot"), replace_file(path) as file:
-        file.write(draw_steps(explanation.steps).encode())
 
 
 def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":

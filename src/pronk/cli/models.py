@@ -1,13 +1,14 @@
 """``pronk pull``, ``pronk list`` and ``pronk rm``: the models on this machine."""
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pronk.cli.options import option
 from pronk.cli.progress import interruptible
-from pronk.errors import CheckpointError
+from pronk.errors import CheckpointError, PronkError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,10 +85,10 @@ def list_models(
     if as_json:
         typer.echo(json.dumps(rows, ensure_ascii=False))
     elif rows:
-        shown = [{key: value for key, value in row.items() if key not in ("path", "source")} for row in rows]
-        if not screen.fits(_table(shown)):  # --json has the repositories, too
-            shown = [{key: value for key, value in row.items() if key != "repository"} for row in shown]
-        screen.result(_table(shown), one_line_rows=True)
+        table = _table(rows, "path", "source")
+        if not screen.fits(table):  # --json has the repositories, too
+            table = _table(rows, "path", "source", "repository")
+        screen.result(table, one_line_rows=True)
     else:
         screen.note("no model on this machine; pronk pull smollm2 downloads one, pronk list --known has more")
 
@@ -112,33 +113,25 @@ def _known_rows() -> "list[dict[str, str]]":
 
 def _cached_rows() -> "list[dict[str, str]]":
     from pronk.hub.cache import cached_models, model_label
-    from pronk.hub.resolve import all_pairs
+    from pronk.hub.resolve import all_pairs, find_pairs
+    from pronk.models.loader import read_config
 
     rows = []
     for cached in cached_models():
-        pairs = _pairs(cached.path) if all_pairs() else []
+        pairs: list[Pair] = []
+        with suppress(PronkError):  # a model that pronk does not support
+            pairs = find_pairs(cached.path, read_config(cached.path)) if all_pairs() else []
         row = {"name": model_label(cached.path), "size": _size_text(cached.num_bytes), "path": str(cached.path)}
         rows.append(row | {"drafters": ", ".join(f"{pair.drafter}: {pair.source}" for pair in pairs)})
     return rows
 
 
-def _pairs(path: "Path") -> "list[Pair]":
-    from pronk.errors import PronkError
-    from pronk.hub.resolve import find_pairs
-    from pronk.models.loader import read_config
-
-    try:
-        return find_pairs(path, read_config(path))
-    except PronkError:  # a model that pronk does not support
-        return []
-
-
-def _table(rows: "list[dict[str, str]]") -> "Table":
+def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for key in rows[0]:
-        if any(row[key] for row in rows):
+        if key not in omitted and any(row[key] for row in rows):
             table.add_column(key, no_wrap=key == "name", overflow="fold", justify="right" if key == "size" else "left")
     for row in rows:
         table.add_row(*(row[str(column.header)] for column in table.columns))

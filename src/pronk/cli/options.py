@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pronk.cli.values import parse_adapters, parse_bias, read_guide
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:
     from pronk.engine.request_factory import RequestFactory
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pronk.sampling.params import SamplingParams
 
 Progress = Callable[[int, int], None]
+
+_SWITCH = {"on": True, "off": False}  # values of options that may also be a path
 
 
 def given_options(context: typer.Context) -> list[str]:
@@ -220,26 +222,17 @@ def model_options(
     maximum number of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later
     prompts.
     """
-    options = locals() | {
-        "model": one_model(model),
-        "calibration": _switch(calibration),
-        "weight_cache": _switch(weight_cache),
-    }
+    options = dict(locals())
     del options["adapter"]
-    return options | {"adapters": parse_adapters(adapter)}
+    options |= {name: _SWITCH.get(options[name], options[name]) for name in ("calibration", "weight_cache")}
+    return options | {"model": one_model(model), "adapters": parse_adapters(adapter)}
 
 
 def one_model(values: list[str], remedy: str = "give one") -> str | None:
     """Return the only value of ``--model``, or ``None`` without one; raise OptionError if there are more."""
     if len(values) > 1:
-        msg = f"model: expected one, found {' and '.join(values)}; {remedy}"
-        raise OptionError(msg)
+        refuse("model", f"expected one, found {' and '.join(values)}; {remedy}", OptionError)
     return values[0] if values else None
-
-
-def _switch(value: str) -> bool | str:
-    """Return ``on`` and ``off`` as a bool; other values, such as a path, stay."""
-    return {"on": True, "off": False}.get(value, value)
 
 
 def sampling_params(
@@ -305,11 +298,7 @@ def sampling_params(
         ),
     ] = "forced",
 ) -> "SamplingParams":
-    """Build and check the sampling parameters of a request.
-
-    Raises:
-        OptionError: an option is out of its range, or its file cannot be read.
-    """
+    """Build the sampling parameters; raise OptionError for a value out of its range or an unreadable file."""
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in locals().items()}
 
     from pronk.sampling.params import SamplingParams

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.cli.console import TerminalOutput, stats_line
 from pronk.cli.values import only_adapter
 from pronk.engine.stats import Stats
-from pronk.errors import OptionError, PronkError
+from pronk.errors import OptionError, PronkError, refuse
 from pronk.files.atomic import write_json
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.thoughts import Thought
@@ -229,18 +229,12 @@ class ChatSession:
 
 def _path(command: str, file: str) -> Path:
     if not file:
-        msg = f"{command}: expected a file name after it, found none"
-        raise OptionError(msg)
+        refuse(command, "expected a file name after it, found none", OptionError)
     return Path(file).expanduser()
 
 
 def _read_messages(path: Path) -> list[Message]:
-    """Read messages with a role and a text: a system message or none, then pairs of question and answer.
-
-    Raises:
-        OptionError: the file holds something else.
-        OSError: the file cannot be read.
-    """
+    """Read messages with a role and a text: a system message or none, then pairs of question and answer."""
     try:
         messages = json.loads(path.read_bytes())["messages"]
         roles = [message["role"] for message in messages]
@@ -251,6 +245,5 @@ def _read_messages(path: Path) -> list[Message]:
     except (ValueError, KeyError, TypeError):
         valid = False
     if not valid:
-        msg = f"{path}: expected messages as /save writes them, found something else"
-        raise OptionError(msg)
+        refuse(path, "expected messages as /save writes them, found something else", OptionError)
     return [{"role": message["role"], "content": message["content"]} for message in messages]

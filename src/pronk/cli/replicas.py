@@ -1,5 +1,6 @@
 """Options for running several replicas of a model, in processes that Ray manages."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
     from pronk.replicas.cluster import ReplicaPlan
-    from pronk.replicas.dispatcher import Dispatcher
 
 _replica_option = panel("Replicas")
 
@@ -41,32 +41,6 @@ class ReplicaOptions:
         return self.replicas > 1 or self.ray_address is not None
 
     @contextmanager
-    def serve(
-        self,
-        screen: "TerminalOutput",
-        options: dict[str, Any],
-        *,
-        extra_drafters: Sequence[str],
-        max_requests: int,
-        drain: float,
-    ) -> "Iterator[Dispatcher]":
-        """Start the replicas and yield their dispatcher; stop them at the end of the block.
-
-        Args and Raises: those of :meth:`connect`, and PronkError if a replica cannot load the model.
-        """
-        connection = self.connect(
-            screen, options, extra_drafters=extra_drafters, max_requests=max_requests, drain=drain
-        )
-        with connection as (path, plan):
-            from pronk.replicas.cluster import deploy
-            from pronk.replicas.dispatcher import Dispatcher, ModelReader
-
-            with deploy(plan) as deployed:
-                fields = {"context": options["context"], "adapters": tuple(options["adapters"])}
-                reader = ModelReader(path, options["drafter"], deployed.about(), **fields)
-                yield Dispatcher(reader, deployed, max_requests=max_requests)
-
-    @contextmanager
     def connect(
         self,
         screen: "TerminalOutput",
@@ -80,10 +54,8 @@ class ReplicaOptions:
 
         ``options`` are the keyword arguments of :class:`pronk.LLM`; requests may also select ``extra_drafters``.
         ``max_requests`` is the maximum number of samples in progress. A stopping replica has ``drain`` seconds to
-        finish its requests.
-
-        Raises:
-            OptionError: Ray is not installed, the cluster cannot be reached, or there are too few cores.
+        finish its requests. Raises OptionError if Ray is not installed, the cluster cannot be reached, or there are
+        too few cores.
         """
         require_extra("replicas", "ray", "ray")
         plan = self._plan(options, extra_drafters, max_requests, drain)
@@ -147,7 +119,4 @@ class ReplicaOptions:
 
 
 def _num_cores() -> int:
-    import os
-
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,10 +11,12 @@ from pronk.checks import require_extra
 from pronk.cli.options import model_options, one_model, panel, shares
 from pronk.cli.replicas import ReplicaOptions
 from pronk.cli.values import read_text
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
+    from pronk.replicas.cluster import ReplicaPlan
+    from pronk.replicas.dispatcher import Dispatcher
     from pronk.server.model_pool import ModelPool
     from pronk.server.settings import ServerSettings
 
@@ -147,10 +149,15 @@ def serve(
         check_free(host, port)
     with ExitStack() as stack:
         if replicas:
-            _refuse_with_replicas(pin=pin, memory=memory, idle_minutes=idle_minutes)
+            for option, value in {"pin": pin, "memory": memory, "idle-minutes": idle_minutes}.items():
+                if value:
+                    msg = f"{option}: expected no such option with --replicas, found {value!r}; leave it out"
+                    raise OptionError(msg)
             llm_options["model"] = one_model(model, "leave --replicas out to serve several")
-            cluster = replicas.serve(screen, llm_options, extra_drafters=also, max_requests=max_requests, drain=drain)
-            dispatcher = stack.enter_context(cluster)
+            connection = replicas.connect(
+                screen, llm_options, extra_drafters=also, max_requests=max_requests, drain=drain
+            )
+            dispatcher = _start_replicas(*stack.enter_context(connection), stack)
             settings = replace(settings, name=name or model_label(dispatcher.llm.path))
             prompt = ModerationPrompt(dispatcher.llm.tokenizer, template)
             pool = ModelPool.of(Service(dispatcher, settings, moderation_prompt=prompt))
@@ -169,6 +176,17 @@ def serve(
         ).run()
 
 
+def _start_replicas(path: Path, plan: "ReplicaPlan", stack: ExitStack) -> "Dispatcher":
+    """Start the replicas, which ``stack`` stops, and return their dispatcher."""
+    from pronk.replicas.cluster import deploy
+    from pronk.replicas.dispatcher import Dispatcher, ModelReader
+
+    deployed, options = stack.enter_context(deploy(plan)), plan.options
+    fields = {"context": options["context"], "adapters": tuple(options["adapters"])}
+    reader = ModelReader(path, options["drafter"], deployed.about(), **fields)
+    return Dispatcher(reader, deployed, max_requests=plan.max_requests)
+
+
 def _open_models(
     screen: "TerminalOutput",
     values: Sequence[str],
@@ -176,19 +194,14 @@ def _open_models(
     settings: "ServerSettings",
     template: str,
     *,
-    pins: Sequence[str] = (),
-    memory: str | None = None,
-    idle_minutes: float | None = None,
+    pins: Sequence[str],
+    memory: str | None,
+    idle_minutes: float | None,
 ) -> "ModelPool":
     """Return the models to serve; the pinned ones and the first one are loaded.
 
-    The others load at their first request. A single model is pinned, unless ``idle_minutes`` is set.
-
-    ``options`` are the arguments of ``LLM``. Without ``memory``, several models may use most of the machine's memory.
-
-    Raises:
-        CheckpointError: there is no such model, or the first or a pinned one cannot be loaded.
-        OptionError: two models have one name, or an option does not fit the models.
+    The others load at their first request. A single model is pinned, unless ``idle_minutes`` is set. ``options`` are
+    the arguments of ``LLM``.
     """
     from pronk.kv_cache.budget import machine_memory, parse_memory
     from pronk.server.model_loader import ModelLoader
@@ -231,25 +244,15 @@ def _open_models(
 def _check_options(count: int, name: str, options: dict[str, Any]) -> None:
     """Raise OptionError for options that only a single model can have."""
     if name:
-        msg = f"name: expected one model, found {count}; name each: --model NAME=MODEL"
-        raise OptionError(msg)
+        refuse("name", f"expected one model, found {count}; name each: --model NAME=MODEL", OptionError)
     if options["adapters"]:
         msg = f"adapter: expected one model, found {count}; serve the adapters' model with a server of its own"
         raise OptionError(msg)
     if options["workers"] > 1:
-        msg = f"workers: expected 1 with several models, found {options['workers']}; leave it out"
-        raise OptionError(msg)
+        refuse("workers", f"expected 1 with several models, found {options['workers']}; leave it out", OptionError)
     if not isinstance(options["calibration"], bool):
         found = options["calibration"]
-        msg = f"calibration: expected on or off with several models, found {found}; leave the file out"
-        raise OptionError(msg)
-
-
-def _refuse_with_replicas(**given: object) -> None:
-    for name, value in given.items():
-        if value:
-            msg = f"{name.replace('_', '-')}: expected no such option with --replicas, found {value!r}; leave it out"
-            raise OptionError(msg)
+        refuse("calibration", f"expected on or off with several models, found {found}; leave the file out", OptionError)
 
 
 def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port: int) -> None:
@@ -272,6 +275,5 @@ def _guardrails(which: str | None) -> str | None:
         return MISTRAL_PROMPT
     text = read_text("guardrails", which).strip()
     if not text:
-        msg = f"guardrails: expected a prompt, found an empty file, {which}"
-        raise OptionError(msg)
+        refuse("guardrails", f"expected a prompt, found an empty file, {which}", OptionError)
     return text

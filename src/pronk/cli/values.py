@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pronk.errors import OptionError, PromptError
+from pronk.errors import OptionError, PromptError, refuse
 
 if TYPE_CHECKING:
     from pronk.sampling.guide import Guide
@@ -23,10 +23,7 @@ def read_guide(
     """Build the guide from the one option that is set; return ``None`` if no option is set.
 
     ``json_schema`` and ``grammar`` are paths; ``json_schema="object"`` allows any JSON object unless a file has that
-    name.
-
-    Raises:
-        OptionError: several options are set, a file cannot be read, or its content is not a valid guide.
+    name. Raises OptionError if several options are set, a file cannot be read, or its content is not a valid guide.
     """
     from pronk.sampling.guide import MAX_SIZE, Guide
 
@@ -50,8 +47,7 @@ def read_guide(
 def read_text(option: str, path: str, size: int = -1, *, stdin: bool = False) -> str:
     """Return the first ``size`` bytes (-1: all) of a file, or with ``stdin`` of standard input, as text.
 
-    Raises:
-        OptionError: the file cannot be read, or is not UTF-8.
+    Raises OptionError if the file cannot be read, or is not UTF-8.
     """
     try:
         with nullcontext(sys.stdin.buffer) if stdin else Path(path).open("rb") as file:
@@ -75,9 +71,8 @@ def read_prompt(
 ) -> str:
     """Read the prompt from the argument, a file or standard input.
 
-    Raises:
-        PromptError: PROMPT and --prompt-file are both given or both missing.
-        OptionError: the file cannot be read, or the text is not UTF-8.
+    Raises PromptError if PROMPT and --prompt-file are both given or both missing, OptionError if the file cannot be
+    read, or the text is not UTF-8.
     """
     if (prompt is None) == (prompt_file is None):
         msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
@@ -103,8 +98,7 @@ def parse_adapters(pairs: list[str]) -> dict[str, str]:
 def only_adapter(names: Collection[str]) -> str | None:
     """Return the name of the only adapter; ``None``: there is none; several raise an OptionError."""
     if len(names) > 1:
-        msg = f"adapter: expected one, found {', '.join(names)}; leave the others out"
-        raise OptionError(msg)
+        refuse("adapter", f"expected one, found {', '.join(names)}; leave the others out", OptionError)
     return next(iter(names), None)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pronk.cli.options import given_options, model_options, one_model, option, panel, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
-from pronk.errors import OptionError
+from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:
     from pronk.bench.prompts import Prompt
@@ -193,11 +193,9 @@ def _check_given(command: typer.Context, *, url: bool) -> None:
     for name in given_options(command):
         shown = name.replace("_", "-")
         if url and name not in _SHARED | _REMOTE_ONLY:
-            msg = f"url: expected only options for servers, found --{shown}; leave it out"
-            raise OptionError(msg)
+            refuse("url", f"expected only options for servers, found --{shown}; leave it out", OptionError)
         if not url and name in _REMOTE_ONLY:
-            msg = f"{shown}: expected --url beside it, found none; add the address of a server"
-            raise OptionError(msg)
+            refuse(shown, "expected --url beside it, found none; add the address of a server", OptionError)
 
 
 def _verify_remote(
@@ -207,31 +205,23 @@ def _verify_remote(
     limit: int | None,
     as_json: Path | None,
 ) -> None:
-    """Verify a server, show the report, and exit with the code of the result.
-
-    Without ``prompts``, the texts are the first ``limit`` built-in ones.
-    """
+    """Verify a server with ``prompts`` or else ``limit`` built-in texts, show the report, and exit."""
     from pronk.verification.remote import TEXTS, verify_server_steps
-    from pronk.verification.remote.client import ServerUnreachableError
+    from pronk.verification.remote.table import show_server
 
     builtin = dict([*TEXTS.items()][:limit])
     texts = builtin if prompts is None else {prompt.id: prompt.text or prompt.turns[0] for prompt in prompts}
     report: RemoteReport | None = None
-    code, cause = 0, None
-    with server, status_bar(Console(stderr=True)) as progress:
-        try:
+    code = 0
+    try:
+        with server, status_bar(Console(stderr=True)) as progress:
             for report in verify_server_steps(server, texts, settings, progress):  # noqa: B007 - shown below
                 pass
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        except ServerUnreachableError as error:
-            cause = error
-    if report is not None:
-        from pronk.verification.remote.table import show_server
-
-        _show(report, as_json, show_server)
-    if cause is not None:
-        raise cause
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:  # also if the server cannot be reached any more
+        if report is not None:
+            _show(report, as_json, show_server)
     if report is None or not report.tested:
         raise typer.Exit(code or _EXIT_NOT_TESTED)
     raise typer.Exit(code or (0 if report.passed else _EXIT_NOT_VERIFIED))
