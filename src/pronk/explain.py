@@ -37,20 +37,15 @@ class Explanation:
     shares: tuple[SourceShare, ...]  # statistics of each drafter
 
     @property
-    def plain(self) -> float | None:
-        """Median estimate of the seconds of a step without draft tokens; ``None`` without any estimate."""
-        known = [step.plain for step in self.steps if step.plain is not None]
-        return median(known) if known else None
-
-    @property
     def speed(self) -> float | None:
         """Speed-up over decoding without draft tokens: ``plain * tokens / seconds`` without the first step.
 
-        ``None`` if ``plain`` is ``None``, or if the first step is the only one.
+        ``plain`` is the median estimate of the seconds of a step without draft tokens. The speed-up is ``None`` without
+        any estimate, or if the first step is the only one.
         """
-        steps, plain = self.steps[1:], self.plain
+        steps, known = self.steps[1:], [step.plain for step in self.steps if step.plain is not None]
         seconds = sum(step.seconds + step.asking for step in steps)
-        return None if plain is None or not steps else plain * sum(len(step.tokens) for step in steps) / seconds
+        return median(known) * sum(len(step.tokens) for step in steps) / seconds if known and steps else None
 
     @property
     def summary(self) -> str:

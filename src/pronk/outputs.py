@@ -43,8 +43,7 @@ class Completion:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the completion as JSON values."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return values | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
+        return vars(self) | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
 
     @classmethod
     def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:
