@@ -144,7 +144,7 @@ def test_tokens_of_peers_that_read_gguf_files(method: str, file: Path, peers: di
 
 def test_all_means_the_peers_that_read_the_model() -> None:
     folder, file = Path("model"), Path("a.gguf")
-    assert [str(spec) for spec in choose_peers(["all"], [folder])] == [
+    assert [spec.name for spec in choose_peers(["all"], [folder])] == [
         "transformers",
         "transformers_prompt_lookup",
     ]
