@@ -252,7 +252,7 @@ def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Arr
     if cache.kernels is None:
         index = torch.from_numpy(slots)
         return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
-    key_layout = cache._key_layout_of(layer)
+    key_layout, _ = [*cache._layouts_and_pools()][layer]
     return _numbers(key_layout, cache.keys[layer], slots), _numbers(cache._value_layout, cache.values[layer], slots)
 
 

@@ -190,7 +190,7 @@ class LLM:
         """Stop the workers, finish the prompt cache; decoding here can go on, unless ``parallel="tensor"``."""
         self._team.end()
         if self._prompt_cache is not None:
-            self._prompt_cache.close()
+            self._prompt_cache.store.close()
 
     @overload
     def generate(

@@ -86,9 +86,6 @@ class FakeCache:
             if self.allocator.is_shared(block_table.blocks[index]):
                 self.allocator.replace_shared(block_table, index)
 
-    def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
-        return self.allocator.fork(block_table, tokens)
-
     def match_prefix(self, tokens: object, salt: bytes, digests: object) -> None:
         return None
 

@@ -295,7 +295,7 @@ def test_a_block_that_is_written_again_gives_no_prefix_hit() -> None:
     run(engine, [first])
     block_table = cache.match_prefix(first.tokens)
     assert block_table is not None
-    child = cache.fork(block_table, 39)  # 2 whole blocks, and the third one, which ``child`` writes again
+    child = cache.allocator.fork(block_table, 39)  # 2 whole blocks, and the third one, which ``child`` writes again
     cache.release(block_table)
     assert cache.prefix_cache is not None
     assert cache.prefix_cache.is_cached(child.blocks[2])

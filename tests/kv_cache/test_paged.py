@@ -436,7 +436,7 @@ def test_a_shared_block_is_copied_before_it_is_written(kind: Kind) -> None:
     block_table, lead = start_text(cache), len(LEAD)
     write(cache, block_table, [1, 2, 3, 4, 5, 6])
     cache.commit(block_table, range(6))
-    other, third = cache.fork(block_table, lead + 6), cache.fork(block_table, lead + 5)
+    other, third = cache.allocator.fork(block_table, lead + 6), cache.allocator.fork(block_table, lead + 5)
     write(cache, other, [20, 21, 22])
     cache.commit(other, range(3))
     write(cache, block_table, [10])
@@ -459,7 +459,7 @@ def test_a_full_shared_block_is_not_copied(kind: Kind) -> None:
     cache, block_table, count = kind.make(), BlockTable(), 2 * SIZE
     write(cache, block_table, list(range(count)))
     cache.commit(block_table, range(count))
-    other = cache.fork(block_table, count)
+    other = cache.allocator.fork(block_table, count)
     write(cache, other, [9])
     assert other.blocks[:2] == block_table.blocks
     assert cache.allocator.num_free == 12 - 3
@@ -472,7 +472,7 @@ def test_freed_blocks_are_poisoned_and_no_others(kind: Kind) -> None:
     count = 2 * size + 2
     write(cache, block_table, list(range(1, count + 1)))
     cache.commit(block_table, range(count))
-    other = cache.fork(block_table, size)
+    other = cache.allocator.fork(block_table, size)
     cache.release_before(block_table, count - 1)
     for pool in every(cache):
         assert kind.poisoned(pool[:, size : 2 * size]).all()
@@ -520,7 +520,7 @@ def test_random_operations(kind: Kind, seed: int) -> None:
             text.tokens += [draft[i] for i in kept]
         elif operation < 0.7 and len(text.tokens) > block_table.num_released * size:
             count = dice.randint(block_table.num_released * size, len(text.tokens))
-            texts.append(Text(cache.fork(block_table, count), text.tokens[:count]))
+            texts.append(Text(cache.allocator.fork(block_table, count), text.tokens[:count]))
         elif operation < 0.8 and block_table.num_released * size < len(text.tokens):
             cache.release_before(block_table, dice.randint(0, len(text.tokens)))
         elif operation < 0.9:

@@ -89,7 +89,7 @@ def test_a_shared_block_is_copied_before_it_is_written(options: dict[str, Any]) 
     cache, table = made(options), BlockTable()
     write(cache, table, [*range(20)])
     cache.commit(table, range(20))
-    other = cache.fork(table, 18)
+    other = cache.allocator.fork(table, 18)
     other.length = 18
     write(cache, other, [90, 91])
     cache.commit(other, range(2))

@@ -216,7 +216,7 @@ class Scheduler:
         parent, prefix = request.parent, len(request.prompt) - 1
         forkable = parent is not None and not parent.ended and not parent.block_table.num_released
         if parent is not None and forkable and parent.block_table.blocks and parent.block_table.length >= prefix:
-            request.block_table = self.cache.fork(parent.block_table, prefix)
+            request.block_table = self.cache.allocator.fork(parent.block_table, prefix)
         elif not request.computes_whole_prompt:
             cached = self.cache.match_prefix(request.tokens, request.cache_salt, request.digests)
             request.block_table = cached or request.block_table

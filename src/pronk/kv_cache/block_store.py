@@ -77,17 +77,13 @@ class BlockStore:
             self._reader = connect(path, _READ_TIMEOUT)
         self._writer = _Writer(path, max_bytes, self.counts, self._errors)
         # The thread has no reference to this object. At the end of the program it writes what is queued.
-        self._finalizer = weakref.finalize(self, _end, self._writer, self._reader)
+        self._finalizer = weakref.finalize(self, self._writer.stop, self._reader)
 
     def count_leading(self, keys: Sequence[bytes]) -> int:
         """Return the number of leading ``keys`` that are stored."""
-        for start in range(0, len(keys), _MAX_KEYS):
-            part = keys[start : start + _MAX_KEYS]
-            found = {key for (key,) in self._select("SELECT key FROM blocks", part)}
-            missing = next((index for index, key in enumerate(part) if key not in found), None)
-            if missing is not None:
-                return start + missing
-        return len(keys)
+        parts = [keys[start : start + _MAX_KEYS] for start in range(0, len(keys), _MAX_KEYS)]
+        found = {key for part in parts for (key,) in self._select("SELECT key FROM blocks", part)}
+        return next((index for index, key in enumerate(keys) if key not in found), len(keys))
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the contents of blocks, at most 500; ``None`` for one that is missing or damaged."""
@@ -185,11 +181,14 @@ class _Writer:
         with self._wake:
             self._wake.wait_for(lambda: not (self._jobs or self._busy))
 
-    def stop(self) -> None:
+    def stop(self, reader: sqlite3.Connection | None) -> None:
+        """Write what is queued, end the thread, and close the store's other connection."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
+        if reader is not None:
+            reader.close()
 
     def _run(self) -> None:
         connection: sqlite3.Connection | None = None
@@ -280,12 +279,6 @@ class _Writer:
                 self._make_room(connection, 0, time.time_ns())
             connection.executescript("PRAGMA incremental_vacuum")  # ``execute`` would free only one page
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
-def _end(writer: _Writer, reader: sqlite3.Connection | None) -> None:
-    writer.stop()
-    if reader is not None:
-        reader.close()
 
 
 def _checksum(key: bytes, content: bytes) -> bytes:

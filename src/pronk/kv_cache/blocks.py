@@ -2,19 +2,20 @@
 
 A block holds ``block_size`` tokens. Each request owns a :class:`BlockTable`; several tables may share a block, which is
 reference-counted. The allocator prefers runs of consecutive block numbers, because the keys of consecutive blocks are
-read as a view, without a gather. The free blocks are stored as such runs (:mod:`pronk.kv_cache.runs`).
+read as a view, without a gather. The free blocks are stored as such runs.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pronk.errors import CacheFullError
-from pronk.kv_cache.runs import FreeRuns, to_runs
 
 if TYPE_CHECKING:
     from pronk.kv_cache.prefix import PrefixCache
@@ -117,7 +118,7 @@ class BlockAllocator:
         return num_new + sum(self.references[block] > 1 for block in block_table.blocks[first:needed])
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
-        """Return a new table that shares the blocks of the first ``tokens`` tokens."""
+        """Return a new table that shares the blocks of the first ``tokens`` tokens, with copy on write."""
         count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
         forked = BlockTable(num_released=block_table.num_released, length=tokens)
         forked.version, forked.adapter = block_table.version, block_table.adapter
@@ -152,32 +153,28 @@ class BlockAllocator:
 
     def release_before(self, block_table: BlockTable, token: int) -> list[int]:
         """Release the blocks that hold only tokens before ``token``; return the blocks that became empty."""
-        count = max(0, token // self.block_size - block_table.num_released)
-        removed, block_table.blocks = block_table.blocks[:count], block_table.blocks[count:]
-        block_table.num_released += len(removed)
-        if removed:
-            block_table.update_derived()
-        return self._release_blocks(removed)
+        count = min(max(0, token // self.block_size - block_table.num_released), len(block_table.blocks))
+        block_table.num_released += count
+        return self._release_blocks(block_table, 0, count)
 
     def release(self, block_table: BlockTable) -> list[int]:
         """Release all blocks of a table; return the blocks that became empty."""
-        removed, block_table.blocks = block_table.blocks, []
         block_table.length = block_table.num_released = block_table.num_stored = 0
         block_table.digests = []
-        block_table.update_derived()
-        return self._release_blocks(removed)
+        return self._release_blocks(block_table, 0)
 
     def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
         """Release all blocks but those of the first ``tokens`` tokens; return the blocks that became empty."""
         count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
-        removed, block_table.blocks = block_table.blocks[count:], block_table.blocks[:count]
-        if removed:
-            block_table.update_derived()
-        return self._release_blocks(removed)
+        return self._release_blocks(block_table, count)
 
-    def _release_blocks(self, blocks: list[int]) -> list[int]:
-        freed = []
-        for block in reversed(blocks):  # reversed, so that the last blocks of a text are evicted first
+    def _release_blocks(self, block_table: BlockTable, start: int, stop: int | None = None) -> list[int]:
+        """Release ``blocks[start:stop]`` of a table; return the blocks that became empty."""
+        removed, freed = block_table.blocks[start:stop], list[int]()
+        if removed:
+            del block_table.blocks[start:stop]
+            block_table.update_derived()
+        for block in reversed(removed):  # reversed, so that the last blocks of a text are evicted first
             if self.references[block] <= 0:
                 msg = f"block {block} was released twice"
                 raise AssertionError(msg)
@@ -197,9 +194,17 @@ class BlockAllocator:
         """Allocate ``count`` blocks: first the empty run that begins with ``start``, if any, then long runs."""
         allocated: list[int] = []
         while len(allocated) < count:
-            run = self._next_blocks(count - len(allocated), start)
-            self._mark_allocated(run)
-            allocated += run
+            blocks = self._next_blocks(count - len(allocated), start)
+            for run in to_runs(block for block in blocks if block not in self.evictable):
+                self._empty.take(run)
+            for block in blocks:
+                if block in self.evictable:
+                    assert self.prefix_cache is not None
+                    self.prefix_cache.evict(block)
+                    del self.evictable[block]
+                self.references[block] = 1
+            self.num_free -= len(blocks)
+            allocated += blocks
         return allocated
 
     def _next_blocks(self, count: int, start: int) -> Sequence[int]:
@@ -215,13 +220,57 @@ class BlockAllocator:
             )
         return (self._empty.run_from(start) or self._empty.best_fit(count))[:count]
 
-    def _mark_allocated(self, blocks: Sequence[int]) -> None:
-        for run in to_runs(block for block in blocks if block not in self.evictable):
-            self._empty.take(run)
-        for block in blocks:
-            if block in self.evictable:
-                assert self.prefix_cache is not None
-                self.prefix_cache.evict(block)
-                del self.evictable[block]
-            self.references[block] = 1
-        self.num_free -= len(blocks)
+
+class FreeRuns:
+    """Subset of the numbers ``0 .. stop - 1``, stored as runs; initially all of them."""
+
+    def __init__(self, stop: int) -> None:
+        self._runs = [range(stop)] if stop else []  # ascending, with gaps between them
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for run in self._runs for number in run)
+
+    def best_fit(self, length: int) -> range:
+        """Return the shortest run of at least ``length`` numbers, or the longest run if all are shorter."""
+        long_enough = [run for run in self._runs if len(run) >= length]
+        return min(long_enough, key=len) if long_enough else max(self._runs, key=len)
+
+    def run_from(self, number: int) -> range:
+        """Return ``number`` and all numbers after it in its run; empty if ``number`` is not in the set."""
+        index = self._index_after(number)
+        return range(number, max(number, self._runs[index - 1].stop if index else number))
+
+    def add(self, run: range) -> None:
+        """Add a run of numbers, none of which is in the set, and merge it with adjacent runs."""
+        first = last = self._index_after(run.start)
+        start, stop = run.start, run.stop
+        if first and self._runs[first - 1].stop == start:
+            first -= 1
+            start = self._runs[first].start
+        if last < len(self._runs) and self._runs[last].start == stop:
+            stop = self._runs[last].stop
+            last += 1
+        self._runs[first:last] = [range(start, stop)]
+
+    def take(self, run: range) -> None:
+        """Remove a run of numbers, all of which are in the set."""
+        index = self._index_after(run.start) - 1
+        whole = self._runs[index]
+        assert index >= 0
+        assert run.stop <= whole.stop
+        rest = (range(whole.start, run.start), range(run.stop, whole.stop))
+        self._runs[index : index + 1] = [part for part in rest if part]
+
+    def _index_after(self, number: int) -> int:
+        return bisect_right(self._runs, number, key=attrgetter("start"))
+
+
+def to_runs(numbers: Iterable[int]) -> list[range]:
+    """Group distinct numbers, in any order, into runs of consecutive numbers in ascending order."""
+    runs: list[range] = []
+    for number in sorted(numbers):
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs

@@ -12,8 +12,7 @@ panels of 8 bits       ``[kv_heads, slots / 16, head_dim + 4, 16]`` bytes: codes
 =====================  ====================================================================================
 
 In 8 bits a number is ``scale * code``. Each key or value of a head has its own scale, its largest magnitude divided by
-127, so the codes of a token do not depend on other tokens. The kernels write keys and values; this module copies the
-stored bytes of slots.
+127, so the codes of a token do not depend on other tokens. The kernels write keys and values.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import math
 import numpy as np
 
 from pronk.architecture.config import ModelConfig
-from pronk.arrays import FLOAT32, INT8, UINT8, Array, DType
+from pronk.arrays import FLOAT32, INT8, Array, DType
 
 # Number of slots per panel of keys; the number of tokens of a block is a multiple of it.
 PANEL = 16
@@ -53,24 +52,6 @@ class PoolLayout:
             return [pool]
         scales = pool.reshape(*pool.shape[:2], -1)[..., -_SCALE_BYTES * PANEL :].view(np.float32)
         return [pool[:, :, :-_SCALE_BYTES, :, None], scales[:, :, None, :, None]]
-
-    def slot_bytes(self, pool: Array) -> int:
-        """Return the number of bytes of one slot in the pool."""
-        return sum(part[:, 0, :, 0].nbytes for part in self.parts(pool))
-
-    def read_bytes(self, pool: Array, slots: Array) -> Array:
-        """Return the stored bytes of the slots ``slots`` ``[tokens]``, uint8 ``[tokens, bytes per slot]``."""
-        parts = [part[:, slots // self.panel, :, slots % self.panel] for part in self.parts(pool)]
-        return np.concatenate([np.ascontiguousarray(x).reshape(len(slots), -1).view(UINT8) for x in parts], axis=1)
-
-    def write_bytes(self, pool: Array, slots: Array, data: Array) -> None:
-        """Store bytes that :meth:`read_bytes` returned for a pool with the same layout."""
-        begin = 0
-        for part in self.parts(pool):
-            slot = part[:, 0, :, 0]
-            values = np.ascontiguousarray(data[:, begin : begin + slot.nbytes]).view(part.dtype)
-            part[:, slots // self.panel, :, slots % self.panel] = values.reshape(len(slots), *slot.shape)
-            begin += slot.nbytes
 
 
 # Layout of the states of short convolutions, and of the outputs of a layer that the cache keeps for drafters: rows with

@@ -16,14 +16,14 @@ slot, so that whatever copies, moves, caches or drops keys does the same with it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pronk.architecture.config import ModelConfig
-from pronk.arrays import Array, DType, mapped_zeros
+from pronk.arrays import UINT8, Array, DType, mapped_zeros
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 from pronk.kv_cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token, state_bytes
@@ -88,10 +88,8 @@ class PagedCache:
         self.keys: list[Array]  # one array per layer; ``values`` likewise; see ``pronk.kv_cache.layout``
         self.values: list[Array]
         self.hidden: dict[Kept, Array] = {}  # pools of what is kept besides, ``[1, slots, width]``
-        self._key_layout, self._value_layout = choose_layouts(self.kv_dtype)
+        self._key_layout, self._value_layout = (ROWS, ROWS) if kernels is None else choose_layouts(self.kv_dtype)
         self._owners: dict[Kept, WeakSet[object]] = {}  # the objects that read what is kept
-        # ``version`` of the arrays, then the arguments of ``pronk_move`` that describe them.
-        self._move_arguments: tuple[Any, ...] | None = None
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
@@ -100,18 +98,14 @@ class PagedCache:
         self.num_slots = num_blocks * self.block_size + PANEL
         kept = tuple(self.hidden)
         self.keys, self.values, self.hidden = [], [], {}  # frees the arrays before others are allocated
-        config, layers = self.config, range(self.config.num_layers)
+        config, width = self.config, self.config.hidden_size
         key_shape, value_shape = (
             each.shape(self.num_slots, config.head_dim) for each in (self._key_layout, self._value_layout)
         )
-        self.keys = [
-            self._new_hidden_pool(config.hidden_size)
-            if config.convolution_of(layer)
-            else self._new_pool(config.num_kv_heads, key_shape, self.kv_dtype)
-            for layer in layers
-        ]
-        num_heads = [0 if config.convolution_of(layer) else config.num_kv_heads for layer in layers]
-        self.values = [self._new_pool(heads, value_shape, self.kv_dtype) for heads in num_heads]
+        for layer in range(config.num_layers):
+            heads = 0 if config.convolution_of(layer) else config.num_kv_heads
+            self.keys.append(self._new_pool(heads, key_shape, self.kv_dtype) if heads else self._new_hidden_pool(width))
+            self.values.append(self._new_pool(heads, value_shape, self.kv_dtype))
         self.hidden = {each: self._new_hidden_pool(self.kept_width(each)) for each in kept}
         self._on_pool_change()
 
@@ -143,6 +137,7 @@ class PagedCache:
     def _on_pool_change(self) -> None:
         """Increase ``version``; clear the prefix cache: its blocks are lost or lack a new layer output."""
         self.version += 1
+        self._move_arguments: tuple[Array, ...] | None = None  # those of ``pronk_move`` that describe the arrays
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
 
@@ -151,7 +146,7 @@ class PagedCache:
         return mapped_zeros((heads, *shape), dtype, huge_pages=False)
 
     def _new_hidden_pool(self, width: int) -> Array:
-        return mapped_zeros((1, self.num_slots, width), self.dtype, huge_pages=False)
+        return self._new_pool(1, (self.num_slots, width), self.dtype)
 
     @property
     def _pools(self) -> tuple[Array, ...]:
@@ -185,7 +180,7 @@ class PagedCache:
             elif self.prefix_cache is not None:
                 # This block is about to be written. It may be cached: if this table was forked in the middle of the
                 # block, and the other table filled it, cached it and was released.
-                self.prefix_cache.discard(block_table.blocks[index])
+                self.prefix_cache.evict(block_table.blocks[index])
 
     def kept_name(self, kept: Kept) -> str:
         """Return a name that means the same in every process."""
@@ -237,9 +232,6 @@ class PagedCache:
         """Store values ``[rows, width]`` of a projection at ``slots`` ``[rows]``."""
         self.hidden[projection][0, slots] = values
 
-    def _key_layout_of(self, layer: int) -> PoolLayout:
-        return ROWS if self.config.convolution_of(layer) else self._key_layout
-
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit draft tokens: the one at index ``length + offsets[i]`` becomes token ``length + i``.
 
@@ -255,23 +247,19 @@ class PagedCache:
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy the slots ``source`` to ``target``; a slot in both is read before it is overwritten."""
         assert self.kernels is not None
-        if self._move_arguments is None or self._move_arguments[0] != self.version:
-            config, hidden = self.config, [*map(self.kept_width, self.hidden)]
-            row, state = (config.num_kv_heads, self.num_slots, config.head_dim), (1, self.num_slots, config.hidden_size)
-            has_state = [config.convolution_of(layer) is not None for layer in range(config.num_layers)]
-            num_values = has_state.count(False)
-            shapes = [state if each else row for each in has_state] + [row] * num_values
-            shapes += [(1, self.num_slots, width) for width in hidden]
-            kinds = [_ROW if each else _KEY for each in has_state] + [_VALUE] * num_values + [_ROW] * len(hidden)
+        if self._move_arguments is None:
+            row = self.config.num_kv_heads, self.num_slots, self.config.head_dim
+            kinds = [_ROW if self.config.convolution_of(layer) else _KEY for layer in range(self.config.num_layers)]
+            kinds += [_VALUE] * kinds.count(_KEY) + [_ROW] * len(self.hidden)
+            shapes = [pool.shape if kind == _ROW else row for kind, pool in zip(kinds, self._pools, strict=True)]
             self._move_arguments = (
-                self.version,
                 np.array([pool.ctypes.data for pool in self._pools], dtype=np.int64),
                 np.array([TYPES[pool.dtype] for pool in self._pools], dtype=np.int32),
                 np.array(kinds, dtype=np.int32),
                 np.array(shapes, dtype=np.int64),
             )
         # `arrays` keeps contiguous copies of the arguments alive during the call, which gets addresses only.
-        arrays = (*self._move_arguments[1:], np.ascontiguousarray(source), np.ascontiguousarray(target))
+        arrays = (*self._move_arguments, np.ascontiguousarray(source), np.ascontiguousarray(target))
         addresses = [array.ctypes.data for array in arrays]
         code = self.kernels.library.pronk_move(*addresses[:4], len(arrays[0]), *addresses[4:], len(source))
         if code:
@@ -280,19 +268,26 @@ class PagedCache:
 
     def export_slots(self, slots: NDArray[np.int64]) -> Array:
         """Return the stored bytes of ``slots``, ``[len(slots), bytes_per_token]``, to copy to another process."""
-        parts = [layout.read_bytes(pool, slots) for layout, pool in self._layouts_and_pools()]
-        return np.concatenate(parts, axis=1)
+        parts = [
+            part[:, slots // layout.panel, :, slots % layout.panel]
+            for layout, pool in self._layouts_and_pools()
+            for part in layout.parts(pool)
+        ]
+        return np.concatenate([np.ascontiguousarray(x).reshape(len(slots), -1).view(UINT8) for x in parts], axis=1)
 
     def import_slots(self, slots: NDArray[np.int64], data: Array) -> None:
         """Store bytes that :meth:`export_slots` of a cache with the same layout returned."""
         begin = 0
         for layout, pool in self._layouts_and_pools():
-            end = begin + layout.slot_bytes(pool)
-            layout.write_bytes(pool, slots, data[:, begin:end])
-            begin = end
+            for part in layout.parts(pool):
+                slot = part[:, 0, :, 0]
+                values = np.ascontiguousarray(data[:, begin : begin + slot.nbytes]).view(part.dtype)
+                part[:, slots // layout.panel, :, slots % layout.panel] = values.reshape(len(slots), *slot.shape)
+                begin += slot.nbytes
 
     def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Array]]:
-        yield from ((self._key_layout_of(layer), pool) for layer, pool in enumerate(self.keys))
+        for layer, pool in enumerate(self.keys):
+            yield ROWS if self.config.convolution_of(layer) else self._key_layout, pool
         yield from ((self._value_layout, pool) for pool in self.values if len(pool))
         yield from ((ROWS, self.hidden[kept]) for kept in sorted(self.hidden, key=self.kept_name))
 
@@ -323,10 +318,6 @@ class PagedCache:
             self.prefix_cache.insert(block_table, tokens, salt, num_committed)
             if self.prompt_cache is not None:
                 self.prompt_cache.store_blocks(block_table)
-
-    def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
-        """Return a new table that shares the blocks of the first ``tokens`` tokens, with copy on write."""
-        return self.allocator.fork(block_table, tokens)
 
     def release_before(self, block_table: BlockTable, token: int) -> None:
         """Release the blocks that hold only tokens before ``token``, which have left the sliding window."""

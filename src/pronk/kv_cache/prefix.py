@@ -51,13 +51,9 @@ class PrefixCache:
         return block in self._digests
 
     def evict(self, block: int) -> None:
-        """Remove a cached block from the prefix cache."""
-        del self._entries[self._digests.pop(block)]
-
-    def discard(self, block: int) -> None:
         """Remove a block from the prefix cache, if it is cached, before it is overwritten."""
         if block in self._digests:
-            self.evict(block)
+            del self._entries[self._digests.pop(block)]
 
     def contains(self, digest: bytes) -> bool:
         """Return whether a block with this digest is cached."""
@@ -118,14 +114,9 @@ class PrefixCache:
         """Append the digest of the next block to the digests of all blocks before it; return it."""
         size, number = self._allocator.block_size, len(digests)
         parent = digests[-1] if digests else self._digest(b"", salt)
-        digests.append(self._digest(parent, _as_bytes(tokens[number * size : (number + 1) * size])))
+        block_tokens = np.asarray(tokens[number * size : (number + 1) * size], dtype=np.int32)
+        digests.append(self._digest(parent, block_tokens.tobytes()))
         return digests[-1]
 
     def _digest(self, parent: bytes, tokens: bytes) -> bytes:
-        hasher = blake2b(parent, digest_size=_DIGEST_BYTES, key=self.key)
-        hasher.update(b"\0" + tokens)
-        return hasher.digest()
-
-
-def _as_bytes(tokens: Sequence[int]) -> bytes:
-    return np.asarray(tokens, dtype=np.int32).tobytes()
+        return blake2b(parent + b"\0" + tokens, digest_size=_DIGEST_BYTES, key=self.key).digest()

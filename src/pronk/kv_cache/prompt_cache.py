@@ -109,10 +109,6 @@ class PromptCache:
             if end < stop:
                 yield (stop - end) * size
 
-    def close(self) -> None:
-        """Write what is queued and end the writer."""
-        self.store.close()
-
     def _read(
         self, block_table: BlockTable, tokens: Sequence[int], keys: Sequence[bytes], start: int, stop: int
     ) -> int:
