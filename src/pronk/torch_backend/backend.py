@@ -34,7 +34,6 @@ class TorchMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of outputs and inputs."""
         return self.weight.shape[0], self.weight.shape[1]
 
     @property
@@ -48,7 +47,6 @@ class TorchMatrix:
         return str(self.weight.dtype).removeprefix("torch.")
 
     def unpack(self) -> Array:
-        """Return the weights, float32 ``[outputs, inputs]``."""
         return to_array(self.weight.float())
 
 
@@ -97,11 +95,9 @@ class TorchBackend:
     def program(
         self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
     ) -> Program:
-        """Return an empty program for torch."""
         return TorchProgram(self.device, hidden, dtype, cache, source)
 
     def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
-        """Return a KV cache on the device."""
         return TorchCache(config, device=self.device, **options)
 
 

@@ -7,6 +7,7 @@ without building a mask (``kernels/README.md``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,16 +40,7 @@ class TorchCache(PagedCache):
         super().__init__(config, kernels=None, **options)
 
     def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        del shape  # the kernels' layout
-        return torch.zeros(heads, self.num_slots, self.config.head_dim, dtype=torch_dtype(dtype), device=self.device)
-
-    def _new_hidden_pool(self, width: int) -> Any:
-        shape = (1, self.num_slots, width)
-        return torch.zeros(shape, dtype=torch_dtype(self.dtype), device=self.device)
-
-    def tensors(self, layer: int) -> tuple[Any, Any]:
-        """Return keys and values of a layer, tensors ``[kv_heads, slots, head_dim]``."""
-        return self.keys[layer], self.values[layer]
+        return torch.zeros(heads, *shape, dtype=torch_dtype(dtype), device=self.device)
 
     def to_index(self, slots: NDArray[np.int64]) -> Tensor:
         """Return slots as a tensor on the device."""
@@ -68,24 +60,16 @@ class TorchCache(PagedCache):
         self.hidden[layer][:, slots] = rows.nan_to_num(0.0, 0.0, 0.0)[None]
 
     def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
-        """Return what is kept as an array; see :meth:`PagedCache.read_hidden`."""
         return to_array(self.hidden[kept][0, self.to_index(self.slots(block_table, start, stop))])
 
     def write_projection(self, projection: Projection, slots: NDArray[np.int64], values: Array) -> None:
-        """Store an array; see :meth:`PagedCache.write_projection`."""
         rows = to_tensor(values).to(self.device).nan_to_num(0.0, 0.0, 0.0)
         self.hidden[projection][0, self.to_index(slots)] = rows
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy the slots ``source`` to ``target``; a slot in both is read before it is overwritten."""
         source_index, target_index = self.to_index(source), self.to_index(target)
         for pool in self._pools:
             pool[:, target_index] = pool[:, source_index]
-
-    def _poison_blocks(self, blocks: Sequence[int]) -> None:
-        for block in blocks if self.poison is not None else ():
-            for pool in self._pools:
-                pool[:, self._block_range(pool, block)] = self.poison
 
 
 class VisibleKeys(NamedTuple):
@@ -102,15 +86,20 @@ class VisibleKeys(NamedTuple):
 def visible_keys(rows: ProgramRows, cache: TorchCache, window: int | None, *, cross: bool) -> list[VisibleKeys]:
     """Return the visible keys of each segment of ``rows``; the layers have a window of ``window`` tokens.
 
-    With ``cross``, the cache belongs to another model; a row sees its tokens before the row's own position.
+    With ``cross``, the cache belongs to another model. A row at position ``p`` then sees its tokens before ``p``, so
+    without a window all draft tokens of a step see the same tokens.
     """
     found = []
     for number, (table, tree, computed) in enumerate(rows.segments):
         if cross:
-            source = rows.cross_block_tables[number]
-            positions = np.asarray(tree.depths[computed:]) + table.length
-            start, mask = _cross_mask(positions, source, source.num_released * cache.block_size, window)
-            slots = cache.slots(source, start, max(source.length, start))
+            source, positions = rows.cross_block_tables[number], np.asarray(tree.depths[computed:]) + table.length
+            first = 0 if window is None else int(positions.min()) - window + 1
+            start = max(first, source.num_released * cache.block_size)
+            tokens = np.arange(start, max(source.length, start))
+            mask = tokens < positions[:, None]
+            if window is not None:
+                mask &= tokens > positions[:, None] - window
+            slots = cache.slots(source, start, start + len(tokens))
         else:
             start = max(0 if window is None else table.length - window + 1, table.num_released * cache.block_size)
             mask = _mask(tree, table.length, window, start)[computed:]
@@ -122,20 +111,24 @@ def visible_keys(rows: ProgramRows, cache: TorchCache, window: int | None, *, cr
     return found
 
 
-def path_slots(cache: TorchCache, table: BlockTable, tree: TokenTree, computed: int, count: int) -> Array:
-    """Return the slots of the last ``count`` tokens of each row's path, int64 ``[rows, count]``.
+def path_slots(rows: ProgramRows, cache: TorchCache, count: int) -> tuple[Tensor, Tensor]:
+    """Return the slots of the last ``count`` tokens of each row's path, and which of them exist.
 
-    The row's own token is the last one. A token before the text has the slot -1.
+    Both are ``[rows, count]``. The row's own token is the last one. A token before the text has the slot 0.
     """
-    first = max(0, table.length - count + 1)
-    slots = cache.slots(table, first, table.length + len(tree))
-    committed, own = slots[: table.length - first], slots[table.length - first :]
-    start = np.concatenate((np.full(count, -1), committed))[-count:]  # the path of a root's parent
-    paths = np.empty((len(tree), count), np.int64)
-    for node, parent in enumerate(tree.parents):
-        before = start if parent < 0 else paths[parent]
-        paths[node] = *before[1:], own[node]
-    return paths[computed:]
+    found = []
+    for table, tree, computed in rows.segments:
+        first = max(0, table.length - count + 1)
+        slots = cache.slots(table, first, table.length + len(tree))
+        committed, own = slots[: table.length - first], slots[table.length - first :]
+        start = np.concatenate((np.full(count, -1), committed))[-count:]  # the path of a root's parent
+        paths = np.empty((len(tree), count), np.int64)
+        for node, parent in enumerate(tree.parents):
+            before = start if parent < 0 else paths[parent]
+            paths[node] = *before[1:], own[node]
+        found.append(paths[computed:])
+    every = np.concatenate(found)
+    return cache.to_index(np.maximum(every, 0)), torch.from_numpy(every >= 0).to(cache.device)
 
 
 def attend_rows(
@@ -154,8 +147,9 @@ def attend_rows(
     The query heads of each key/value head are stacked as rows, so that one matrix product serves all. A row that sees
     no key (in a text of one token, or if the tokens of its window have been released) gets zeros.
     """
-    (keys, values), outputs = cache.tensors(layer), []
-    (_, heads, size), kv_heads = queries.shape, len(keys)
+    keys: Any = cache.keys[layer]  # tensors ``[kv_heads, slots, head_dim]``, as the values
+    values: Any = cache.values[layer]
+    (_, heads, size), kv_heads, outputs = queries.shape, len(keys), []
     for q, seen in zip(queries.split([each.num_rows for each in visible]), visible, strict=True):
         k, v = keys[:, seen.slots], values[:, seen.slots]
         if not k.shape[1]:
@@ -202,23 +196,13 @@ def _mask(tree: TokenTree, length: int, window: int | None, start: int) -> Array
     return np.concatenate((committed, drafted), axis=1)
 
 
-def _cross_mask(positions: Array, source: BlockTable, first: int, window: int | None) -> tuple[int, Array]:
-    """Return the first position that a row may see in another model's cache, and the mask.
-
-    A row at position ``p`` sees the positions ``k`` with ``p - window < k < p`` of those that the cache has, from
-    ``first`` on. Without a window, all draft tokens of a step therefore see the same tokens.
-    """
-    start = first if window is None else max(first, int(positions.min()) - window + 1)
-    tokens = np.arange(start, max(source.length, start))
-    mask = tokens < positions[:, None]
-    return start, mask if window is None else mask & (tokens > positions[:, None] - window)
-
-
 class TorchPass:
     """The buffers of one run of a program, by name, and its rows."""
 
-    def __init__(self, rows: ProgramRows, stream: Tensor, collected: Array | None, device: str) -> None:
-        self.rows, self.collected, self.device = rows, collected, device
+    def __init__(
+        self, rows: ProgramRows, stream: Tensor, cache: PagedCache | None, collected: Array | None, device: str
+    ) -> None:
+        self.rows, self.cache, self.collected, self.device = rows, cache, collected, device
         self._made: dict[object, Any] = {}  # what all layers share
         self.buffers: dict[str, Tensor] = {"stream": stream}
         self._parts: dict[int, Tensor] = {}  # parts of the rows of ``A``, until all are written
@@ -242,11 +226,6 @@ class TorchPass:
         if len(self._parts) == part[1]:
             self.buffers["A"] = torch.cat([self._parts.pop(index) for index in range(part[1])], dim=-1)
 
-    def collected_rows(self, index: int) -> Tensor:
-        """Return ``collected[index]``, an input of the program."""
-        assert self.collected is not None
-        return to_tensor(self.collected[index]).to(self.device)
-
     def rotate(self, x: Tensor, number: int) -> Tensor:
         """Apply RoPE table ``number`` to ``x`` ``[rows, heads, head_dim]``."""
         table, by_row = self.rows.rope[number]
@@ -257,45 +236,24 @@ class TorchPass:
         first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
+    @cached_property
     def adapted_rows(self) -> list[tuple[int, Tensor]]:
-        """Return the number of each adapter in this pass, and the indices of its rows."""
-
-        def make() -> list[tuple[int, Tensor]]:
-            numbers = [table.adapter for table, tree, computed in self.rows.segments for _ in tree.tokens[computed:]]
-            by_row = torch.tensor(numbers, device=self.device)
-            return [(number, (by_row == number).nonzero()[:, 0]) for number in sorted({*numbers} - {-1})]
-
-        found: list[tuple[int, Tensor]] = self.once("adapters", make)
-        return found
+        """The number of each adapter in this pass, and the indices of its rows."""
+        numbers = [table.adapter for table, tree, computed in self.rows.segments for _ in tree.tokens[computed:]]
+        by_row = torch.tensor(numbers, device=self.device)
+        return [(number, (by_row == number).nonzero()[:, 0]) for number in sorted({*numbers} - {-1})]
 
     def growth(self, growth: float, period: int) -> Tensor:
         """Return the factor of each row's queries, ``[rows, 1, 1]``: ``ModelConfig.query_growth``."""
         factors = 1.0 + growth * np.log1p(self.positions // period)
         return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[:, None, None]
 
-    def slots(self, cache: PagedCache) -> Tensor:
-        """Return the slot of each row in the cache."""
-        assert isinstance(cache, TorchCache)
-
-        def make() -> Tensor:
-            slots = [
-                cache.slots(table, table.length + computed, table.length + len(tree))
-                for table, tree, computed in self.rows.segments
-            ]
-            return cache.to_index(np.concatenate(slots))
-
-        found: Tensor = self.once("slots", make)
-        return found
-
-    def path_slots(self, cache: TorchCache, taps: int) -> tuple[Tensor, Tensor]:
-        """Return the slots of the last ``taps`` tokens of each row's path, and which of them exist.
-
-        Both are ``[rows, taps]``, the oldest token first.
-        """
-
-        def make() -> tuple[Tensor, Tensor]:
-            slots = np.concatenate([path_slots(cache, *segment, taps) for segment in self.rows.segments])
-            return cache.to_index(np.maximum(slots, 0)), torch.from_numpy(slots >= 0).to(self.device)
-
-        found: tuple[Tensor, Tensor] = self.once(("path", taps), make)
-        return found
+    @cached_property
+    def slots(self) -> Tensor:
+        """The slot of each row in the program's cache."""
+        assert isinstance(self.cache, TorchCache)
+        slots = [
+            self.cache.slots(table, table.length + computed, table.length + len(tree))
+            for table, tree, computed in self.rows.segments
+        ]
+        return self.cache.to_index(np.concatenate(slots))

@@ -16,7 +16,7 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.linear import Experts
 from pronk.models.program import CrossAttentionSource, Program, output_range
 from pronk.models.program_rows import ProgramRows
-from pronk.torch_backend.cache import TorchCache, TorchPass, attend_rows, visible_keys
+from pronk.torch_backend.cache import TorchCache, TorchPass, attend_rows, path_slots, visible_keys
 from pronk.torch_backend.convert import to_array, to_tensor
 
 
@@ -102,7 +102,7 @@ class TorchProgram(Program):
             rotated = [part if number is None else state.rotate(part, number) for part in parts[:2]]
             if not cross:
                 assert isinstance(cache, TorchCache)
-                cache.write(index, state.slots(cache), rotated[1], _heads(parts[2], config))
+                cache.write(index, state.slots, rotated[1], _heads(parts[2], config))
             state.buffers["queries"] = rotated[0] if growth is None else rotated[0] * state.growth(*growth)
 
         self._ops.append(run)
@@ -126,13 +126,13 @@ class TorchProgram(Program):
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         assert isinstance(cache, TorchCache)
         taps = to_tensor(weights.reshape(len(weights), -1).T.astype(np.float32)).to(self.device)
-        start = torch.zeros(1) if bias is None else to_tensor(bias.astype(np.float32))
-        start = start.to(self.device)
+        start = 0.0 if bias is None else to_tensor(bias.astype(np.float32)).to(self.device)
 
         def run(state: TorchPass) -> None:
             b, c, x = state.buffers["B"].chunk(3, dim=-1)
-            states, (slots, exists) = cache.keys[layer][0], state.path_slots(cache, len(taps))
-            states[state.slots(cache)] = (b * x).to(states.dtype)
+            slots, exists = state.once(("path", len(taps)), lambda: path_slots(state.rows, cache, len(taps)))
+            states = cache.keys[layer][0]
+            states[state.slots] = (b * x).to(states.dtype)
             total = start
             for tap, weight in enumerate(taps):
                 seen = torch.where(exists[:, tap, None], states[slots[:, tap]].float(), 0.0)
@@ -185,7 +185,11 @@ class TorchProgram(Program):
         normalize = self._norm(norm)
 
         def run(state: TorchPass) -> None:
-            y = normalize(state.buffers[source] if collected is None else state.collected_rows(collected))
+            x = state.buffers[source]
+            if collected is not None:
+                assert state.collected is not None
+                x = to_tensor(state.collected[collected]).to(self.device)
+            y = normalize(x)
             state.store(to, part, state.buffers[to] + scale * y if residual else y)
 
         self._ops.append(run)
@@ -204,7 +208,7 @@ class TorchProgram(Program):
     def store_hidden(self, layer: int) -> None:
         cache = self.cache
         assert isinstance(cache, TorchCache)
-        self._ops.append(lambda state: cache.write_hidden(layer, state.slots(cache), state.buffers["stream"]))
+        self._ops.append(lambda state: cache.write_hidden(layer, state.slots, state.buffers["stream"]))
 
     def collect_hidden(self, index: int) -> None:
         def run(state: TorchPass) -> None:
@@ -218,7 +222,7 @@ class TorchProgram(Program):
         self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
     ) -> None:
         """Run the operations; the results are copied to the arrays; see :meth:`Program.run`."""
-        state = TorchPass(rows, to_tensor(stream).to(self.device), collected, self.device)
+        state = TorchPass(rows, to_tensor(stream).to(self.device), self.cache, collected, self.device)
         for operation in self._ops:
             operation(state)
         stream[...] = to_array(state.buffers["stream"])
@@ -282,7 +286,7 @@ def _multiply(linear: Any, x: Tensor, state: TorchPass) -> Tensor:
     """Return ``x Wᵀ + b`` in the dtype of ``x``, with the adapters of the rows."""
     matrix = linear.packed
     y = F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)
-    for number, rows in state.adapted_rows() if linear.adapters else ():
+    for number, rows in state.adapted_rows if linear.adapters else ():
         for start, down, up in linear.adapters[number] or ():
             outputs = slice(start, start + len(up))
             added = F.linear(F.linear(x[rows].float(), down), up)
