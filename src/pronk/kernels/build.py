@@ -126,11 +126,15 @@ def build(
     shared = ["-fPIC", "-pthread"] if target.system != "win32" else []
     macros, left_out = _left_out(target) if native else ([], set())
     sources = {name: own for name, own in target.source_flags.items() if name not in left_out}
-    is_gcc = _is_gcc(compiler)
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+    is_gcc = "Free Software Foundation" in version
     flags = [*_FLAGS, *(_GCC_FLAGS if is_gcc else []), *shared, *macros]
     if any(Path(part).name.startswith("zig") for part in compiler):  # does not know -march=armv8.2-a, which GCC needs
         renamed = ("-march=armv8.2-a", "-mcpu=generic+v8_2a")
         sources = {name: [flag.replace(*renamed) for flag in own] for name, own in sources.items()}
+    libraries = [] if target.system == "win32" else ["-lm"]
+    if is_gcc and target.system == "linux":
+        libraries.append("-static-libgcc")
     # -s drops the symbol table, which a debugger (-g) needs.
     link = [*compiler, "-shared", *shared, *([] if any(flag.startswith("-g") for flag in extra) else ["-s"]), *extra]
     with tempfile.TemporaryDirectory() as name:
@@ -139,7 +143,7 @@ def build(
         _compile([*compiler, *flags], flags_of, folder)
         for library, names in ((suffix_library(out), [_SUFFIX_SOURCE]), (out, sorted(sources))):
             objects = [str(folder / f"{name}.o") for name in names]
-            _run([*link, *objects, "-o", str(folder / library.name), *_libraries(target, is_gcc=is_gcc)])
+            _run([*link, *objects, "-o", str(folder / library.name), *libraries])
         out.parent.mkdir(parents=True, exist_ok=True)
         for library in (suffix_library(out), out):
             partial = library.with_name(library.name + ".partial")
@@ -156,17 +160,6 @@ def _compile(command: Sequence[str], source_flags: dict[str, list[str]], folder:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         names = sorted(source_flags, key=lambda name: not name.startswith("isa_"))
         list(pool.map(compile_source, names))  # list() raises the first error of a compilation
-
-
-def _libraries(target: BuildTarget, *, is_gcc: bool) -> list[str]:
-    if target.system == "win32":
-        return []
-    return ["-lm", "-static-libgcc"] if target.system == "linux" and is_gcc else ["-lm"]
-
-
-def _is_gcc(compiler: Sequence[str]) -> bool:
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
-    return "Free Software Foundation" in version
 
 
 def _run(command: Sequence[str]) -> None:

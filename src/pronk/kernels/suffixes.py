@@ -180,7 +180,10 @@ class NativeTreeBuilder:
         least one; the very last is the root of the tree.
         """
         call = self._call
-        self._reserve(limits.max_nodes + 1)
+        if limits.max_nodes >= self._capacity:
+            call.tokens, call.parents, call.buckets = ((c_int32 * (limits.max_nodes + 1))() for _ in range(3))
+            call.gains = (c_double * (limits.max_nodes + 1))()
+            self._capacity = limits.max_nodes + 1  # set last: if Ctrl-C prevents this, the next call allocates again
         handles = [source.handle for source in sources]
         if handles != self._handles:  # what is compared is set last: after Ctrl-C, the next call sets all again
             call.sources, call.num_sources = (c_void_p * len(handles))(*handles), len(handles)
@@ -202,10 +205,3 @@ class NativeTreeBuilder:
         return NativeTree(
             call.tokens[:num_nodes], call.parents[:num_nodes], call.gains[:num_nodes], call.buckets[:num_nodes]
         )
-
-    def _reserve(self, num_nodes: int) -> None:
-        if num_nodes > self._capacity:
-            call = self._call
-            call.tokens, call.parents, call.buckets = ((c_int32 * num_nodes)() for _ in range(3))
-            call.gains = (c_double * num_nodes)()
-            self._capacity = num_nodes  # set last: if Ctrl-C prevents this, the next call allocates again

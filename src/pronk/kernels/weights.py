@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -40,26 +40,17 @@ class CodedRows(Protocol):
         """Return the weights of outputs ``start .. stop - 1``."""
 
 
-class _BlockLayout(NamedTuple):
-    """How the kernels store the blocks of a GGUF type."""
-
-    format: int  # number of the type in llama.cpp
-    type: int  # ``pronk_type``
-    group: int  # number of inputs per scale
-    minima: bool
-
-
+# GGUF types: number of the type in llama.cpp, ``pronk_type``, number of inputs per scale, ``pronk_weights.minima``.
 _BLOCK_LAYOUTS = {
-    "Q4_0": _BlockLayout(2, CODED_TYPES[4], 32, minima=False),
-    "Q4_1": _BlockLayout(3, CODED_TYPES[4], 32, minima=True),
-    "Q5_0": _BlockLayout(6, CODED_TYPES[5], 32, minima=False),
-    "Q5_1": _BlockLayout(7, CODED_TYPES[5], 32, minima=True),
-    "Q8_0": _BlockLayout(8, CODED_TYPES[8], 32, minima=False),
-    "Q4_K": _BlockLayout(12, SUPER_BLOCK_TYPES[4], 32, minima=True),
-    "Q5_K": _BlockLayout(13, SUPER_BLOCK_TYPES[5], 32, minima=True),
-    "Q6_K": _BlockLayout(14, SUPER_BLOCK_TYPES[6], 16, minima=False),
+    "Q4_0": (2, CODED_TYPES[4], 32, _NO_MINIMA),
+    "Q4_1": (3, CODED_TYPES[4], 32, _MINIMA),
+    "Q5_0": (6, CODED_TYPES[5], 32, _NO_MINIMA),
+    "Q5_1": (7, CODED_TYPES[5], 32, _MINIMA),
+    "Q8_0": (8, CODED_TYPES[8], 32, _NO_MINIMA),
+    "Q4_K": (12, SUPER_BLOCK_TYPES[4], 32, _MINIMA),
+    "Q5_K": (13, SUPER_BLOCK_TYPES[5], 32, _MINIMA),
+    "Q6_K": (14, SUPER_BLOCK_TYPES[6], 16, _NO_MINIMA),
 }
-
 
 _BITS_OF_TYPE = {number: bits for bits, number in [*CODED_TYPES.items(), *SUPER_BLOCK_TYPES.items()]}
 
@@ -143,8 +134,7 @@ def pack(
     rows, inputs = weight.shape
     outputs = rows // 2 if gated else rows
     unit = unit or outputs
-    blocks = rows // unit * ceil(unit / 16) if not gated else 2 * ceil(outputs / 16)
-    struct = CWeights(gated=int(gated), N=outputs, K=inputs, unit=unit, blocks=blocks)
+    struct = CWeights(gated=int(gated), N=outputs, K=inputs, unit=unit, blocks=rows // unit * ceil(unit / 16))
     order = None
     if isinstance(weight, np.ndarray):
         data = _pack_numbers(kernels, struct, weight)
@@ -154,7 +144,7 @@ def pack(
         data, order = _pack_codes(kernels, struct, weight)
     packed_bias = None
     if bias is not None:
-        packed_bias = _pack_bias(bias.astype(np.float32), unit, blocks, gated=gated)
+        packed_bias = _pack_bias(bias, unit, gated=gated)
         struct.bias = packed_bias.ctypes.data
     return PackedMatrix(kernels, struct, data, packed_bias, order)
 
@@ -170,8 +160,7 @@ def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Array) -> Array:
 
 
 def _pack_blocks(kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache: WeightCache | None) -> Array:
-    layout = _BLOCK_LAYOUTS[weight.type]
-    struct.type, struct.group, struct.minima = layout.type, layout.group, int(layout.minima)
+    block_format, struct.type, struct.group, struct.minima = _BLOCK_LAYOUTS[weight.type]
     struct.scale_type, struct.K_pad = TYPES[FLOAT16], struct.K
     size = int(kernels.library.pronk_packed_size(ctypes.byref(struct)))
     tensors = " ".join(rows.name for rows in weight.parts)
@@ -184,7 +173,7 @@ def _pack_blocks(kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache:
     parts = (CBlocks * len(weight.parts))()
     for part, rows in zip(parts, weight.parts, strict=True):
         part.data, part.rows, part.heads = rows.stored.ctypes.data, len(rows.stored), rows.heads
-    call = ctypes.byref(struct), parts, len(parts), layout.format, struct.data, num_threads()
+    call = ctypes.byref(struct), parts, len(parts), block_format, struct.data, num_threads()
     status = kernels.library.pronk_pack_blocks(*call)
     if status not in {0, -1}:
         msg = "expected as many rows as the matrix has, found another number"
@@ -252,14 +241,9 @@ def _stack_padded(matrices: list[QuantizedMatrix]) -> QuantizedMatrix:
     return replace(first, codes=codes, scale=scale, minimum=np.concatenate(minima) if minima else None, order=None)
 
 
-def _pack_bias(bias: Array, unit: int, blocks: int, *, gated: bool) -> Array:
+def _pack_bias(bias: Array, unit: int, *, gated: bool) -> Array:
     """Return a bias ``[outputs]`` in packed order, float32 ``[blocks * 16]``, with zeros as padding."""
-    packed = np.zeros(blocks * 16, np.float32)
-    if gated:
-        for half, values in enumerate(np.split(bias, 2)):
-            padded = np.zeros(blocks * 8, np.float32)
-            padded[: len(values)] = values
-            packed.reshape(-1, 2, 16)[:, half] = padded.reshape(-1, 16)
-        return packed
-    packed.reshape(len(bias) // unit, -1)[:, :unit] = bias.reshape(-1, unit)
-    return packed
+    units = np.zeros((len(bias) // unit, ceil(unit / 16) * 16), np.float32)
+    units[:, :unit] = bias.reshape(-1, unit)
+    # In a gated matrix, the blocks of its two units, gate and up projection, alternate.
+    return (units.reshape(2, -1, 16).swapaxes(0, 1) if gated else units).reshape(-1)
