@@ -42,7 +42,7 @@ USES_TORCH = (
     "train/",
 )
 # Modules that import these, and are themselves imported only for several processes.
-NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/worker.py", "parallel/worker_handle.py")
+NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/worker.py")
 
 
 # Layers of the package, lowest first. A module may import from its own entry and from lower layers. A module belongs to

@@ -19,10 +19,9 @@ from pronk.models.decoder import Decoder
 from pronk.parallel import runner, tree_partition
 from pronk.parallel.connection import MessageKind, PeerConnection
 from pronk.parallel.mirrored_cache import MirroredCache
-from pronk.parallel.runner import TreeRunner
+from pronk.parallel.runner import TreeRunner, WorkerHandle
 from pronk.parallel.tree_partition import ProcessShard
 from pronk.parallel.worker import WorkerLoop
-from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.tree import TokenTree
 from tiny_models import make_cache, make_engine
 

@@ -14,11 +14,10 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.kv_cache.blocks import BlockTable
-from pronk.parallel import runner, worker_handle
-from pronk.parallel.runner import TreeRunner
+from pronk.parallel import runner
+from pronk.parallel.runner import TreeRunner, WorkerHandle
 from pronk.parallel.tree_partition import count_rows
 from pronk.parallel.wire_format import WorkRequest
-from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.tree import TokenTree
 from tiny_models import run, samples, tiny_decoder
 
@@ -161,7 +160,7 @@ def test_exchanges_that_cost_more_than_they_save_are_not_made() -> None:
         worker.exchange_times.append(100.0)
         assert [count_rows(share) for share in made._partition([task])] == [32, 0]
         # The estimate is halved in each of 6 half-lives without an exchange, so that it is measured again.
-        worker.idle_steps = 6 * worker_handle.IDLE_HALF_LIFE
+        worker.idle_steps = 6 * runner.IDLE_HALF_LIFE
         assert count_rows(made._partition([task])[1]) > 0
 
 
@@ -215,13 +214,13 @@ def test_cold_exchanges_do_not_count_and_small_messages_do_not_price_bytes(monke
         assert worker.has_new_pool
         found = asked(want)
         run(engine, found)
-        assert made.num_shared_passes > worker_handle.NUM_TIMINGS
+        assert made.num_shared_passes > runner.NUM_TIMINGS
         assert not worker.has_new_pool
         assert worker.idle_steps >= 0
-        assert len(worker.exchange_times) == worker_handle.NUM_TIMINGS
+        assert len(worker.exchange_times) == runner.NUM_TIMINGS
         assert made.communication_seconds > 0.0
         assert not worker.byte_times  # all messages are shorter than MIN_TIMED_BYTES
-        monkeypatch.setattr(worker_handle, "MIN_TIMED_BYTES", 1)
+        monkeypatch.setattr(runner, "MIN_TIMED_BYTES", 1)
         found = asked(want)
         run(engine, found)
         assert worker.byte_times

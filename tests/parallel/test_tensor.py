@@ -36,8 +36,8 @@ from pronk.parallel import connection as messages
 from pronk.parallel import tensor
 from pronk.parallel.connection import PeerConnection
 from pronk.parallel.processes import WorkerProcesses
-from pronk.parallel.split_cache import LayerCommand, SplitCache
-from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
+from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor, serve_layer_commands
+from pronk.parallel.wire_format import LayerCommand
 from pronk.speculation.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
 from tiny_models import kernels, text_logits

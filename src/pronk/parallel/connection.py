@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import operator
 import socket
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -94,6 +95,16 @@ class PeerMessage(NamedTuple):
         return self.data.tobytes().decode(errors="replace")
 
 
+@contextmanager
+def detect_loss(other: str) -> Generator[None]:
+    """Raise ``ConnectionLostError`` if an exchange of messages with ``other``, in the ``with`` block, fails."""
+    try:
+        yield
+    except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed message
+        msg = f"{other} is gone, or does not answer: {str(error).splitlines()[0][-160:]}"
+        raise ConnectionLostError(msg) from error
+
+
 class PeerConnection:
     """A connection to one other process; ``rank`` is its rank. 0 is the driver, which has the requests."""
 
@@ -104,12 +115,10 @@ class PeerConnection:
         does not join within ``timeout`` seconds.
         """
         # In the process group of these two processes, the driver has rank 0 and the worker has rank 1.
-        self.rank = rank if driver else 0
-        self._other_rank = 1 if driver else 0
-        try:
+        self.rank, self._other_rank = (rank, 1) if driver else (0, 0)
+        self._other = f"worker {rank}" if driver else "the driver process"
+        with detect_loss(self._other):
             self._group = open_group(store, str(rank), 1 - self._other_rank, 2, timeout=timeout)
-        except RuntimeError as error:
-            raise self._lost_error(error) from error
 
     def send(self, kind: MessageKind, values: Sequence[Any] = (), data: Array | bytes = b"") -> None:
         """Send a message; ``values`` are JSON values, and an array ``data`` is uint8 ``[bytes]``.
@@ -121,12 +130,10 @@ class PeerConnection:
         parts = [np.frombuffer(bytearray(part), np.uint8) if isinstance(part, bytes) else part for part in (text, data)]
         arrays = [np.array([kind, *map(len, parts)], np.int64), *parts]
         timeout = _MESSAGE_TIMEOUT if self.rank else _NO_TIMEOUT
-        try:
+        with detect_loss(self._other):
             for array in arrays:
                 if len(array):
                     self._group.send([torch.from_numpy(array)], self._other_rank, 0).wait(timeout)
-        except RuntimeError as error:
-            raise self._lost_error(error) from error
 
     def receive(self, timeout: float | None = None) -> PeerMessage:
         """Receive the next message; wait for it at most ``timeout`` seconds, or without limit if ``None``.
@@ -134,9 +141,8 @@ class PeerConnection:
         Raises ``ConnectionLostError`` if the other process has ended or sends nothing in time, or the message is
         malformed.
         """
-        header = np.zeros(3, np.int64)
-        try:
-            header_timeout = _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)
+        header, header_timeout = np.zeros(3, np.int64), _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)
+        with detect_loss(self._other):
             self._group.recv([torch.from_numpy(header)], self._other_rank, 0).wait(header_timeout)
             kind, *sizes = header.tolist()
             text, data = (np.empty(size, np.uint8) for size in sizes)
@@ -144,9 +150,3 @@ class PeerConnection:
                 if len(array):
                     self._group.recv([torch.from_numpy(array)], self._other_rank, 0).wait(_MESSAGE_TIMEOUT)
             return PeerMessage(MessageKind(kind), json.loads(text.tobytes()), data)
-        except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed message
-            raise self._lost_error(error) from error
-
-    def _lost_error(self, error: Exception) -> ConnectionLostError:
-        other = f"worker {self.rank}" if self.rank else "the driver process"
-        return ConnectionLostError(f"{other} is gone, or does not answer: {str(error).splitlines()[0][-160:]}")

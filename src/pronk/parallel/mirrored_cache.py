@@ -20,16 +20,11 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.tree import TokenTree
 
-# ``fetch(slots)`` returns the KV rows in these slots of a worker's pool, uint8 ``[slots, bytes]``, or ``None`` if the
-# worker is gone.
-Fetch = Callable[[NDArray[np.int64]], Array | None]
-
 
 @dataclass(eq=False)
 class RemotePool:
     """The driver's record of the contents of one worker's KV pool."""
 
-    fetch: Fetch
     # Bool ``[slots]``: True if the worker's slot has the same contents as the driver's slot.
     valid: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     # (source slot, target slot) of each copy that the worker must make in its pool before its next forward pass.
@@ -60,6 +55,9 @@ class MirroredCache(PagedCache):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.remote_pools: list[RemotePool] = []  # one per worker
+        # Weak reference to a function of a worker's pool and slots, which returns the KV rows in these slots, uint8
+        # ``[slots, bytes]``, or ``None`` if the worker is gone.
+        self.fetch: Callable[[], Callable[[RemotePool, NDArray[np.int64]], Array | None] | None] = lambda: None
         # Trees of the last forward pass, by the ``id`` of the request's block table; removed by :meth:`commit`.
         self.partitioned_trees: dict[int, PartitionedTree] = {}
         self.tokens = np.zeros(0, np.int64)  # for each slot, the id of its committed token, ``[slots]``
@@ -76,9 +74,9 @@ class MirroredCache(PagedCache):
         for remote_pool in self.remote_pools:
             remote_pool.reset(self.num_slots)
 
-    def add_remote_pool(self, fetch: Fetch) -> RemotePool:
+    def add_remote_pool(self) -> RemotePool:
         """Add and return the record of a new worker, whose pool is empty."""
-        remote_pool = RemotePool(fetch)
+        remote_pool = RemotePool()
         remote_pool.reset(self.num_slots)
         self.remote_pools.append(remote_pool)
         return remote_pool
@@ -133,11 +131,11 @@ class MirroredCache(PagedCache):
 
         The worker that computed the last node also computed the others, its ancestors. If it is gone, do nothing.
         """
-        if not missing:
+        if not missing or (fetch := self.fetch()) is None:
             return
         remote_pool, positions = next(entry for entry in partitioned_tree.worker_positions if missing[-1] in entry[1])
         slots = [self.slots(block_table, positions[node], positions[node] + 1) for node in missing]
-        kv_rows = remote_pool.fetch(np.concatenate(slots))
+        kv_rows = fetch(remote_pool, np.concatenate(slots))
         if kv_rows is not None:
             self.import_slots(self.slots(block_table, block_table.length, block_table.length + len(missing)), kv_rows)
             block_table.length += len(missing)

@@ -18,8 +18,7 @@ from pronk.models.decoder import Decoder
 from pronk.parallel.connection import MessageKind, PeerConnection, join_launched, open_store
 from pronk.parallel.mirrored_cache import MirroredCache
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.split_cache import SplitCache
-from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor
+from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor
 from pronk.parallel.worker import WorkerSettings, loaded_key, model_properties, serve
 from pronk.parallel.worker_group import end_with_parent
 
@@ -111,9 +110,8 @@ class WorkerGroup:
             raise OptionError(msg)
         worker_properties: dict[str, Any] = json.loads(message.text)
         for field, value in properties.items():
-            worker_value = worker_properties.get(field)
-            if worker_value != value:
-                msg = f"workers: expected the same {field} in all, {value}; found {worker_value} in worker {rank}"
+            if (found := worker_properties.get(field)) != value:
+                msg = f"workers: expected the same {field} in all, {value}; found {found} in worker {rank}"
                 raise OptionError(msg)
         return peer
 
@@ -142,8 +140,7 @@ def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
     except (RuntimeError, ValueError) as error:
         msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
         raise OptionError(msg) from error
-    if world_size != settings["workers"]:
-        workers = settings["workers"]
+    if world_size != (workers := settings["workers"]):
         msg = f"workers: expected {world_size}, as torchrun has started, found {workers}; set workers to {world_size}"
         raise OptionError(msg)
     end_with_parent()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -56,21 +55,14 @@ def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> Wo
     return WorkRows(new_job, num_lead + shard.num_ancestors)
 
 
-class _RemoteRow(NamedTuple):
-    """Location of a logits row in a worker: ``fetch(shard_index, [shard_row])`` fetches it."""
-
-    fetch: FetchLogits
-    shard_index: int
-    shard_row: int
-
-
 class ScatteredLogits:
     """Logits of one job, ``[logits rows, vocab]``; rows in a worker are fetched at the first access."""
 
     def __init__(self, rows: Array, recompute: Callable[[], Array]) -> None:
         """``recompute`` computes all rows in this process; it is called if a worker with rows is lost."""
         self.rows = rows  # undefined in rows that have not been fetched
-        self.remote_rows = dict[int, _RemoteRow]()  # location of these, by the index in ``rows``
+        # For these, by the index in ``rows``: ``(fetch, shard_row)``; ``fetch([shard_row])`` fetches the row.
+        self.remote_rows = dict[int, tuple[partial[Array | None], int]]()
         self._recompute = recompute
 
     def __len__(self) -> int:
@@ -83,13 +75,13 @@ class ScatteredLogits:
         return self.rows[rows]
 
     def _fetch(self, rows: Sequence[int]) -> None:
-        missing = dict[tuple[FetchLogits, int], dict[int, int]]()  # {(fetch, shard_index): {row: shard_row}}
+        missing = dict[partial[Array | None], dict[int, int]]()  # {fetch: {row: shard_row}}
         for row in rows:
             if row in self.remote_rows:
-                fetch, shard_index, shard_row = self.remote_rows[row]
-                missing.setdefault((fetch, shard_index), {})[row] = shard_row
-        for (fetch, shard_index), shard_rows in missing.items():
-            logits = fetch(shard_index, list(shard_rows.values()))
+                fetch, shard_row = self.remote_rows[row]
+                missing.setdefault(fetch, {})[row] = shard_row
+        for fetch, shard_rows in missing.items():
+            logits = fetch(list(shard_rows.values()))
             if logits is None:
                 self.rows = self._recompute()
                 self.remote_rows.clear()
@@ -169,8 +161,8 @@ class AssembledResult:
             if job.all_logits:
                 self._set_logits(shard, next_rows(logits.rows, len(logits_rows)))
             else:
-                remote_rows = {row: _RemoteRow(fetch, shard_index, i) for i, row in enumerate(logits_rows)}
-                logits.remote_rows |= remote_rows
+                fetch_rows = partial(fetch, shard_index)
+                logits.remote_rows |= {row: (fetch_rows, shard_row) for shard_row, row in enumerate(logits_rows)}
             if job.stateless_sampler is not None:
                 # A worker sends -1 for a row with non-finite logits: the driver samples from it itself, and raises.
                 row_tokens = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)

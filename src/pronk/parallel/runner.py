@@ -1,11 +1,18 @@
-"""Tree parallelism in the driver: forward passes whose token trees are split among processes."""
+"""Tree parallelism in the driver: forward passes whose token trees are split among processes.
+
+A *step* is one forward pass of the model, in which each process computes its shard of the token trees. An *exchange* is
+the communication with one worker in a step: a request to the worker, and its answer.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from weakref import ref
+from statistics import median
+from weakref import WeakMethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +24,10 @@ from pronk.execution.model_runner import ForwardResult, ModelRunner
 from pronk.interrupts import uninterrupted
 from pronk.models.decoder import Decoder
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage
-from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree
+from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree, RemotePool
 from pronk.parallel.result_assembly import AssembledResult, make_work_rows
-from pronk.parallel.tree_partition import ProcessShard, TreeShard, count_rows, partition_trees
+from pronk.parallel.tree_partition import ProcessShard, count_rows, partition_trees
 from pronk.parallel.wire_format import WorkRequest, WorkRows
-from pronk.parallel.worker_handle import WorkerHandle
 from pronk.speculation.cost_model import CostCurve, CostModel
 
 _log = logging.getLogger(__name__)
@@ -33,6 +39,49 @@ _AMORTIZATION_STEPS = 8
 # A worker's answer may take _TIMEOUT seconds plus _TIMEOUT_FACTOR times the seconds of the driver's forward pass.
 _TIMEOUT = 20.0
 _TIMEOUT_FACTOR = 10.0
+_PRIOR_EXCHANGE_SECONDS = 1e-3  # estimated seconds of an exchange before the first measurement
+_PRIOR_SECONDS_PER_BYTE = 1e-9  # estimated seconds to send a byte before the first measurement
+MIN_TIMED_BYTES = 2**18  # messages with fewer bytes are not measured, because their time is mostly latency
+NUM_TIMINGS = 9  # an estimate is the median of this number of recent measurements
+# The estimated exchange time of an unused worker halves after this number of steps, so that it is used again.
+IDLE_HALF_LIFE = 256
+
+
+@dataclass(eq=False)
+class WorkerHandle:
+    """A worker with a copy of the model, as seen by the driver."""
+
+    peer: PeerConnection
+    pool: RemotePool  # record of the contents of the worker's KV pool
+    cost_model: CostModel = field(default_factory=CostModel)  # measured durations of the worker's forward passes
+    # Seconds of recent exchanges: seconds of the step minus seconds of the slowest process's computation.
+    exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    idle_steps: int = 0  # number of steps since the last one in which this worker computed nodes
+    has_new_pool: bool = True  # whether the pool was resized and not used since; its first step is not measured
+    # Seconds per byte of recent messages to the worker.
+    byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Estimated seconds of an exchange, halved after every ``IDLE_HALF_LIFE`` steps without this worker."""
+        measured = median(self.exchange_times) if self.exchange_times else _PRIOR_EXCHANGE_SECONDS
+        return measured * 0.5 ** (self.idle_steps / IDLE_HALF_LIFE)
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """Estimated seconds per byte to send a large message to the worker."""
+        return median(self.byte_times) if self.byte_times else _PRIOR_SECONDS_PER_BYTE
+
+    def record_send(self, size: int, seconds: float) -> None:
+        """Record that sending ``size`` bytes took ``seconds``; small messages are ignored."""
+        if size >= MIN_TIMED_BYTES and not self.has_new_pool:
+            self.byte_times.append(seconds / size)
+
+    def record_step(self, seconds: float, longest_pass: float) -> None:
+        """Record a step with this worker: its seconds, and the computing time of its slowest process."""
+        if not self.has_new_pool:
+            self.exchange_times.append(max(0.0, seconds - longest_pass))
+        self.has_new_pool, self.idle_steps = False, 0
 
 
 class TreeRunner(ModelRunner):
@@ -57,30 +106,13 @@ class TreeRunner(ModelRunner):
         """
         super().__init__(decoder, cache)
         self.mirrored, self.driver_costs = cache, CostModel()
-        self.workers: list[WorkerHandle] = []
+        self.workers = [WorkerHandle(peer, cache.add_remote_pool()) for peer in peers]
         self.num_shared_passes = 0  # number of forward passes that were split among several processes
-        self._communication_seconds, self._message_number = 0.0, 0
+        self._message_number = 0
         self._unanswered: list[WorkerHandle] = []
         self._is_alive, self._on_lost = is_alive, on_lost
-        for peer in peers:
-            self._add_worker(peer)
-
-    def _add_worker(self, peer: PeerConnection) -> None:
-        # The cache keeps ``fetch``. Weak references avoid a cycle, so that the workers end when the runner is deleted.
-        runner, handles = ref(self), list[ref[WorkerHandle]]()
-
-        def fetch(slots: NDArray[np.int64]) -> Array | None:
-            tree_runner, worker = runner(), handles[0]()
-            return None if tree_runner is None or worker is None else tree_runner._fetch_kv_rows(worker, slots)  # noqa: SLF001 - own instance
-
-        worker = WorkerHandle(peer, self.mirrored.add_remote_pool(fetch))
-        handles.append(ref(worker))
-        self.workers.append(worker)
-
-    @property
-    def communication_seconds(self) -> float:
-        """Total seconds that the driver spent on communication and waiting, its own forward passes excluded."""
-        return self._communication_seconds
+        # A weak reference avoids a cycle, so that the workers end when the runner is deleted.
+        cache.fetch = WeakMethod(self._fetch_kv_rows)
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Compute the trees of all jobs, split among the processes if that is estimated to be faster."""
@@ -105,16 +137,14 @@ class TreeRunner(ModelRunner):
         return result
 
     def _partition(self, jobs: Sequence[ForwardJob]) -> list[ProcessShard]:
-        """Return the shards of all processes, the driver first, or one shard if only the driver computes."""
-        driver_only = [tuple(TreeShard(i, tuple(range(len(job.segment.tree))), 0) for i, job in enumerate(jobs))]
-        num_rows = _num_rows(jobs)
+        """Return the shards of all processes, the driver first; no shards if only the driver can compute."""
         # Only the driver has early rows, KV rows of nodes that an earlier pass computed, and the cross-attention cache.
         needs_driver = any(
             job.segment.early is not None or job.segment.num_computed or job.cross_block_table is not None
             for job in jobs
         )
-        if not self.workers or needs_driver or num_rows < 2:
-            return driver_only
+        if not self.workers or needs_driver or _num_rows(jobs) < 2:
+            return []
         context = sum(job.segment.block_table.length for job in jobs)
         costs = [_cost_function(self.driver_costs, context)]
         costs += [_cost_function(worker.cost_model, context, default=costs[0]) for worker in self.workers]
@@ -170,7 +200,7 @@ class TreeRunner(ModelRunner):
         seconds = self.clock() - start_time
         for worker, _, _ in assignments:
             worker.record_step(seconds, longest_pass)
-        self._communication_seconds += seconds - result.seconds
+        self._executor.communication_seconds += seconds - result.seconds
         self.num_shared_passes += 1
         self.mirrored.partitioned_trees = assembled.partitioned_trees
         return ForwardResult(assembled.logits, assembled.hidden, seconds, context, assembled.sampled)
@@ -251,9 +281,10 @@ class TreeRunner(ModelRunner):
                 except _LostWorkerError as error:
                     self._drop_worker(worker, error)
 
-    def _fetch_kv_rows(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Array | None:
-        """Fetch the KV rows in some slots of a worker's pool; ``None`` if the worker is gone."""
-        data = self._request(worker, MessageKind.ROWS, slots.tolist())
+    def _fetch_kv_rows(self, pool: RemotePool, slots: NDArray[np.int64]) -> Array | None:
+        """Implement ``MirroredCache.fetch``."""
+        worker = next((worker for worker in self.workers if worker.pool is pool), None)
+        data = None if worker is None else self._request(worker, MessageKind.ROWS, slots.tolist())
         return None if data is None else data.reshape(len(slots), -1)
 
     def _fetch_logits(self, worker: WorkerHandle, number: int, shard_index: int, rows: Sequence[int]) -> Array | None:
@@ -274,7 +305,7 @@ class TreeRunner(ModelRunner):
         except (ConnectionLostError, _LostWorkerError) as error:
             self._drop_worker(worker, error)
             return None
-        self._communication_seconds += self.clock() - start_time
+        self._executor.communication_seconds += self.clock() - start_time
         return data
 
     def drop_workers(self) -> None:

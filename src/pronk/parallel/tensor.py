@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pronk.arrays import FLOAT32, Array, as_bytes
 from pronk.errors import ConnectionLostError
@@ -28,14 +29,42 @@ from pronk.execution.forward_job import LayerRange
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.interrupts import uninterrupted
 from pronk.kernels.weights import PackedMatrix
+from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.program import Program
 from pronk.models.split import TensorSplit
-from pronk.parallel.connection import MessageKind, PeerConnection, open_group
-from pronk.parallel.split_cache import LayerCommand, SplitCache
+from pronk.parallel.connection import MessageKind, PeerConnection, detect_loss, open_group
+from pronk.parallel.wire_format import LayerCommand, Moves
 
 _TIMEOUT = 20.0  # seconds to wait for the other processes in an all-reduce, or in the transfer of logits
+_ANY_PROCESS = "one of the processes of the model"  # in errors: an all-reduce does not name the lost process
 _ERROR_TIMEOUT = 0.5  # seconds to wait for a worker's error message after a failure of any process
+
+
+class SplitCache(PagedCache):
+    """The KV pool of one process's heads. A token has the same slot in the pools of all processes."""
+
+    can_project = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.num_resizes = 0  # a worker that receives a new number resizes its own pool
+        self.moves = list[Moves]()  # in the driver: copies for the workers to repeat before they compute more layers
+        super().__init__(*args, **options)
+
+    def resize(self, num_blocks: int) -> None:
+        """Resize this process's pool; on the driver's next command, each worker resizes its own pool."""
+        self.num_resizes, self.moves = self.num_resizes + 1, []
+        super().resize(num_blocks)
+
+    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy slots of this process's pool; on the driver's next command, each worker does the same."""
+        self.moves.append((source, target))
+        super().move(source, target)
+
+    def _copy(self, old: int, new: int) -> None:
+        super()._copy(old, new)
+        offsets = np.arange(self.block_size, dtype=np.int64)
+        self.moves.append((old * self.block_size + offsets, new * self.block_size + offsets))
 
 
 class AllReduceGroup:
@@ -50,10 +79,8 @@ class AllReduceGroup:
         Raises ``ConnectionLostError`` if a process does not connect within ``timeout`` seconds.
         """
         self.rank, self.workers, self.communication_seconds = rank, workers, 0.0
-        try:
+        with detect_loss(_ANY_PROCESS):
             self._group = open_group(store, "all", rank, workers, timeout=timeout)
-        except RuntimeError as error:
-            raise _lost_error(error) from error
 
     def sum(self, partial: Array) -> Array:
         """Return the sum of the arrays ``partial`` of all processes, float32, added in the order of ranks.
@@ -82,16 +109,9 @@ class AllReduceGroup:
 
     def _wait(self, start_operation: Callable[[], Any]) -> None:
         start_time = perf_counter()
-        try:
+        with detect_loss(_ANY_PROCESS):
             start_operation().wait(timedelta(seconds=_TIMEOUT))
-            self.communication_seconds += perf_counter() - start_time
-        except RuntimeError as error:
-            raise _lost_error(error) from error
-
-
-def _lost_error(error: Exception) -> ConnectionLostError:
-    cause = str(error).splitlines()[0][-160:]
-    return ConnectionLostError(f"one of the processes of the model is gone, or does not answer: {cause}")
+        self.communication_seconds += perf_counter() - start_time
 
 
 class TensorParallelExecutor(LayerExecutor):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 from pronk.speculation.tree import TokenTree
@@ -70,14 +71,9 @@ def partition_trees(
     seconds of a forward pass for each process, the driver first. ``communication`` has the seconds of communication of
     each process if its shard is not empty; by default 0.
     """
-    nodes = _NodeSequence(trees)
-    best: tuple[float, list[int]] | None = None  # (seconds of the slowest process, end of each shard)
-    for num_used in range(1, len(costs) + 1):
-        split = _find_cuts(nodes, costs[:num_used], (communication or [0.0] * len(costs))[:num_used])
-        if split is not None and (best is None or split[0] < best[0]):
-            best = split
-    assert best is not None
-    _, ends = best
+    nodes, communication = _NodeSequence(trees), communication or [0.0] * len(costs)
+    counts = range(1, min(len(costs), len(nodes)) + 1)  # numbers of processes that compute
+    _, ends = min((_find_cuts(nodes, costs[:count], communication[:count]) for count in counts), key=itemgetter(0))
     begins = [0, *ends[:-1]]
     shards = [nodes.shard(begin, end) for begin, end in zip(begins, ends, strict=True)]
     return shards + [()] * (len(costs) - len(shards))
@@ -112,23 +108,15 @@ class _NodeSequence:
 
 def _find_cuts(
     nodes: _NodeSequence, costs: Sequence[Callable[[int], float]], communication: Sequence[float]
-) -> tuple[float, list[int]] | None:
-    """Return the seconds of the fastest split, and the end position of each process's shard.
-
-    Return ``None`` if there are more processes (``costs``) than nodes.
-    """
-    if len(costs) > len(nodes):
-        return None
+) -> tuple[float, list[int]]:
+    """Return the seconds of the fastest split, and the end position of each process's shard."""
     # seconds[p][r - 1]: seconds of process p for r rows, communication included, made non-decreasing in r.
     seconds = [
         [*accumulate((exchange + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
         for cost, exchange in zip(costs, communication, strict=True)
     ]
-    low, high = 0.0, seconds[0][-1]
-    ends = _fill_shards(nodes, seconds, high)
-    if len(costs) == 1 or ends is None:
-        return (high, [len(nodes)]) if len(costs) == 1 else None
-    for _ in range(_NUM_BISECTIONS):
+    low, high, ends = 0.0, seconds[0][-1], [len(nodes)] * len(costs)  # the driver computes all nodes
+    for _ in range(_NUM_BISECTIONS if len(costs) > 1 else 0):
         middle = (low + high) / 2
         middle_ends = _fill_shards(nodes, seconds, middle)
         if middle_ends is None:

@@ -1,24 +1,27 @@
-"""Messages of the driver to a worker, as JSON values and bytes: its rows of a forward pass."""
+"""Messages of the driver to a worker, as JSON values and bytes: its rows, or layers, of a forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import Array
-from pronk.execution.forward_job import ForwardJob, Segment
+from pronk.execution.forward_job import ForwardJob, LayerRange, Segment
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.stateless import StatelessSampler
 from pronk.speculation.tree import TokenTree
 
+# Copies between slots of a KV pool: slots to copy from, and slots to copy to, each int64 ``[n]``.
+Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
+
 
 @contextmanager
-def parsing(message_name: str) -> Generator[None]:
+def _parsing(message_name: str) -> Generator[None]:
     """Raise a ``ValueError`` about ``message_name`` if the ``with`` block, which parses a message, fails."""
     try:
         yield
@@ -27,15 +30,15 @@ def parsing(message_name: str) -> Generator[None]:
         raise ValueError(msg) from error
 
 
-def serialize_segment(segment: Segment) -> list[Any]:
+def _serialize_segment(segment: Segment) -> list[Any]:
     """Serialize a segment: its block table, and the tokens and parents of its tree."""
     block_table, tree = segment.block_table, segment.tree
     numbers = [block_table.length, block_table.num_released, segment.num_computed]
     return [*numbers, block_table.blocks, tree.tokens, tree.parents]
 
 
-def parse_segment(values: Sequence[Any]) -> Segment:
-    """Parse the values of :func:`serialize_segment`.
+def _parse_segment(values: Sequence[Any]) -> Segment:
+    """Parse the values of :func:`_serialize_segment`.
 
     ``TokenTree.verify`` is not transmitted: here it is True for the root and False for all other nodes.
     """
@@ -68,38 +71,57 @@ class WorkRequest:
 
     def serialize(self) -> list[Any]:
         """Return the request without ``kv_rows`` as JSON values."""
-        rows = [_serialize_rows(each) for each in self.rows]
+        rows = [*map(_serialize_rows, self.rows)]
         return [self.number, sorted(self.collect), self.moves, self.slots.tolist(), rows]
 
     @classmethod
     def parse(cls, values: Sequence[Any], data: Array) -> WorkRequest:
-        """Parse the values of :meth:`serialize` and the bytes of ``kv_rows``.
-
-        Raises ``ValueError`` if the values are malformed.
-        """
-        with parsing("a share of a forward pass"):
+        """Parse the values of :meth:`serialize` and the bytes of ``kv_rows``; raise ``ValueError`` if malformed."""
+        with _parsing("a share of a forward pass"):
             number, collect, moves, slots, rows = values
             kv_rows = data.reshape(len(slots), -1) if slots else None
-            parsed = [_parse_rows(*each) for each in rows]
+            parsed = [*map(_parse_rows, rows)]
             return cls(number, parsed, moves, np.array(slots, np.int64), kv_rows, frozenset(collect))
 
 
 def _serialize_rows(rows: WorkRows) -> list[Any]:
     job = rows.job
     numbers = [job.prompt_length, job.logits_nodes.start, rows.first_own, job.all_logits]
-    return [*numbers, job.stateless_sampler, serialize_segment(job.segment)]
+    return [*numbers, job.stateless_sampler, _serialize_segment(job.segment)]
 
 
-def _parse_rows(
-    prompt_length: int,
-    first_logits_node: int,
-    first_own: int,
-    all_logits: bool,
-    sampler: tuple[float, int] | None,
-    segment_values: Sequence[Any],
-) -> WorkRows:
-    segment = parse_segment(segment_values)
+def _parse_rows(values: Sequence[Any]) -> WorkRows:
+    prompt_length, first_logits_node, first_own, all_logits, sampler, segment_values = values
+    segment = _parse_segment(segment_values)
     nodes = range(first_logits_node, len(segment.tree))
     stateless_sampler = None if sampler is None else StatelessSampler(*sampler)
     job = ForwardJob(segment, nodes, prompt_length, all_logits=all_logits, stateless_sampler=stateless_sampler)
     return WorkRows(job, first_own)
+
+
+class LayerCommand(NamedTuple):
+    """The driver's command to all workers to compute a range of layers."""
+
+    pool: tuple[int, int]  # (``num_resizes``, number of blocks) of the driver's pool
+    moves: Sequence[Moves]  # copies between slots that the worker makes before the computation
+    layer_range: LayerRange  # ``collect`` is not serialized: only the driver collects layers' outputs
+    has_hidden: bool  # whether the message holds the input hidden states; if False, the worker embeds the tokens
+
+    def serialize(self) -> list[Any]:
+        """Return the command as JSON values."""
+        layer_range, rows = self.layer_range, self.layer_range.logits_rows
+        moves = [(source.tolist(), target.tolist()) for source, target in self.moves]
+        jobs = [(job.prompt_length, _serialize_segment(segment)) for job, segment in layer_range.jobs]
+        layers = (layer_range.start, layer_range.stop, None if rows is None else [*rows])
+        return [self.pool, self.has_hidden, moves, layers, jobs]
+
+    @classmethod
+    def parse(cls, values: Sequence[Any]) -> LayerCommand:
+        """Parse the values of :meth:`serialize`; raise ``ValueError`` if they are malformed."""
+        with _parsing("an order for a range of layers"):
+            (num_resizes, num_blocks), has_hidden, moves, (start, stop, logits_rows), jobs = values
+            arrays = [(np.array(source, np.int64), np.array(target, np.int64)) for source, target in moves]
+            segments = [(length, _parse_segment(segment)) for length, segment in jobs]
+            parsed = [(ForwardJob(segment, range(0), length), segment) for length, segment in segments]
+            layer_range = LayerRange(parsed, start, stop, (), logits_rows)
+            return cls((num_resizes, num_blocks), arrays, layer_range, has_hidden)

@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pronk.architecture.config import ModelConfig
-from pronk.arrays import DTYPES, INT8, Array, DType, as_bytes
+from pronk.arrays import DTYPES, INT8, Array, as_bytes
 from pronk.backends import choose_backend
 from pronk.errors import ConnectionLostError
 from pronk.execution.model_runner import ModelRunner
@@ -26,8 +27,7 @@ from pronk.models.decoder import Decoder
 from pronk.models.loader import Fingerprint, compute_dtype, load_decoder, read_config
 from pronk.models.split import TensorSplit
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
-from pronk.parallel.split_cache import SplitCache
-from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_layer_commands
+from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor, serve_layer_commands
 from pronk.parallel.wire_format import WorkRequest, WorkRows
 
 
@@ -37,11 +37,6 @@ class WorkerSettings(dict[str, Any]):
     Keys: ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``context``, ``threads``, ``workers`` and
     ``parallel``.
     """
-
-    @property
-    def dtype(self) -> DType:
-        """Dtype of the weights."""
-        return DTYPES[self["dtype"]]
 
     def read_config(self) -> ModelConfig:
         """Return the configuration of the model."""
@@ -59,15 +54,15 @@ class WorkerSettings(dict[str, Any]):
 
         The driver sends the size of the pool later. Raises ``PronkError`` if the model cannot be loaded.
         """
-        folder, config = Path(self["model"]), self.read_config()
+        folder, config, dtype = Path(self["model"]), self.read_config(), DTYPES[self["dtype"]]
         split = self.split(rank, config)
-        backend = choose_backend(self["kernels"], "cpu", config, self.dtype)
-        decoder = load_decoder(folder, config, dtype=self.dtype, backend=backend, weights=self["weights"], split=split)
+        backend = choose_backend(self["kernels"], "cpu", config, dtype)
+        decoder = load_decoder(folder, config, dtype=dtype, backend=backend, weights=self["weights"], split=split)
         cache = (PagedCache if split is None else SplitCache)(
             config if split is None else split.shard_config,
             num_blocks=1,
             block_size=BLOCK_SIZE,
-            dtype=compute_dtype(self.dtype, backend),
+            dtype=compute_dtype(dtype, backend),
             kv_dtype=INT8 if self["kv_dtype"] == "int8" else None,
             kernels=backend.kernels,
         )
@@ -75,7 +70,7 @@ class WorkerSettings(dict[str, Any]):
 
 
 class _HiddenOwner:
-    """Owner of a layer's outputs in the KV pool: the pool keeps the outputs until this object is deleted."""
+    """Owner of outputs of layers in the KV pool: the pool keeps the outputs until this object is deleted."""
 
 
 class WorkerLoop:
@@ -83,15 +78,12 @@ class WorkerLoop:
 
     def __init__(self, peer: PeerConnection, runner: ModelRunner) -> None:
         self.peer, self.runner, self.cache = peer, runner, runner.cache
-        self._hidden_owners: dict[int, _HiddenOwner] = {}
+        self._hidden_owner = _HiddenOwner()
         self._request_number = 0  # number of the last WORK request
         self._logits = list[Array]()  # logits of the last WORK request, per tree shard
 
     def run(self) -> None:
-        """Answer messages until the driver sends ``STOP`` or the connection is lost.
-
-        Raises ``ConnectionLostError`` if the connection is lost.
-        """
+        """Answer messages until the driver sends ``STOP``; raise ``ConnectionLostError`` if the connection is lost."""
         while True:
             message = self.peer.receive()
             if message.kind == MessageKind.STOP:
@@ -125,9 +117,9 @@ class WorkerLoop:
 
     def _resize(self, num_blocks: int, layers: Sequence[int]) -> None:
         """Resize the KV pool, so that it stores the outputs of ``layers`` and of no other layers."""
-        self._hidden_owners = {layer: _HiddenOwner() for layer in layers}
-        for layer, owner in self._hidden_owners.items():
-            self.cache.keep_hidden(layer, owner)
+        self._hidden_owner = _HiddenOwner()
+        for layer in layers:
+            self.cache.keep_hidden(layer, self._hidden_owner)
         self.cache.drop_unused_hidden()
         self.cache.resize(num_blocks)
 
@@ -144,11 +136,7 @@ class WorkerLoop:
         for layer in sorted(request.collect):
             outputs = result.hidden[layer]
             arrays += [outputs[shard_index][rows.first_own :] for shard_index, rows in enumerate(request.rows)]
-        sampled = [
-            token
-            for rows, logits in zip(request.rows, self._logits, strict=True)
-            for token in self._sample(rows, logits)
-        ]
+        sampled = chain.from_iterable(map(self._sample, request.rows, self._logits))
         values = [request.number, round(1e9 * result.seconds), result.context, *sampled]
         data = np.concatenate([as_bytes(array) for array in arrays]) if arrays else b""
         self.peer.send(MessageKind.DONE, values, data)
@@ -159,11 +147,8 @@ class WorkerLoop:
         if job.stateless_sampler is None or kernels is None:
             return []
         first, depths = job.segment.block_table.length + 1, job.segment.tree.depths
-        positions = [first + depths[node] for node in job.logits_nodes]
-        return [
-            job.stateless_sampler.choose(kernels, row, position)
-            for row, position in zip(logits, positions, strict=True)
-        ]
+        rows_and_nodes = zip(logits, job.logits_nodes, strict=True)
+        return [job.stateless_sampler.choose(kernels, row, first + depths[node]) for row, node in rows_and_nodes]
 
 
 def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> None:

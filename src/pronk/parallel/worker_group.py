@@ -22,24 +22,18 @@ if TYPE_CHECKING:
 # Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
 PARALLEL = ("tree", "tensor")
 
+_LAUNCHED = "TORCHELASTIC_RUN_ID"  # variable that ``torch.distributed.is_torchelastic_launched`` looks for
 _WATCH_PERIOD = 0.5  # seconds between two checks whether ``torchrun`` is running
 
 
 def is_launched(workers: int) -> bool:
     """Return whether ``torchrun`` launched the processes of the model; if not, they have to be spawned."""
-    return workers > 1 and _runs_under_torchrun()
-
-
-def _runs_under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ  # as torch.distributed.is_torchelastic_launched()
+    return workers > 1 and _LAUNCHED in os.environ
 
 
 def check_launched(workers: int) -> None:
-    """Refuse ``workers=1`` if ``torchrun`` launched several processes: each would run the whole program.
-
-    Raises ``OptionError`` if ``torchrun`` launched several processes.
-    """
-    world_size = int(os.environ.get("WORLD_SIZE", "1")) if _runs_under_torchrun() else 1
+    """Raise ``OptionError`` for ``workers=1`` in one of several processes of ``torchrun``: each would run all."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if _LAUNCHED in os.environ else 1
     if workers == 1 < world_size:
         msg = f"workers: expected {world_size}, as torchrun has started, found 1; set workers to {world_size}"
         raise OptionError(msg)
