@@ -211,11 +211,10 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
         raise OptionError(msg)
     location = path or installed_library()
     library = open_library(location)
-    best = int(library.pronk_detect())
-    if choice == "auto":
-        return [Kernels(library, location, isa) for isa in range(best, -1, -1)]
-    if INSTRUCTION_SETS.index(choice) > best:
-        available = ", ".join(INSTRUCTION_SETS[: best + 1])
+    usable = [Kernels(library, location, isa) for isa in range(int(library.pronk_detect()), -1, -1)]
+    found = [kernels for kernels in usable if choice in ("auto", kernels.name)]
+    if not found:
+        available = ", ".join(kernels.name for kernels in reversed(usable))
         msg = f"kernels: expected one that this processor has ({available}), found {choice!r}"
         raise OptionError(msg)
-    return [Kernels(library, location, INSTRUCTION_SETS.index(choice))]
+    return found

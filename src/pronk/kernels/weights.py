@@ -206,9 +206,7 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
             struct.data = data.ctypes.data
         slab_struct = CWeights.from_buffer_copy(struct)
         slab_struct.N, slab_struct.unit = stop - start, stop - start if one_unit else struct.unit
-        slab_struct.blocks = (
-            num_halves * ceil(slab_struct.N / 16) if one_unit else slab_struct.N // struct.unit * blocks_of_unit
-        )
+        slab_struct.blocks = num_halves * (slab_struct.N // slab_struct.unit) * ceil(slab_struct.unit / 16)
         num_blocks_before = num_halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
         kernels.library.pronk_pack_codes(
             ctypes.byref(slab_struct),

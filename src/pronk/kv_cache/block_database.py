@@ -12,7 +12,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from pronk.errors import OptionError
@@ -90,8 +90,7 @@ def prepare_tables(path: Path) -> None:
 
 
 def _create_tables(path: Path) -> None:
-    connection = connect(path)
-    try:
+    with closing(connect(path)) as connection:
         # This check needs no lock, which another process may hold for seconds.
         if connection.execute("PRAGMA user_version").fetchone() == (_FORMAT,):
             return
@@ -103,8 +102,6 @@ def _create_tables(path: Path) -> None:
             for statement in _SCHEMA.strip().split(";\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {_FORMAT}")
-    finally:
-        connection.close()
 
 
 def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:

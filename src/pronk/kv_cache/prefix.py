@@ -100,15 +100,13 @@ class PrefixCache:
         size = self._allocator.block_size
         stop = block_table.length if num_committed is None else min(num_committed, block_table.length)
         for number in range(len(block_table.digests), stop // size):
-            block_tokens = list(tokens[number * size : (number + 1) * size])
             parent = block_table.digests[-1] if block_table.digests else self._digest(b"", salt)
             digest = self._append_digest(block_table.digests, tokens, salt)
             index = number - block_table.num_released
-            block = block_table.blocks[index] if index >= 0 else None
-            if block is None or digest in self._entries or block in self._digests:
-                continue
-            self._entries[digest] = _Entry(block, parent, block_tokens)
-            self._digests[block] = digest
+            if index >= 0 and digest not in self._entries and block_table.blocks[index] not in self._digests:
+                block_tokens = list(tokens[number * size : (number + 1) * size])
+                self._entries[digest] = _Entry(block_table.blocks[index], parent, block_tokens)
+                self._digests[block_table.blocks[index]] = digest
 
     def _append_digest(self, digests: list[bytes], tokens: Sequence[int], salt: bytes) -> bytes:
         """Append the digest of the next block to the digests of all blocks before it; return it."""

@@ -131,11 +131,10 @@ class PromptCache:
 
         After each refusal the estimate is lowered by a tenth, so that a disk that was slow once is tried again.
         """
-        if seconds_per_token is None or self._seconds_per_block is None:
+        per_block = self._seconds_per_block
+        if seconds_per_token is None or per_block is None or num_read * per_block < num_saved * seconds_per_token:
             return True
-        if num_read * self._seconds_per_block < num_saved * seconds_per_token:
-            return True
-        self._seconds_per_block *= 0.9
+        self._seconds_per_block = 0.9 * per_block
         return False
 
     @property

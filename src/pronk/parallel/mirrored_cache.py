@@ -26,7 +26,7 @@ class RemotePool:
     """The driver's record of the contents of one worker's KV pool."""
 
     # Bool ``[slots]``: True if the worker's slot has the same contents as the driver's slot.
-    valid: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    valid: NDArray[np.bool_]
     # (source slot, target slot) of each copy that the worker must make in its pool before its next forward pass.
     moves: list[tuple[int, int]] = field(default_factory=list)
     pool_sent: bool = False  # whether the worker has received the size that its pool must have
@@ -76,10 +76,8 @@ class MirroredCache(PagedCache):
 
     def add_remote_pool(self) -> RemotePool:
         """Add and return the record of a new worker, whose pool is empty."""
-        remote_pool = RemotePool()
-        remote_pool.reset(self.num_slots)
-        self.remote_pools.append(remote_pool)
-        return remote_pool
+        self.remote_pools.append(RemotePool(np.zeros(self.num_slots, np.bool_)))
+        return self.remote_pools[-1]
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Prepare slots as :class:`PagedCache` does, and record that the workers lack their new contents."""
@@ -122,9 +120,8 @@ class MirroredCache(PagedCache):
                 partitioned_tree.tree.tokens[node] for node in offsets[:count]
             ]
             for remote_pool, positions in partitioned_tree.worker_positions:
-                self._record_moves(
-                    remote_pool, block_table, [positions[node] for node in offsets[:count] if node in positions], length
-                )
+                computed = [positions[node] for node in offsets[:count] if node in positions]
+                self._record_moves(remote_pool, block_table, computed, length)
 
     def _fetch(self, block_table: BlockTable, partitioned_tree: PartitionedTree, missing: Sequence[int]) -> None:
         """Fetch the KV rows of the nodes ``missing``, the end of a path, from one worker; commit the nodes.

@@ -36,7 +36,7 @@ class WorkerProcesses:
 
     def __init__(self, store: Any, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         self.store, self.processes = store, processes
-        self._end_all = finalize(self, _kill, processes)
+        finalize(self, _kill, processes)
 
     def is_alive(self, rank: int) -> bool:
         """Return whether the worker with this rank is running, as far as known without asking it."""
@@ -44,10 +44,7 @@ class WorkerProcesses:
 
     def end(self, rank: int | None = None) -> None:
         """End the spawned worker with this rank, or all if ``rank`` is ``None``; idempotent."""
-        if rank is None:
-            self._end_all()
-        else:
-            _kill(self.processes[rank - 1 : rank])
+        _kill(self.processes if rank is None else self.processes[rank - 1 : rank])
 
 
 def spawn_workers(settings: WorkerSettings) -> WorkerProcesses:

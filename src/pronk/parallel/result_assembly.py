@@ -104,9 +104,8 @@ class AssembledResult:
         """Allocate the result; ``recompute`` computes a job's logits in this process if a worker is lost."""
         config, cache = runner.decoder.config, runner.cache
         self.jobs, self.collect = jobs, sorted(collect)
-        vocab = config.vocab_size
         self.logits = [
-            ScatteredLogits(np.empty((len(job.logits_nodes), vocab), np.float32), partial(recompute, job))
+            ScatteredLogits(np.empty((len(job.logits_nodes), config.vocab_size), np.float32), partial(recompute, job))
             for job in jobs
         ]
         # For each job, {index of the logits row: token}, for the rows whose token a worker sampled.

@@ -169,7 +169,6 @@ class TreeRunner(ModelRunner):
     ) -> ForwardResult:
         start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
         self._message_number += 1
-        number = self._message_number
         assembled = AssembledResult(jobs, self, collect, self._recompute)
         # For each worker with nodes: (worker, process shard, number of committed tokens to recompute per tree shard).
         assignments = []
@@ -179,20 +178,18 @@ class TreeRunner(ModelRunner):
                 self._send(worker, request)
                 self._unanswered.append(worker)
                 assignments.append((worker, process_shard, recomputed))
-        driver_rows = [make_work_rows(jobs[shard.job], shard, ()) for shard in shards[0]]
-        result = super().forward([rows.job for rows in driver_rows], collect)
-        self.driver_costs.learn(
-            sum(len(rows.job.segment.tree) for rows in driver_rows), context, result.seconds, plain=True
-        )
+        driver_jobs = [make_work_rows(jobs[shard.job], shard, ()).job for shard in shards[0]]
+        result = super().forward(driver_jobs, collect)
+        self.driver_costs.learn(_num_rows(driver_jobs), context, result.seconds, plain=True)
         assembled.add_driver_result(shards[0], result)
         longest_pass = result.seconds
         for worker, process_shard, recomputed in assignments:
-            message = self._receive_answer(worker, number, _TIMEOUT_FACTOR * result.seconds)
+            message = self._receive_answer(worker, self._message_number, _TIMEOUT_FACTOR * result.seconds)
             nanoseconds, worker_context, *sampled = message.values[1:]
             rows = count_rows(process_shard) + sum(recomputed)
             worker.cost_model.learn(rows, worker_context, 1e-9 * nanoseconds, plain=True)
             longest_pass = max(longest_pass, 1e-9 * nanoseconds)
-            fetch = partial(self._fetch_logits, worker, number)
+            fetch = partial(self._fetch_logits, worker, self._message_number)
             assembled.add_worker_result(worker.pool, process_shard, sampled, message.data, fetch)
             for shard, num_recomputed in zip(process_shard, recomputed, strict=True):
                 committed_slots = self._committed_slots(jobs[shard.job])
@@ -244,8 +241,7 @@ class TreeRunner(ModelRunner):
         try:
             if not worker.pool.pool_sent:
                 num_blocks = self.mirrored.allocator.num_blocks
-                hidden_layers = [kept for kept in self.mirrored.hidden if isinstance(kept, int)]
-                worker.peer.send(MessageKind.POOL, [self._message_number, num_blocks, *hidden_layers])
+                worker.peer.send(MessageKind.POOL, [self._message_number, num_blocks, *self.mirrored.hidden])
                 self._receive_answer(worker, self._message_number, 0.0)
                 worker.pool.pool_sent, worker.has_new_pool = True, True
             start_time = self.clock()

@@ -74,10 +74,7 @@ class AllReduceGroup:
     """
 
     def __init__(self, store: Any, rank: int, workers: int, *, timeout: float) -> None:
-        """Connect to all processes.
-
-        Raises ``ConnectionLostError`` if a process does not connect within ``timeout`` seconds.
-        """
+        """Connect to all processes; raise ``ConnectionLostError`` if one does not join in ``timeout`` seconds."""
         self.rank, self.workers, self.communication_seconds = rank, workers, 0.0
         with detect_loss(_ANY_PROCESS):
             self._group = open_group(store, "all", rank, workers, timeout=timeout)

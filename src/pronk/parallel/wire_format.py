@@ -31,20 +31,16 @@ def _parsing(message_name: str) -> Generator[None]:
 
 
 def _serialize_segment(segment: Segment) -> list[Any]:
-    """Serialize a segment: its block table, and the tokens and parents of its tree."""
     block_table, tree = segment.block_table, segment.tree
     numbers = [block_table.length, block_table.num_released, segment.num_computed]
     return [*numbers, block_table.blocks, tree.tokens, tree.parents]
 
 
 def _parse_segment(values: Sequence[Any]) -> Segment:
-    """Parse the values of :func:`_serialize_segment`.
-
-    ``TokenTree.verify`` is not transmitted: here it is True for the root and False for all other nodes.
-    """
     length, num_released, computed, blocks, tokens, parents = values
     block_table = BlockTable(blocks, num_released, length)
     block_table.update_derived()
+    # ``verify`` is not transmitted: only the driver verifies.
     tree = TokenTree(tuple(tokens), tuple(parents), verify=(True,) + (False,) * (len(tokens) - 1))
     return Segment(block_table, tree, computed)
 
