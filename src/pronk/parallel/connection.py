@@ -97,7 +97,7 @@ class PeerMessage(NamedTuple):
 
 @contextmanager
 def detect_loss(other: str) -> Generator[None]:
-    """Raise ``ConnectionLostError`` if an exchange of messages with ``other``, in the ``with`` block, fails."""
+    """Raise ``ConnectionLostError`` if the ``with`` block, an exchange with ``other``, fails."""
     try:
         yield
     except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed message

@@ -1,4 +1,4 @@
-"""Messages of the driver to a worker, as JSON values and bytes: its rows, or layers, of a forward pass."""
+"""Messages of the driver to a worker, as JSON values and bytes: what to compute in a forward pass."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class WorkRequest:
 
     @classmethod
     def parse(cls, values: Sequence[Any], data: Array) -> WorkRequest:
-        """Parse the values of :meth:`serialize` and the bytes of ``kv_rows``; raise ``ValueError`` if malformed."""
+        """Parse the values of :meth:`serialize`, and ``kv_rows``; raise ``ValueError`` if malformed."""
         with _parsing("a share of a forward pass"):
             number, collect, moves, slots, rows = values
             kv_rows = data.reshape(len(slots), -1) if slots else None

@@ -83,7 +83,7 @@ class WorkerLoop:
         self._logits = list[Array]()  # logits of the last WORK request, per tree shard
 
     def run(self) -> None:
-        """Answer messages until the driver sends ``STOP``; raise ``ConnectionLostError`` if the connection is lost."""
+        """Answer messages until ``STOP``; raise ``ConnectionLostError`` if the connection is lost."""
         while True:
             message = self.peer.receive()
             if message.kind == MessageKind.STOP:

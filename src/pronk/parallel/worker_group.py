@@ -32,7 +32,8 @@ def is_launched(workers: int) -> bool:
 
 
 def check_launched(workers: int) -> None:
-    """Raise ``OptionError`` for ``workers=1`` in one of several processes of ``torchrun``: each would run all."""
+    """Raise ``OptionError`` for ``workers=1`` if ``torchrun`` launched several processes."""
+    # Each of these processes would run the whole program.
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if _LAUNCHED in os.environ else 1
     if workers == 1 < world_size:
         msg = f"workers: expected {world_size}, as torchrun has started, found 1; set workers to {world_size}"

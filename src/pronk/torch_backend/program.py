@@ -126,7 +126,7 @@ class TorchProgram(Program):
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         assert isinstance(cache, TorchCache)
         taps = to_tensor(weights.reshape(len(weights), -1).T.astype(np.float32)).to(self.device)
-        start = 0.0 if bias is None else to_tensor(bias.astype(np.float32)).to(self.device)
+        start = to_tensor(np.zeros(1, np.float32) if bias is None else bias.astype(np.float32)).to(self.device)
 
         def run(state: TorchPass) -> None:
             b, c, x = state.buffers["B"].chunk(3, dim=-1)
