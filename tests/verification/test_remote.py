@@ -230,7 +230,7 @@ def test_command(run: Run, tmp_path: Path) -> None:
 
 
 def test_interrupt_shows_the_checks_so_far(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_RouteVerifier, "check_stream", interrupted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,7 +14,7 @@ from pronk.models.decoder import forward_weights
 from pronk.sampling.params import Rule, SamplingParams
 from pronk.verification.distribution import NUM_DRAWN_TOKENS, SIGNIFICANCE, draw, judge_counts
 from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
-from pronk.verification.exact_distribution import ExactDistribution, choose_extended
+from pronk.verification.exact_distribution import choose_extended
 from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, select_fitting
 from pronk.verification.report import DrafterReport, VerifyReport
 from pronk.verification.rescoring import Rescoring, TextScorer, rescore
@@ -70,12 +70,25 @@ def verify_steps(
     tokens = len(MODES) * 2 * len(fitting) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
     meter = ProgressMeter(progress, len(proposers) * tokens)
     exact = choose_extended(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
-    checks = _Checks(llm, fitting, settings, meter, SIGNIFICANCE / len(proposers), TextScorer.make(llm, fitting), exact)
+    scorer, threshold = TextScorer.make(llm, fitting), SIGNIFICANCE / len(proposers)
+    reference: dict[str, list[GeneratedText]] = {}  # mode to the texts of plain decoding
     finished: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
-        for drafter_report in checks.check_drafter(name, proposer):
-            yield replace(report, drafters=(*finished, drafter_report))
-        finished = (*finished, drafter_report)
+        equality, rescoring = Equality(llm.exact), Rescoring(scorer.tolerance)
+        for mode, batch in product(MODES, (False, True)):
+            meter.begin(f"{name}: {mode}{', in a batch' if batch else ''}")
+            texts = generate_texts(llm, proposer, fitting, mode, settings, meter, batch=batch)
+            # The first drafter is plain decoding: its texts become the reference of all drafters.
+            equality = compare(llm, equality, reference.setdefault(mode, texts), texts)
+            rescoring = rescore(scorer, rescoring, texts)
+            result = DrafterReport(name, isinstance(proposer, Autoregressive), equality, rescoring)
+            yield replace(report, drafters=(*finished, result))
+        if exact is not None:
+            meter.begin(f"{name}: distribution")
+            drawn = draw(llm, exact, proposer, settings, meter)
+            result = replace(result, distribution=judge_counts(exact, drawn, threshold))
+            yield replace(report, drafters=(*finished, result))
+        finished = (*finished, result)
     yield replace(report, drafters=finished, complete=True)
 
 
@@ -90,37 +103,6 @@ def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> t
         else:
             fitting.append(name)
     return fitting, reasons
-
-
-@dataclass
-class _Checks:
-    """State of the checks of all drafters; ``reference`` maps a mode to the texts of plain decoding."""
-
-    llm: LLM
-    prompts: list[NamedPrompt]
-    settings: VerifySettings
-    meter: ProgressMeter
-    threshold: float
-    scorer: TextScorer
-    exact: ExactDistribution | None
-    reference: dict[str, list[GeneratedText]] = field(default_factory=dict)
-
-    def check_drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
-        """Yield the drafter's report after each group of texts; the test of the distribution comes last."""
-        plain = isinstance(proposer, Autoregressive)
-        equality, rescoring = Equality(self.llm.exact), Rescoring(self.scorer.tolerance)
-        for mode, batch in product(MODES, (False, True)):
-            self.meter.begin(f"{name}: {mode}{', in a batch' if batch else ''}")
-            texts = generate_texts(self.llm, proposer, self.prompts, mode, self.settings, self.meter, batch=batch)
-            # The first drafter is plain decoding: its texts become the reference of all drafters.
-            equality = compare(self.llm, equality, self.reference.setdefault(mode, texts), texts)
-            rescoring = rescore(self.scorer, rescoring, texts)
-            yield DrafterReport(name, plain, equality, rescoring)
-        if self.exact is not None:
-            self.meter.begin(f"{name}: distribution")
-            drawn = draw(self.llm, self.exact, proposer, self.settings, self.meter)
-            distribution = judge_counts(self.exact, drawn, self.threshold)
-            yield DrafterReport(name, plain, equality, rescoring, distribution)
 
 
 def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:

@@ -24,7 +24,7 @@ from pronk.verification.remote.client import (
     UnsupportedError,
 )
 from pronk.verification.remote.prompts import FILLERS, NEVER_SEEN
-from pronk.verification.remote.report import CheckResult, Difference, RemoteReport, RemoteSettings, compare
+from pronk.verification.remote.report import CheckResult, RemoteReport, RemoteSettings
 
 _NUM_SEEDS = 4  # number of seeds whose texts must not all be equal
 _TOP = 5  # number of likeliest tokens to report
@@ -87,39 +87,13 @@ def _run(verifier: _RouteVerifier, report: RemoteReport, name: str) -> CheckResu
             return CheckResult(name, verifier.route, "not supported")
         if result is not None and result.status != "passed":
             return CheckResult(name, verifier.route, "skipped", note=f"needs '{CHECKS[needed].title}'")
+    result = CheckResult(name, verifier.route)
     try:
-        comparison: _Comparison = getattr(verifier, f"check_{name}")()
+        getattr(verifier, f"check_{name}")(result)
     except UnsupportedError as error:
         failed = CHECKS[name].known and isinstance(error, ServerFaultError)
         return CheckResult(name, verifier.route, "failed" if failed else "not supported", note=str(error))
-    return comparison.result(name, verifier.route)
-
-
-@dataclass
-class _Comparison:
-    """Compared pairs of one check."""
-
-    tolerance: float = 0.0
-    num_compared: int = 0
-    differences: list[Difference] = field(default_factory=list)
-    failure: str = ""  # reason of a failure that is no difference of two answers
-    note: str = ""
-    largest: float | None = None  # largest difference of two log-probabilities
-
-    def add(self, expected: Answer, found: Answer, prompt: str, where: str) -> None:
-        self.num_compared += 1
-        if (difference := compare(expected, found, prompt, where, self.tolerance)) is not None:
-            self.differences.append(difference)
-        if expected.text == found.text and expected.tokens and found.tokens:
-            pairs = zip(expected.tokens, found.tokens, strict=False)
-            self.largest = max(self.largest or 0.0, *(abs(a.logprob - b.logprob) for a, b in pairs))
-
-    def result(self, name: str, route: Route) -> CheckResult:
-        failed = bool(self.differences or self.failure)
-        first = next(iter(self.differences), None)
-        counts = self.num_compared, len(self.differences)
-        note = self.failure or self.note
-        return CheckResult(name, route, "failed" if failed else "passed", *counts, first, note, self.largest)
+    return result
 
 
 @dataclass
@@ -134,23 +108,23 @@ class _RouteVerifier:
     _sampled: dict[tuple[str, int], Answer] = field(default_factory=dict)  # by name of the prompt and seed
     _reported: dict[str, Answer] = field(default_factory=dict)  # with log-probabilities, by name of the prompt
 
-    def check_repeat(self) -> _Comparison:
+    def check_repeat(self, result: CheckResult) -> None:
         """Send each prompt once before, because a server may cache it, then compare further answers."""
-        found = _Comparison()
         for name in self.texts:
             self._greedy(name)
             self._references[name] = self._greedy(name)
             for _ in range(self.settings.rounds):
-                found.add(self._references[name], self._greedy(name), name, "the same request again")
+                result.add(self._references[name], self._greedy(name), name, "the same request again")
         empty = [name for name, answer in self._references.items() if not answer.text]
-        found.note = f"no text after prompt {', '.join(empty)}" if empty else ""
-        found.failure = "all texts are empty" if len(empty) == len(self.texts) else ""
-        return found
+        if len(empty) == len(self.texts):
+            result.fail("all texts are empty")
+        elif empty:
+            result.note = f"no text after prompt {', '.join(empty)}"
 
-    def check_cache(self) -> _Comparison:
+    def check_cache(self, result: CheckResult) -> None:
         """Compare the first sight of a long text with later ones, when a part of it may be cached."""
         beginning, endings = NEVER_SEEN
-        found, cached = _Comparison(), list[int]()
+        cached = list[int]()
         for _ in range(self.settings.rounds):
             nonce = secrets.token_hex(4)
             prompts = [f"{beginning.format(nonce=nonce)}\n\n{ending}\n\n" for ending in endings]
@@ -158,36 +132,30 @@ class _RouteVerifier:
             for _ in range(2):
                 for prompt, before in zip(prompts, first, strict=True):
                     after = self._ask(prompt, self.settings.short * 2)
-                    found.add(before, after, f"Record {nonce} …", "a later sight of the prompt")
+                    result.add(before, after, f"Record {nonce} …", "a later sight of the prompt")
                     cached.append(after.cached_tokens or 0)
         if any(cached):
-            found.note = f"up to {max(cached)} cached tokens"
-        return found
+            result.note = f"up to {max(cached)} cached tokens"
 
-    def check_max_tokens(self) -> _Comparison:
-        found = _Comparison()
+    def check_max_tokens(self, result: CheckResult) -> None:
         for name in self.texts:
             self._greedy(name)
             short = self._greedy(name, self.settings.short)
             # The last token may end in the middle of a character.
             text, whole = short.text.rstrip("\ufffd"), self._references[name].text
             where = f"max_tokens {self.settings.short} instead of {self.settings.max_tokens}"
-            found.add(Answer(whole[: len(text)]), Answer(text), name, where)
+            result.add(Answer(whole[: len(text)]), Answer(text), name, where)
             if not text and whole:
-                found.failure = f"{where}: no text"
-        return found
+                result.fail(f"{where}: no text")
 
-    def check_stream(self) -> _Comparison:
-        found = _Comparison()
+    def check_stream(self, result: CheckResult) -> None:
         for name, text in self.texts.items():
             self._greedy(name)
             for _ in range(self.settings.rounds):
                 streamed = self.server.stream(self.route, text, self.settings.max_tokens)
-                found.add(self._references[name], streamed, name, "streamed")
-        return found
+                result.add(self._references[name], streamed, name, "streamed")
 
-    def check_n(self) -> _Comparison:
-        found = _Comparison()
+    def check_n(self, result: CheckResult) -> None:
         for name, text in self._some():
             self._greedy(name)
             samples = self.server.ask(self.route, text, self.settings.max_tokens, n=2)
@@ -195,72 +163,61 @@ class _RouteVerifier:
                 msg = f"n=2 was answered with {len(samples)} choices"
                 raise UnsupportedError(msg)
             for number, sample in enumerate(samples, 1):
-                found.add(self._references[name], sample, name, f"sample {number} of n=2")
-        return found
+                result.add(self._references[name], sample, name, f"sample {number} of n=2")
 
-    def check_batch(self) -> _Comparison:
-        found = self._compare_batch({(name,): answer for name, answer in self._references.items()}, self._greedy)
+    def check_batch(self, result: CheckResult) -> None:
+        self._compare_batch(result, {(name,): answer for name, answer in self._references.items()}, self._greedy)
         most = self._most_streams_at_once()
-        found.note = "the server ran one request at a time" if most == 1 else f"up to {most} texts at the same time"
+        result.note = "the server ran one request at a time" if most == 1 else f"up to {most} texts at the same time"
         if most is None:
-            found.note = (
-                "unknown how many texts the server generates at the same time, because concurrent streams failed"
-            )
-        return found
+            unknown = "unknown how many texts the server generates at the same time"
+            result.note = f"{unknown}, because concurrent streams failed"
 
-    def check_seed(self) -> _Comparison:
-        found = _Comparison()
+    def check_seed(self, result: CheckResult) -> None:
         for name, _ in self._some():
             self._greedy(name)
             for seed in self._seeds():
                 self._sampled[name, seed] = self._sample(name, seed)
             for seed in self._seeds()[: 1 + self.settings.rounds]:
-                found.add(self._sampled[name, seed], self._sample(name, seed), name, f"seed {seed} again")
-        return found
+                result.add(self._sampled[name, seed], self._sample(name, seed), name, f"seed {seed} again")
 
-    def check_seeds(self) -> _Comparison:
+    def check_seeds(self, result: CheckResult) -> None:
         """Check that not all seeds have the same text: otherwise equal texts of one seed show nothing."""
-        found = _Comparison()
         for name, _ in self._some():
             sampled = {self._sampled[name, seed].text for seed in self._seeds()}
-            found.num_compared += 1
+            result.comparisons += 1
             if len(sampled) == 1:
-                found.failure = f"{len(self._seeds())} seeds have the same text at temperature 1, prompt {name}"
-        return found
+                result.fail(f"{len(self._seeds())} seeds have the same text at temperature 1, prompt {name}")
 
-    def check_seed_batch(self) -> _Comparison:
-        wanted = dict([*self._sampled.items()][: self.settings.batch // 2])
-        return self._compare_batch(wanted, self._sample)
+    def check_seed_batch(self, result: CheckResult) -> None:
+        self._compare_batch(result, dict([*self._sampled.items()][: self.settings.batch // 2]), self._sample)
 
-    def check_logprobs(self) -> _Comparison:
+    def check_logprobs(self, result: CheckResult) -> None:
         """Compare log-probabilities of equal requests, and their text with that of a request without."""
-        found = _Comparison(self.settings.tolerance)
+        tolerance = self.settings.tolerance
         for name, _ in self._some():
             self._greedy(name)
             self._reported[name] = self._report(name)
-            found.add(self._references[name], self._reported[name], name, "with log-probabilities")
+            result.add(self._references[name], self._reported[name], name, "with log-probabilities")
             for _ in range(self.settings.rounds):
-                found.add(self._reported[name], self._report(name), name, "the same request again")
-        return found
+                result.add(self._reported[name], self._report(name), name, "the same request again", tolerance)
 
-    def check_logprobs_batch(self) -> _Comparison:
-        wanted = {(name,): answer for name, answer in self._reported.items()}
-        return self._compare_batch(wanted, self._report, self.settings.tolerance)
+    def check_logprobs_batch(self, result: CheckResult) -> None:
+        self._compare_batch(result, {(name,): answer for name, answer in self._reported.items()}, self._report)
 
-    def check_likeliest(self) -> _Comparison:
+    def check_likeliest(self, result: CheckResult) -> None:
         """Check that greedy tokens are the likeliest, and that no probabilities have a sum above 1."""
-        found, sums = _Comparison(), list[float]()
+        sums = list[float]()
         for name, answer in (self._reported or {name: self._report(name) for name, _ in self._some()}).items():
             for position, token in enumerate(answer.tokens):
-                found.num_compared += 1
+                result.comparisons += 1
                 sums.append(sum(map(exp, token.top)))
                 if sums[-1] > 1.0 + _ROUNDING:
-                    found.failure = f"probabilities with the sum {sums[-1]:.6f}, prompt {name}, token {position}"
+                    result.fail(f"probabilities with the sum {sums[-1]:.6f}, prompt {name}, token {position}")
                 elif token.top and token.logprob < max(token.top) - _ROUNDING:
                     values = f"{token.logprob:.4f}, the likeliest {max(token.top):.4f}"
-                    found.failure = f"token {token.text!r} has {values}, prompt {name}, token {position}"
-        found.note = f"sums of the likeliest up to {max(sums, default=0.0):.4f}"
-        return found
+                    result.fail(f"token {token.text!r} has {values}, prompt {name}, token {position}")
+        result.note = result.note or f"sums of the likeliest up to {max(sums, default=0.0):.4f}"
 
     def _some(self) -> list[tuple[str, str]]:
         """Return the prompts, by name, of checks that need more requests per prompt."""
@@ -289,18 +246,15 @@ class _RouteVerifier:
             raise UnsupportedError(msg)
         return answer
 
-    def _compare_batch(
-        self, expected: Mapping[Any, Answer], ask: Callable[..., Answer], tolerance: float = 0.0
-    ) -> _Comparison:
+    def _compare_batch(self, result: CheckResult, expected: Mapping[Any, Answer], ask: Callable[..., Answer]) -> None:
         """Compare answers to ``ask(*key)`` that run at the same time, among requests of other lengths."""
-        found, max_tokens = _Comparison(tolerance), self.settings.max_tokens
         others = [FILLERS[i % len(FILLERS)] for i in range(max(1, self.settings.batch - len(expected)))]
-        fillers = [partial(self._ask, text, max(1, int(share * max_tokens))) for text, share in others]
+        fillers = [partial(self._ask, text, max(1, int(share * self.settings.max_tokens))) for text, share in others]
         for _ in range(self.settings.rounds):
             answers = self.server.together([*(partial(ask, *key) for key in expected), *fillers])
             for ((name, *seed), wanted), answer in zip(expected.items(), answers, strict=False):
-                found.add(wanted, answer, name, f"seed {seed[0]} in a batch" if seed else "in a batch")
-        return found
+                where = f"seed {seed[0]} in a batch" if seed else "in a batch"
+                result.add(wanted, answer, name, where, self.settings.tolerance)
 
     def _most_streams_at_once(self) -> int | None:
         """Return the largest number of streams at the same time; ``None`` if the server cannot stream."""

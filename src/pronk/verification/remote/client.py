@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from operator import call
 from time import perf_counter
 from typing import Any, Literal, Self
 
@@ -137,8 +138,7 @@ class RemoteServer:
     def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
         """Run calls at the same time and return their results in order; raise the first error."""
         with ThreadPoolExecutor(len(calls)) as pool:
-            futures = [pool.submit(call) for call in calls]
-        return [future.result() for future in futures]
+            return list(pool.map(call, calls))
 
     def _body(self, route: Route, prompt: str, max_tokens: int, options: Mapping[str, Any]) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0.0, **options}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import zip_longest
 from platform import machine, system
 from typing import Any, Literal
 
@@ -60,10 +61,8 @@ class Difference:
 def compare(expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0) -> Difference | None:
     """Return the first difference of two answers, or ``None``, also in log-probabilities that both have."""
     if expected.text != found.text:
-        position = next(
-            (place for place, (a, b) in enumerate(zip(expected.text, found.text, strict=False)) if a != b),
-            min(len(expected.text), len(found.text)),
-        )
+        pairs = enumerate(zip_longest(expected.text, found.text))
+        position = next(place for place, (a, b) in pairs if a != b)
         quoted = [repr(text[max(0, position - 8) : position + _EXCERPT]) for text in (expected.text, found.text)]
         return Difference("text", prompt, where, position, *quoted)
     for position, (a, b) in enumerate(zip(expected.tokens, found.tokens, strict=False)):
@@ -72,18 +71,31 @@ def compare(expected: Answer, found: Answer, prompt: str, where: str, tolerance:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckResult:
     """Result of one check on one route."""
 
     check: str  # key of the check
     route: Route
-    status: Status
+    status: Status = "passed"
     comparisons: int = 0  # number of compared pairs
     differences: int = 0  # number of pairs that differ
     first: Difference | None = None
-    note: str = ""  # the server's answer if it does not support the check, the reason of a skip, or a measurement
+    note: str = ""  # server's answer if it does not support the check, reason of a failure or skip, or a measurement
     max_logprob_difference: float | None = None
+
+    def add(self, expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0) -> None:
+        """Compare two answers that should be equal; for the arguments, see :func:`compare`."""
+        self.comparisons += 1
+        if (difference := compare(expected, found, prompt, where, tolerance)) is not None:
+            self.status, self.differences, self.first = "failed", self.differences + 1, self.first or difference
+        if expected.text == found.text and expected.tokens and found.tokens:
+            gaps = (abs(a.logprob - b.logprob) for a, b in zip(expected.tokens, found.tokens, strict=False))
+            self.max_logprob_difference = max(self.max_logprob_difference or 0.0, *gaps)
+
+    def fail(self, reason: str) -> None:
+        """Fail for a reason that is no difference of two answers."""
+        self.status, self.note = "failed", reason
 
     @property
     def kind(self) -> str | None:
