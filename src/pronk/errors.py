@@ -81,10 +81,12 @@ class ClosedError(PronkError):
     """The model is closing or closed and accepts no requests."""
 
 
-def refuse(source: object, problem: str, error: type[PronkError] = CheckpointError) -> NoReturn:
+def refuse(
+    source: object, problem: str, error: type[PronkError] = CheckpointError, cause: Exception | None = None
+) -> NoReturn:
     """Raise ``error`` with the message ``SOURCE: PROBLEM``; the source is a path or an option."""
     msg = f"{source}: {problem}"
-    raise error(msg)
+    raise error(msg) from cause
 
 
 @contextmanager
@@ -95,5 +97,9 @@ def locate_error(
     try:
         yield
     except caught as problem:
-        msg = f"{source}: {problem}{remedy}"
-        raise error(msg) from problem
+        refuse(source, f"{problem}{remedy}", error, problem)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message; without a message, the name of its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

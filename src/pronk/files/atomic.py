@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pronk.errors import CheckpointError, PronkError
+from pronk.errors import CheckpointError, PronkError, refuse
 
 _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -115,8 +115,7 @@ def convert_write_errors(path: Path, content: str, *error_types: type[Exception]
     except PronkError:  # already has a message for the user
         raise
     except write_errors as error:
-        msg = f"{path}: expected to write {content}, found {_describe(error)}"
-        raise CheckpointError(msg) from error
+        refuse(path, f"expected to write {content}, found {_describe(error)}", CheckpointError, error)
 
 
 def _describe(error: Exception) -> str:

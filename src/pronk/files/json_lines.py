@@ -32,8 +32,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        msg = f"{path}, line {number}: expected one JSON object a line, found {error}"
-        raise OptionError(msg) from error
+        refuse(f"{path}, line {number}", f"expected one JSON object a line, found {error}", OptionError, error)
     if not isinstance(row, dict):
         refuse(f"{path}, line {number}", f"expected a JSON object, found {type(row).__name__}", OptionError)
     return row

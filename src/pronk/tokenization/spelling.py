@@ -22,6 +22,7 @@ Prefix = Literal["never", "first", "always"]
 _LISTS = ("normalizers", "pretokenizers", "decoders")  # a Sequence has its components under one of these keys
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
+_REPLACE_SPACE = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ def spell(tokenizer: Tokenizer) -> Spelling:
     texts: dict[int, bytes] = {}
     if "ByteLevel" in types:
         alphabet = _byte_alphabet()
-        texts = {i: _byte_level_bytes(tokens[i], alphabet) for i in sorted(tokens)}
-    elif "Metaspace" in types or any(_replaces_space(component) for component in decoders):
+        for i, token in sorted(tokens.items()):  # UTF-8 for a token with characters that the alphabet lacks
+            texts[i] = bytes(alphabet[c] for c in token) if alphabet.keys() >= {*token} else token.encode()
+    elif "Metaspace" in types or any(component.items() >= _REPLACE_SPACE.items() for component in decoders):
         byte_tokens = {i: int(match[1], 16) for i, token in tokens.items() if (match := _BYTE.fullmatch(token))}
         byte_tokens = byte_tokens if "ByteFallback" in types else {}
         texts = {i: tokens[i].replace(_SPACE, " ").encode() for i in sorted(tokens) if i not in byte_tokens}
@@ -84,20 +86,10 @@ def _remove_prefix(component: dict[str, Any] | None) -> dict[str, Any] | None:
 def _prefix(components: list[dict[str, Any]]) -> Prefix:
     for component in components:
         if component["type"] == "Metaspace":
-            scheme: Prefix = component["prepend_scheme"]
-            return scheme
+            return component["prepend_scheme"]
         if component["type"] == "Prepend" or (component["type"] == "ByteLevel" and component["add_prefix_space"]):
             return "always"
     return "never"
-
-
-def _replaces_space(decoder: dict[str, Any]) -> bool:
-    return decoder["type"] == "Replace" and decoder["pattern"] == {"String": _SPACE} and decoder["content"] == " "
-
-
-def _byte_level_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
-    """Return the bytes of a byte-level token; UTF-8 if it has characters that the alphabet lacks."""
-    return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token.encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -6,6 +6,7 @@ The complete text is a function of the token sequence alone, however the sequenc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from pronk.errors import OptionError, refuse
 from pronk.tokenization.tokenizer import Tokenizer
@@ -35,13 +36,8 @@ class IncrementalDecoder:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []
-        # Skip special tokens, which have no text.
-        for token in reversed(prompt):
-            if len(self._window) == _CONTEXT:
-                break
-            if tokenizer.token_text(token) is not None:
-                self._window.insert(0, token)
+        with_text = (token for token in reversed(prompt) if tokenizer.token_text(token) is not None)  # not special
+        self._window = [*islice(with_text, _CONTEXT)][::-1]
         self._returned = tokenizer.decode(self._window)  # beginning of the window's text that was returned already
         self._num_done = len(self._window)  # number of tokens at the window's start whose whole text was returned
 

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
-from pronk.errors import PromptError, TokenizerError
+from pronk.errors import PromptError, TokenizerError, first_line, refuse
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.tokenization.chat.messages import (
@@ -31,6 +31,7 @@ class Tokenizer:
     """A tokenizer with its chat template.
 
     ``special_tokens`` are the texts of special tokens by the names that templates use (``bos_token``, …).
+    ``chat_template`` is the Jinja source of the chat template; ``None`` if the model has none, and no :meth:`chat`.
     ``tool_template`` replaces ``chat_template`` in conversations with tools. ``template_key`` is the place of the
     template in the model's files, for error messages.
     """
@@ -48,8 +49,10 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
+        self.chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
-        self._chat_template, self._tool_template, self._template_key = chat_template, tool_template, template_key
+        self._tool_template, self._template_key = tool_template, template_key
+        self._templates: dict[str, ChatTemplate] = {}  # compiled templates by their sources
         self._token_texts: dict[int, str | None] = {}  # results of :meth:`token_text`
 
     @classmethod
@@ -63,30 +66,31 @@ class Tokenizer:
             from pronk.quantization.gguf.tokenizer import read_tokenizer  # noqa: PLC0415 - for GGUF files only
 
             backend, largest_id, special, template = read_tokenizer(opened or GgufCheckpoint(folder))
-            _check_vocabulary(largest_id, folder, vocab_size)
             key = "tokenizer.chat_template in the metadata of the GGUF file"
-            return cls(backend, special_tokens=special, chat_template=template, template_key=key)
-        config = _read_optional(folder / "tokenizer_config.json")
-        special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
-        backend = _read_backend(folder / "tokenizer.json")
-        largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        _check_vocabulary(largest_id, folder, vocab_size)
-        templates = _find_templates(folder, config)
-        return cls(
-            backend,
-            special_tokens=special,
-            chat_template=templates.get("default"),
-            tool_template=templates.get("tool_use"),
-        )
+            loaded = cls(backend, special_tokens=special, chat_template=template, template_key=key)
+        else:
+            config = _read_optional(folder / "tokenizer_config.json")
+            special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
+            backend, templates = _read_backend(folder / "tokenizer.json"), _find_templates(folder, config)
+            largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+            chat_template, tool_template = templates.get("default"), templates.get("tool_use")
+            loaded = cls(backend, special_tokens=special, chat_template=chat_template, tool_template=tool_template)
+        if vocab_size is not None and largest_id >= vocab_size:
+            msg = (
+                f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary has {vocab_size}, "
+                f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to this model"
+            )
+            raise TokenizerError(msg)
+        return loaded
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json``, which :meth:`load` and transformers read."""
         self.backend.save(str(folder / "tokenizer.json"))
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special_tokens}
-        templates = {"default": self._chat_template, "tool_use": self._tool_template}
+        templates = {"default": self.chat_template, "tool_use": self._tool_template}
         given = [{"name": name, "template": text} for name, text in templates.items() if text is not None]
         if given:
-            config["chat_template"] = self._chat_template if len(given) == 1 and self._chat_template else given
+            config["chat_template"] = self.chat_template if len(given) == 1 and self.chat_template else given
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
     @property
@@ -103,7 +107,7 @@ class Tokenizer:
     @cached_property
     def digest(self) -> str:
         """Hash of tokenizer, special tokens and chat templates, 16 hexadecimal digits."""
-        templates = [self._chat_template, self._tool_template]
+        templates = [self.chat_template, self._tool_template]
         rest = json.dumps([self._special_tokens, templates], sort_keys=True)
         return hashlib.sha256(f"{self.backend.to_str()}{rest}".encode()).hexdigest()[:16]
 
@@ -138,21 +142,14 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({reason})"
+            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({first_line(error)})"
             raise PromptError(msg) from error
-        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the chat template; ``None`` if the model has none, and no :meth:`chat`."""
-        return self._chat_template
 
     def chat(
         self,
@@ -172,7 +169,12 @@ class Tokenizer:
             TokenizerError: the chat template is missing or damaged.
             PromptError: the messages are malformed, rejected by the template, or exceed a limit.
         """
-        template = self._template if tools is None or self._tool_template is None else self._template_of_tools
+        source = self.chat_template if tools is None or self._tool_template is None else self._tool_template
+        if source is None:
+            refuse("the model has no chat template", f"expected {self._template_key}, found none", TokenizerError)
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source, self._special_tokens)
+        template = self._templates[source]
         return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options)
 
     def chat_ids(
@@ -216,17 +218,6 @@ class Tokenizer:
         tokens = self.backend.get_added_tokens_decoder().values()
         return tuple(token.content for token in tokens if token.special and token.content)
 
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        if self._chat_template is None:
-            msg = f"the model has no chat template: expected {self._template_key}, found none"
-            raise TokenizerError(msg)
-        return ChatTemplate(self._chat_template, self._special_tokens)
-
-    @cached_property
-    def _template_of_tools(self) -> ChatTemplate:
-        return ChatTemplate(str(self._tool_template), self._special_tokens)
-
     def _id_of(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)
@@ -247,8 +238,9 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the tokenizers package raises Exception itself
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
+        msg = (
+            f"{path}: expected a tokenizer, found an unreadable file ({first_line(error)}); restore it from its source"
+        )
         raise TokenizerError(msg) from error
 
 
@@ -267,8 +259,7 @@ def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         try:
             return {"default": path.read_text(encoding="utf-8")}
         except ValueError as error:
-            msg = f"{path}: expected text in UTF-8, found other bytes"
-            raise TokenizerError(msg) from error
+            refuse(path, "expected text in UTF-8, found other bytes", TokenizerError, error)
     source = config.get("chat_template")
     if source is None or isinstance(source, str):
         return {} if source is None else {"default": source}
@@ -277,13 +268,3 @@ def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     except (TypeError, KeyError) as error:
         msg = f"{folder}: expected chat_template to be a string or a list of names and templates, found {source!r:.60}"
         raise TokenizerError(msg) from error
-
-
-def _check_vocabulary(largest_id: int, folder: Path, vocab_size: int | None) -> None:
-    """Raise a :class:`TokenizerError` if the largest id is not below ``vocab_size``; ``None`` allows all."""
-    if vocab_size is not None and largest_id >= vocab_size:
-        msg = (
-            f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary has {vocab_size}, "
-            f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to this model"
-        )
-        raise TokenizerError(msg)

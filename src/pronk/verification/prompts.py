@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pronk.checks import check_integer
-from pronk.errors import OptionError, PromptError
+from pronk.errors import OptionError, PromptError, refuse
 from pronk.llm import LLM
 from pronk.sampling.params import Rule, SamplingParams
 
@@ -39,8 +39,7 @@ class VerifySettings:
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, 1)
         if self.samples != 0 and self.samples < MIN_SAMPLES:
-            msg = f"samples: expected 0 or at least {MIN_SAMPLES}, found {self.samples}"
-            raise OptionError(msg)
+            refuse("samples", f"expected 0 or at least {MIN_SAMPLES}, found {self.samples}", OptionError)
         check_integer("seed", self.seed, 0, 2**63 - 1)
         SamplingParams(rule=self.rule)  # raises if the rule is unknown
 

@@ -97,21 +97,15 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005 - without a zone, as in transformers
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    extensions = [loopcontrols, _Generation]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {
-        "dict": _DictFunction(),
-        "namespace": _PublicNamespace,
-        "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
-    }
-    del environment.globals["lipsum"]  # the function lipsum returns random text
-    return environment
-
-
-_JINJA = _environment()
+_JINJA = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+_JINJA.filters["tojson"] = _tojson
+_JINJA.globals |= {
+    "dict": _DictFunction(),
+    "namespace": _PublicNamespace,
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
+}
+del _JINJA.globals["lipsum"]  # the function lipsum returns random text
 
 
 @lru_cache(8)  # a model has one or two templates
@@ -130,14 +124,6 @@ def _is_content(node: nodes.Node) -> bool:
         return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
     # an attribute ``m.content``, or a variable ``content``
     return getattr(node, "attr" if isinstance(node, nodes.Getattr) else "name", None) == "content"
-
-
-def _limit_memory(size: int) -> None:
-    """Limit the address space to ``size`` bytes, where the system enforces it (Linux)."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # without it, the time limit still holds
-        import resource  # noqa: PLC0415 - not on Windows
-
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def _answer(line: bytes) -> bytes:
@@ -159,7 +145,11 @@ def _answer(line: bytes) -> bytes:
 
 
 def _main(time_limit: float, memory_limit: int) -> None:
-    _limit_memory(memory_limit)
+    # Limit the address space where the system enforces it (Linux). Without it, the time limit still holds.
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # noqa: PLC0415 - not on Windows
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C, and may go on
     reply = b"ready"
     while True:

@@ -44,7 +44,7 @@ from typing import Any, Literal
 from pronk.errors import OptionError, refuse
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
 from pronk.tokenization.chat.calls import AFTER_NAME, BEFORE_NAME, OPENINGS
-from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, TokenSymbols, ToolDialect, ranges
+from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, TokenSymbols, ToolDialect
 from pronk.tokenization.chat.keywords import keyword_rules
 
 # Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins with thoughts.
@@ -83,21 +83,17 @@ class AnswerGrammar:
         has_headers = self.reasoning is not None and (thinking != "never" or bool(self.reasoning.before_text))
         if not schemas and (form is None or not has_headers):
             return form
-        rules = [self._start(thinking), *self._thoughts(thinking)]
+        rules = [self._start(thinking)]
+        rules += [] if thinking == "never" or self.reasoning is None else self._until("thoughts", self.reasoning.end)
         rules += ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
         rules += self._answer(schemas, form, allow_text=allow_text, allow_multiple=allow_multiple)
         return Guide(grammar="\n".join(rules))
 
     @property
-    def _markers(self) -> list[str]:
-        """Markers that free text does not contain."""
-        reasoning, dialect = self.reasoning, self.dialect
-        return [*([dialect.begin] if dialect else []), *([reasoning.begin, reasoning.end] if reasoning else [])]
-
-    @property
     def _other_ids(self) -> str:
-        """Tokens of free text that grammars match by id only: ``<[5]>``, or nothing."""
-        return ranges(self.symbols.other_ids(*self._markers))
+        """Tokens of free text, which has no markers, that grammars match by id only: ``<[5]>``, or nothing."""
+        calls = [self.dialect.begin] if self.dialect else []
+        return self.symbols.other_ids(*calls, *([self.reasoning.begin, self.reasoning.end] if self.reasoning else []))
 
     @property
     def _others(self) -> str:
@@ -122,15 +118,12 @@ class AnswerGrammar:
         begin = "" if thinking == "open" else f"{self.symbols.grammar(reasoning.begin)} "
         return f"start: ({begin}thoughts {gap}){'' if thinking == 'open' else '?'} answer"
 
-    def _thoughts(self, thinking: Thinking) -> list[str]:
-        return [] if thinking == "never" or self.reasoning is None else self._until("thoughts", self.reasoning.end)
-
     def _until(self, rule: str, marker: str) -> list[str]:
         """Return the rules for free text up to a marker and for the marker itself."""
         alternatives, rules = [], []
-        if self.symbols.is_id_only(marker):
+        if marker in self.symbols.id_only:
             alternatives.append(f"text {self.symbols.grammar(marker)}")
-        if not self.symbols.is_special(marker):
+        if marker not in self.symbols.of_marker:
             alternatives.append(f"{self._others} {rule}_marker")
             rules.append(f"{rule}_marker[lazy]: TEXT {json.dumps(marker)}")
         return [f"{rule}: {' | '.join(alternatives)}", *rules]
@@ -184,9 +177,9 @@ class AnswerGrammar:
     def _first_call(self, marker: str) -> list[str]:
         """Return the rules for text up to the first marker that does not begin like a call without markers."""
         alternatives, rules = [], []
-        if self.symbols.is_id_only(marker):
+        if marker in self.symbols.id_only:
             alternatives.append(f"first {self.symbols.grammar(marker)}")
-        if not self.symbols.is_special(marker):
+        if marker not in self.symbols.of_marker:
             alternatives.append("first_call_marker")
             alternatives += [f"{self._first_others} call_start_marker"] if self._other_ids else []
             rules += ["first_call_marker[lazy]: MARKED", f"MARKED: (TEXT {json.dumps(marker)}) & ~BARE"]

@@ -48,8 +48,8 @@ class JsonEnd:
         """Whether all brackets are closed."""
         return self._depth == 0
 
-    def read(self, text: str, at: int) -> int:
-        """Read from an offset up to the last bracket or the end of ``text``; return the next offset."""
+    def read(self, text: str, at: int) -> tuple[int, str]:
+        """Read from an offset up to the last bracket or the end; return the next offset, and the text read."""
         stop = at
         while stop < len(text):
             if self._escaped:
@@ -57,20 +57,17 @@ class JsonEnd:
                 continue
             match = (_INSIDE_STRING if self._quoted else _OUTSIDE_STRING).search(text, stop)
             if match is None:
-                return len(text)
-            self._update(match[0])
-            stop = match.end()
-            if self.found:
-                break
-        return stop
-
-    def _update(self, mark: str) -> None:
-        if mark == "\\":
-            self._escaped = True
-        elif mark == '"':
-            self._quoted = not self._quoted
-        else:
-            self._depth += 1 if mark in "{[" else -1
+                return len(text), text[at:]
+            mark, stop = match[0], match.end()
+            if mark == "\\":
+                self._escaped = True
+            elif mark == '"':
+                self._quoted = not self._quoted
+            else:
+                self._depth += 1 if mark in "{[" else -1
+                if self.found:
+                    break
+        return stop, text[at:stop]
 
 
 class CallReader:
@@ -88,11 +85,8 @@ class CallReader:
         self._before_name = {f"{each}{text(dialect.before_name)}" for each in (after_begin, after_begin.lstrip(" "))}
         self._before_ident = text(dialect.before_ident)
         self._before_arguments = text(dialect.before_arguments)
-        # Symbols before the first one of the arguments; method to call after them.
-        if dialect.has_keywords:
-            self._openings = {self._before_arguments: self._begin_keywords}
-        else:
-            self._openings = {self._before_arguments + "{": self._begin_arguments}
+        # Symbols up to the beginning of the arguments; method to call after them.
+        self._openings = {self._before_arguments + ("" if dialect.has_keywords else "{"): self._begin_arguments}
         self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
         next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
         self._next_call = next_call if dialect.separator else ""
@@ -105,7 +99,7 @@ class CallReader:
         self._before = ""  # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
         self._name = ""  # the name of the tool as far as it was read
         self.in_call = False  # whether the text read last is within a call, after the name of the tool
-        self._arguments, self._keywords = JsonEnd(), KeywordArguments()
+        self._arguments: JsonEnd | KeywordArguments = JsonEnd()
         # State of the parser: the method that reads the text from an offset on and returns the next offset.
         self._read: Callable[[str, int], int] = self._read_text
         if dialect.marker_optional:
@@ -210,32 +204,21 @@ class CallReader:
         return at
 
     def _begin_arguments(self) -> None:
-        self._arguments, self._read = JsonEnd(), self._read_arguments
-        self._read_arguments("{", 0)
+        self._read = self._read_arguments
+        if self._dialect.has_keywords:
+            self._arguments = KeywordArguments()
+        else:
+            self._arguments = JsonEnd()
+            self._read_arguments("{", 0)
 
     def _read_arguments(self, text: str, at: int) -> int:
-        stop = self._arguments.read(text, at)
-        if stop > at:
-            self._output.append(CallPart(self._num_calls - 1, plain_text(text[at:stop])))
-        if self._arguments.found:
-            self._expect_end()
-        return stop
-
-    def _begin_keywords(self) -> None:
-        self._keywords, self._read = KeywordArguments(), self._read_keywords
-
-    def _read_keywords(self, text: str, at: int) -> int:
-        stop, arguments = self._keywords.read(text, at)
+        stop, arguments = self._arguments.read(text, at)
         if arguments:
-            self._output.append(CallPart(self._num_calls - 1, arguments))
-        if self._keywords.found:
-            self._expect_end()
+            self._output.append(CallPart(self._num_calls - 1, plain_text(arguments)))
+        if self._arguments.found:  # the end marker or the next call follows
+            next_call = {self._next_call: self._begin_name} if self._next_call else {}
+            self._expect({self._end_of_call: self._end, **next_call})
         return stop
-
-    def _expect_end(self) -> None:
-        """Begin to read what follows the arguments of a call: the end marker, or the next call."""
-        next_call = {self._next_call: self._begin_name} if self._next_call else {}
-        self._expect({self._end_of_call: self._end, **next_call})
 
     def _end(self) -> None:
         self._read, self.in_call = self._read_text, False
@@ -312,8 +295,8 @@ class BareCallReader:
         return True
 
     def _read_arguments(self, symbols: str, at: int) -> int:
-        stop = self._end.read(symbols, at)
-        self._arguments.append(symbols[at:stop])
+        stop, arguments = self._end.read(symbols, at)
+        self._arguments.append(arguments)
         return stop
 
     def flush(self) -> list[CallPart]:

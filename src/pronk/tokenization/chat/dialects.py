@@ -47,10 +47,11 @@ class TokenSymbols:
         self._tokenizer = tokenizer
         added = tokenizer.backend.get_added_tokens_decoder()
         special = {token.content: token_id for token_id, token in added.items() if token.special}
-        self._names = {name: chr(_FIRST + number) for number, name in enumerate(_MARKERS) if name in special}
-        self._symbols = {special[name]: symbol for name, symbol in self._names.items()}
-        # Tokens that llguidance matches by their ids only, not by their texts.
-        self._id_only = {
+        # Symbols of the markers that are special tokens, which decoded texts lack.
+        self.of_marker = {name: chr(_FIRST + number) for number, name in enumerate(_MARKERS) if name in special}
+        self._symbols = {special[name]: symbol for name, symbol in self.of_marker.items()}
+        # Ids of the added tokens that llguidance matches by their ids only, not by their texts.
+        self.id_only = {
             token.content: token_id
             for token_id, token in added.items()
             if token.special or (token.content.startswith("<") and token.content.endswith(">"))
@@ -68,47 +69,35 @@ class TokenSymbols:
 
     def of_text(self, text: str) -> str:
         """Return the symbols of a text with markers, such as ``[TOOL_CALLS]add[ARGS]``."""
-        for name, symbol in self._names.items():
+        for name, symbol in self.of_marker.items():
             text = text.replace(name, symbol)
         return text
-
-    def is_id_only(self, text: str) -> bool:
-        """Return whether grammars match the marker ``text`` by the id of an added token."""
-        return text in self._id_only
-
-    def is_special(self, text: str) -> bool:
-        """Return whether the marker ``text`` is a special token, which decoded texts lack."""
-        return text in self._names
 
     def grammar(self, text: str) -> str:
         """Return the Lark expression of a text with markers: ``"a" <[7]> "b"``; ``""`` for an empty text."""
         if not text:
             return ""
-        names = [re.escape(name) for name in _MARKERS if name in self._id_only]
+        names = [re.escape(name) for name in _MARKERS if name in self.id_only]
         parts = re.split(f"({'|'.join(names)})", text) if names else [text]
-        return " ".join(self._part(part) for part in parts if part)
+        return " ".join(
+            f"<[{self.id_only[part]}]>" if part in self.id_only else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part
+        )
 
-    def other_ids(self, *markers: str) -> frozenset[int]:
-        """Return the ids of id-only tokens without those of ``markers`` and of the end of text."""
-        named = {self._id_only[marker] for marker in markers if marker in self._id_only}
-        return frozenset(self._id_only.values()) - {*self._tokenizer.eos_ids} - named
-
-    def _part(self, text: str) -> str:
-        return f"<[{self._id_only[text]}]>" if text in self._id_only else json.dumps(text, ensure_ascii=False)
+    def other_ids(self, *markers: str) -> str:
+        """Return the id-only tokens but ``markers`` and the end of text as a Lark expression: ``<[3,7-9]>``."""
+        ids = {token_id for text, token_id in self.id_only.items() if text not in markers} - {*self._tokenizer.eos_ids}
+        spans = []
+        for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
+            run = [token for _, token in group]
+            spans.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+        return f"<[{','.join(spans)}]>" if spans else ""
 
 
 def plain_text(symbols: str) -> str:
     """Return symbols without those of special tokens."""
     return _SURROGATES.sub("", symbols)
-
-
-def ranges(ids: frozenset[int]) -> str:
-    """Return token ids in the syntax of grammars: ``<[3,7-9]>`` for 3, 7, 8 and 9."""
-    spans = []
-    for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
-        run = [token for _, token in group]
-        spans.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
-    return f"<[{','.join(spans)}]>" if spans else ""
 
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # names of tools that OpenAI's API allows
@@ -269,7 +258,7 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         *_, match = None, *re.finditer(row.template, with_call)  # the last match: templates may show examples
         if match is not None:
             changes: dict[str, Any] = {name: text for name, text in match.groupdict().items() if text is not None}
-            if row.marker_optional and not TokenSymbols(tokenizer).is_id_only(row.begin):
+            if row.marker_optional and row.begin not in TokenSymbols(tokenizer).id_only:
                 changes["begin"] = ""
             return replace(row, **changes)
     shown = with_call[: with_call.rindex(_PROBE) + len(_PROBE)][-40:]

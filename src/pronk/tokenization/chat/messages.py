@@ -34,8 +34,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
         msg = f"messages: expected a list of objects with 'role' and 'content', found {_describe(messages)}"
         raise PromptError(msg)
     if not messages:
-        msg = "messages: expected at least one message with 'role' and 'content', found none"
-        raise PromptError(msg)
+        refuse("messages", "expected at least one message with 'role' and 'content', found none", PromptError)
     return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -190,8 +189,10 @@ def disguise(
     if not names:
         return _map_texts(messages, str, str), {}
     name_pattern, prefixes, longest = _patterns(frozenset(names))
-    used_names = sorted({name for text in _texts(messages) for name in name_pattern.findall(text)})
-    taken = {character for text in _texts(messages) for character in text if ord(character) in _PRIVATE}
+    texts = list[str]()
+    _map_texts(messages, texts.append, texts.append)
+    used_names = sorted({name for text in texts for name in name_pattern.findall(text)})
+    taken = {character for text in texts for character in text if ord(character) in _PRIVATE}
     free = (chr(code) for code in _PRIVATE if chr(code) not in taken)
     characters = dict(zip(["", *used_names], free, strict=False))
     if len(characters) <= len(used_names):
@@ -241,19 +242,7 @@ def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], i
     return re.compile(alternatives), prefixes, max(map(len, names)) - 1
 
 
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)
-
-
-def _map_texts(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:
+def _map_texts(value: Any, change: Callable[[str], object], change_key: Callable[[str], object]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,17 @@ class Renderer:
             child = self._child
             if child is None or child.poll() is not None:
                 child = self._start()
-            reply = _exchange(child, line)
+            assert child.stdin is not None
+            assert child.stdout is not None
+            reply = b""
+            with suppress(OSError):  # the process has ended
+                child.stdin.write(line + b"\n")
+                child.stdin.flush()
+                reply = child.stdout.readline()
             if not reply:
                 self._stop()
                 return {"over_limit": True}
-        result: dict[str, Any] = json.loads(reply.decode("utf-8", "surrogatepass"))
-        return result
+        return json.loads(reply.decode("utf-8", "surrogatepass"))
 
     def close(self) -> None:
         """End the child process; the next request starts another one."""
@@ -102,18 +108,6 @@ class Renderer:
     def _forget(self) -> None:
         """Forget the child process in a fork of this process: two processes cannot share the child's pipes."""
         self._lock, self._child = threading.Lock(), None
-
-
-def _exchange(child: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a request to the child process; return the reply, or ``b""`` if the process has ended."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(line + b"\n")
-        child.stdin.flush()
-        return child.stdout.readline()
-    except OSError:
-        return b""
 
 
 def _to_dict(value: object) -> dict[Any, Any]:
@@ -270,7 +264,5 @@ class ChatTemplate:
             )
             raise PromptError(msg)
         if "error" in reply:
-            msg = f"the model's chat template refuses these messages: {reply['error']}"
-            raise PromptError(msg)
-        text: str = reply["text"]
-        return text
+            refuse("the model's chat template refuses these messages", reply["error"], PromptError)
+        return reply["text"]

@@ -195,8 +195,8 @@ class ChannelReader:
         elif self._is_object and self._arguments.found:
             return  # text after the last brace
         if text:
-            stop = self._arguments.read(text, 0) if self._is_object else len(text)
-            output.append(CallPart(self._num_calls - 1, text[:stop]))
+            _, arguments = self._arguments.read(text, 0) if self._is_object else (None, text)
+            output.append(CallPart(self._num_calls - 1, arguments))
 
     def _part(self, text: str) -> str | Thought:
         return Thought(text) if self._kind == "thought" else text
