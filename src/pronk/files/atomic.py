@@ -20,8 +20,6 @@ import numpy as np
 
 from pronk.errors import CheckpointError, PronkError, refuse
 
-_FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-
 
 @contextmanager
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
@@ -120,7 +118,7 @@ def convert_write_errors(path: Path, content: str, *error_types: type[Exception]
 
 def _describe(error: Exception) -> str:
     problem = error.strerror if isinstance(error, OSError) and error.strerror else (str(error).splitlines() or ["?"])[0]
-    if isinstance(error, OSError) and error.errno not in (*_FULL_DISK_ERRORS, None):
+    if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, None):
         return f"{problem}; choose a writable folder"
     return f"{problem}; make room and give the same command again"
 

@@ -19,10 +19,6 @@ def render_card(package: str, card: str, **facts: Any) -> str:
     environment.filters |= {
         "cell": lambda text: str(text).replace("|", "/"),
         "count": lambda tokens: f"{tokens / 1e6:.2f} M" if tokens >= 1e5 else f"{tokens:.0f}",
-        "percent": _percent,
+        "percent": lambda share, digits=0: f"{share:.{digits}%}",
     }
     return environment.get_template(f"{card}.md.j2").render(facts)
-
-
-def _percent(share: float, digits: int = 0) -> str:
-    return f"{share:.{digits}%}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any
@@ -81,14 +81,14 @@ class Divergence:
     near_tie: bool = False
 
 
-def find_divergence(
-    llm: LLM, plain: Completion, other: Completion, params: SamplingParams, labels: tuple[str, str, bool]
-) -> Divergence | None:
+def find_divergence(llm: LLM, reference: GeneratedText, text: GeneratedText) -> Divergence | None:
     """Return the first difference between plain decoding and another text of the same prompt, or ``None``.
 
     ``None`` means that the texts are equal. If the drafter raised, the engine completed the text without it; this
-    counts as a difference. ``labels`` are the fields ``prompt``, ``mode`` and ``batch`` of the result.
+    counts as a difference.
     """
+    assert (reference.prompt, reference.params) == (text.prompt, text.params)
+    plain, other, labels = reference.completion, text.completion, (text.prompt.id, text.mode, text.batch)
     pairs = enumerate(zip_longest(plain.token_ids, other.token_ids))
     if other.stats.draft_error is not None:
         return Divergence(*labels, len(plain.token_ids), f"its drafter raised {other.stats.draft_error}")
@@ -100,7 +100,7 @@ def find_divergence(
         same = reasons[0] == reasons[1]
         what = "another text of the same tokens" if same else f"finish {reasons[1]}, expected {reasons[0]}"
         return Divergence(*labels, len(plain.token_ids), what)
-    (recorder,) = score_next(llm, plain.prompt_token_ids, [plain.token_ids[:position]], params)
+    (recorder,) = score_next(llm, plain.prompt_token_ids, [plain.token_ids[:position]], text.params)
     tolerance = rounding(llm, float(np.abs(recorder.logits).max()))
     expected, found = (_candidate(llm, recorder, completion.token_ids, position) for completion in (plain, other))
     if expected is None or found is None:
@@ -160,12 +160,6 @@ class Equality:
         return {"failed": self.failed} | counts | values
 
 
-def options(mode: str, index: int, settings: VerifySettings) -> SamplingParams:
-    """Return the sampling options of a mode for prompt number ``index``, which determines the seed."""
-    seed = derive_seed(settings.seed, index)
-    return SamplingParams(max_tokens=settings.max_tokens, seed=seed, logprobs=1, rule=settings.rule, **MODES[mode])
-
-
 def generate_texts(
     llm: LLM,
     proposer: Proposer[Any],
@@ -180,7 +174,9 @@ def generate_texts(
 
     Prompts of a batch may differ in length, be prefilled in chunks, and end at different steps.
     """
-    texts = [(prompt, mode, batch, options(mode, index, settings)) for index, prompt in enumerate(prompts)]
+    options = SamplingParams(max_tokens=settings.max_tokens, logprobs=1, rule=settings.rule, **MODES[mode])
+    seeds = [derive_seed(settings.seed, index) for index in range(len(prompts))]
+    texts = [(prompt, mode, batch, replace(options, seed=seed)) for prompt, seed in zip(prompts, seeds, strict=True)]
     completions: list[Completion] = []
     for group in [texts] if batch else [[text] for text in texts]:
         ids, params = [prompt.ids for prompt, *_ in group], [params for *_, params in group]
@@ -192,14 +188,9 @@ def generate_texts(
 
 def compare(llm: LLM, so_far: Equality, reference: Sequence[GeneratedText], texts: Sequence[GeneratedText]) -> Equality:
     """Compare ``texts`` with plain decoding (``reference``); return ``so_far`` with these results added."""
-    divergences: list[Divergence] = []
     pairs = [pair for pair in zip(reference, texts, strict=True) if not pair[1].params.rejects]
-    for plain, text in pairs:
-        assert (plain.prompt, plain.params) == (text.prompt, text.params)
-        labels = (text.prompt.id, text.mode, text.batch)
-        divergence = find_divergence(llm, plain.completion, text.completion, text.params, labels)
-        if divergence is not None:
-            divergences.append(divergence)
+    found = [find_divergence(llm, plain, text) for plain, text in pairs]
+    divergences = [divergence for divergence in found if divergence is not None]
     return Equality(
         so_far.exact,
         so_far.texts + len(pairs),

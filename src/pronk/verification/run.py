@@ -12,9 +12,8 @@ from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.models.decoder import forward_weights
 from pronk.sampling.params import Rule, SamplingParams
-from pronk.verification.distribution import NUM_DRAWN_TOKENS, SIGNIFICANCE, draw, judge_counts
+from pronk.verification.distribution import NUM_DRAWN_TOKENS, SIGNIFICANCE, choose_extended, draw, judge_counts
 from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
-from pronk.verification.exact_distribution import choose_extended
 from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, select_fitting
 from pronk.verification.report import DrafterReport, VerifyReport
 from pronk.verification.rescoring import Rescoring, TextScorer, rescore

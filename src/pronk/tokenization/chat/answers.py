@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 
 from pronk.errors import PromptError
 from pronk.sampling.thinking import ThinkingMarkers
@@ -161,15 +160,14 @@ class AnswerReader:
 def _join(parts: Sequence[Part]) -> list[Part]:
     """Join successive texts, thoughts, and parts of one call; drop empty texts."""
     joined: list[Part] = []
-    for _, group in groupby(
-        parts, lambda part: (type(part), (part.index, part.name) if isinstance(part, CallPart) else None)
-    ):
-        first, *rest = group
-        if isinstance(first, CallPart):
-            more = "".join(part.arguments for part in rest if isinstance(part, CallPart))
-            joined.append(replace(first, arguments=first.arguments + more))
-        elif isinstance(first, Thought):
-            joined.append(Thought("".join(part.text for part in (first, *rest) if isinstance(part, Thought))))
-        elif text := "".join(part for part in (first, *rest) if isinstance(part, str)):
-            joined.append(text)
+    for part in parts:
+        match joined[-1:], part:
+            case [str(last)], str():
+                joined[-1] = last + part
+            case [Thought(last)], Thought(text):
+                joined[-1] = Thought(last + text)
+            case [CallPart() as last], CallPart() if (last.index, last.name) == (part.index, part.name):
+                joined[-1] = replace(last, arguments=last.arguments + part.arguments)
+            case _ if part != "":
+                joined.append(part)
     return joined

@@ -266,21 +266,10 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
     raise PromptError(msg)
 
 
-_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": _PROBE,
-            "description": "Nothing.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "integer", "description": "A number."}}},
-        },
-    }
-]
+_PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer", "description": "A number."}}}
+_TOOLS = [{"type": "function", "function": {"name": _PROBE, "description": "Nothing.", "parameters": _PARAMETERS}}]
+_CALL = {"id": "abcdef123", "type": "function", "function": {"name": _PROBE, "arguments": {"x": 1}}}
 _PROBE_CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "?"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "abcdef123", "type": "function", "function": {"name": _PROBE, "arguments": {"x": 1}}}],
-    },
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
 ]

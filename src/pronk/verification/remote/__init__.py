@@ -11,9 +11,8 @@ Each check compares texts, or log-probabilities, of requests that differ only in
 
 from __future__ import annotations
 
-from pronk.verification.remote.checks import verify_server_steps
+from pronk.verification.remote.checks import TEXTS, verify_server_steps
 from pronk.verification.remote.client import RemoteServer
-from pronk.verification.remote.prompts import TEXTS
 from pronk.verification.remote.report import RemoteReport, RemoteSettings
 
 __all__ = ["TEXTS", "RemoteReport", "RemoteServer", "RemoteSettings", "verify_server_steps"]

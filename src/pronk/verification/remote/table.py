@@ -60,15 +60,10 @@ def _notes(report: RemoteReport) -> Iterator[Text]:
                 found = str(result.first) if result.first is not None else result.note
                 yield Text(f"{result.route}, {CHECKS[result.check].title}: {found}", style=_STYLES[result.status])
     for result in report.results:
-        if result.status == "passed" and (detail := _measured(result)):
+        largest = result.max_logprob_difference
+        gap = "" if largest is None else f"log-probabilities differ by at most {largest:.2g}"
+        if result.status == "passed" and (detail := ", ".join(filter(None, (result.note, gap)))):
             yield Text(f"{result.route}, {CHECKS[result.check].title}: {detail}", style="dim")
-
-
-def _measured(result: CheckResult) -> str:
-    parts = [result.note]
-    if result.max_logprob_difference is not None:
-        parts.append(f"log-probabilities differ by at most {result.max_logprob_difference:.2g}")
-    return ", ".join(filter(None, parts))
 
 
 def _summary(report: RemoteReport) -> Text:
