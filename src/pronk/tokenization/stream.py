@@ -98,6 +98,11 @@ class IncrementalDecoder:
         return ""
 
 
+def prefix_at_end(text: str, marker: str) -> str:
+    """Return the longest proper prefix of ``marker`` at the end of ``text``."""
+    return next((marker[:size] for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), "")
+
+
 class StopScanner:
     """Cuts a stream of text at the first stop string; an empty stop string raises an OptionError.
 
@@ -108,7 +113,7 @@ class StopScanner:
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             refuse("stop", f"expected non-empty strings, found {list(stops)!r}", OptionError)
-        self._stops = sorted(stops, key=len, reverse=True)
+        self._stops = [*stops]
         self._held = ""
         self._stop: str | None = None  # the first complete stop string
 
@@ -121,7 +126,8 @@ class StopScanner:
         if matches:
             _, cut, self._stop = min(matches)
         else:
-            cut = self._safe_length()
+            withheld = max((len(prefix_at_end(self._held, stop)) for stop in self._stops), default=0)
+            cut = len(self._held) - withheld
         safe, self._held = self._held[:cut], self._held[cut:]
         return safe, self._stop
 
@@ -129,15 +135,6 @@ class StopScanner:
         """End the stream; return the withheld text, which is no stop string."""
         rest, self._held = "" if self._stop else self._held, ""
         return rest
-
-    def _safe_length(self) -> int:
-        """Return the number of characters at the start of ``_held`` that cannot belong to a stop string."""
-        longest = len(self._stops[0]) if self._stops else 0
-        for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
-            tail = self._held[at:]
-            if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
-                return at
-        return len(self._held)
 
 
 class TextStream:

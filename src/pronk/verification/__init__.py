@@ -14,8 +14,7 @@ accepted draft token is ``vacuous``.
 from __future__ import annotations
 
 from pronk.verification.prompts import NamedPrompt, VerifySettings
-from pronk.verification.report import DrafterReport, VerifyReport
-from pronk.verification.run import fitting_drafters, verify_steps
+from pronk.verification.run import DrafterReport, VerifyReport, fitting_drafters, verify_steps
 
 __all__ = [
     "DrafterReport",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -128,9 +128,6 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
     return NamedPrompt(prompt.id, text)
 
 
-# Maximum probability that a correct sampler fails a verification. Each of its n tests gets 1 / n of it (Bonferroni).
-SIGNIFICANCE = 1e-4
-
 # Tokens per drawn string. A request's last token is never a draft token, so one more than the tested tokens is drawn.
 NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1
 _STRINGS_PER_HOLDER = 240  # number of strings whose requests share the KV blocks of one `holder` request
@@ -167,38 +164,27 @@ class Distribution:
 def draw(
     llm: LLM, exact: ExactDistribution, proposer: Proposer[Any], settings: VerifySettings, meter: ProgressMeter
 ) -> list[Request]:
-    """Draw ``settings.samples`` strings after ``exact.prompt``, each with its own seed, in batches."""
-    drawn: list[Request] = []
+    """Draw ``settings.samples`` strings after ``exact.prompt``, each with its own seed, in batches.
+
+    The requests of a batch share the prompt's KV blocks with another request, the holder, which runs as long as they
+    do. They need no prefill, and their first token can be a draft token.
+    """
+    prompt, create, drawn = exact.prompt.ids, llm.request_factory.create_request, list[Request]()
+    holder_params = replace(DRAW, max_tokens=min(llm.config.context - len(prompt), 2 * _STRINGS_PER_HOLDER))
     params = replace(DRAW, max_tokens=NUM_DRAWN_TOKENS, rule=settings.rule)
     while len(drawn) < settings.samples:
         indices = range(len(drawn), min(len(drawn) + _STRINGS_PER_HOLDER, settings.samples))
-        string_params = [replace(params, seed=derive_seed(settings.seed, index)) for index in indices]
-        drawn += _draw_sharing(llm, exact, proposer, string_params)
-        meter.add(len(string_params) * NUM_DRAWN_TOKENS)
+        seeds = [derive_seed(settings.seed, index) for index in indices]
+        holder = create(prompt, holder_params, llm.get_proposer("autoregressive"))
+        strings = [create(prompt, replace(params, seed=seed), proposer, seed=seed, parent=holder) for seed in seeds]
+        llm.engine.add(holder)
+        try:
+            llm.engine.run(strings)
+        finally:
+            llm.engine.abort(holder)
+        drawn += strings
+        meter.add(len(strings) * NUM_DRAWN_TOKENS)
     return drawn
-
-
-def _draw_sharing(
-    llm: LLM, exact: ExactDistribution, proposer: Proposer[Any], string_params: Iterable[SamplingParams]
-) -> list[Request]:
-    """Draw one string per element of ``string_params`` while another request holds the prompt's KV blocks.
-
-    The requests of the strings share these blocks: they need no prefill, and their first token can be a draft token.
-    """
-    prompt = exact.prompt.ids
-    limit = llm.config.context - len(prompt)
-    holder_params = replace(DRAW, max_tokens=min(limit, 2 * _STRINGS_PER_HOLDER))
-    holder = llm.request_factory.create_request(prompt, holder_params, llm.get_proposer("autoregressive"))
-    strings = [
-        llm.request_factory.create_request(prompt, params, proposer, seed=params.seed or 0, parent=holder)
-        for params in string_params
-    ]
-    llm.engine.add(holder)
-    try:
-        llm.engine.run(strings)
-    finally:
-        llm.engine.abort(holder)
-    return strings
 
 
 def judge_counts(exact: ExactDistribution, drawn: Sequence[Request], threshold: float) -> Distribution:

@@ -1,25 +1,141 @@
-"""A verification: all checks of all drafters, one after the other."""
+"""A verification: all checks of all drafters, one after the other, and their results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from pronk.drafters import REGISTRY, Autoregressive, Drafter, Proposer, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.models.decoder import forward_weights
 from pronk.sampling.params import Rule, SamplingParams
-from pronk.verification.distribution import NUM_DRAWN_TOKENS, SIGNIFICANCE, choose_extended, draw, judge_counts
+from pronk.verification.distribution import NUM_DRAWN_TOKENS, Distribution, choose_extended, draw, judge_counts
 from pronk.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
 from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, select_fitting
-from pronk.verification.report import DrafterReport, VerifyReport
 from pronk.verification.rescoring import Rescoring, TextScorer, rescore
 
+Verdict = Literal["passed", "failed", "vacuous", "skipped"]
+
+# Maximum probability that a correct sampler fails a verification. Each of its n tests gets 1 / n of it (Bonferroni).
+_SIGNIFICANCE = 1e-4
 _NUM_CANDIDATES = 4  # number of prompts from which the test of the distribution chooses one
 _PLAIN = Autoregressive.name  # plain decoding: the drafter that proposes no tokens
+
+
+@dataclass(frozen=True)
+class DrafterReport:
+    """Results of one drafter's checks; ``None`` for a check that has not run."""
+
+    drafter: str
+    plain: bool  # whether ``drafter`` is plain decoding, which needs no accepted draft token to pass
+    equality: Equality | None = None
+    rescoring: Rescoring | None = None
+    distribution: Distribution | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Number of draft tokens in all checks; texts shared by ``equality`` and ``rescoring`` count once."""
+        return sum(check.drafted for check in (self.rescoring, self.distribution) if check is not None)
+
+    @property
+    def accepted(self) -> int:
+        """Number of accepted draft tokens in all checks; shared texts count once, as in :attr:`drafted`."""
+        return sum(check.accepted for check in (self.rescoring, self.distribution) if check is not None)
+
+    @property
+    def tested(self) -> bool:
+        """Whether a draft token was accepted, so that the drafter had an effect; true for plain decoding."""
+        return self.plain or self.accepted > 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether one of the checks failed."""
+        return any(check.failed for check in self._checks.values() if check is not None)
+
+    @property
+    def _checks(self) -> dict[str, Equality | Rescoring | Distribution | None]:
+        return {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Return the verdicts by name of the check."""
+        return {name: self._verdict(check) for name, check in self._checks.items()}
+
+    def _verdict(self, check: Equality | Rescoring | Distribution | None) -> Verdict:
+        if check is None:
+            return "skipped"
+        if check.failed:
+            return "failed"
+        return "passed" if self.plain or check.accepted else "vacuous"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        verdict: Verdict = "failed" if self.failed else "passed" if self.tested else "vacuous"
+        return {
+            "drafter": self.drafter,
+            "verdict": verdict,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "checks": {
+                name: {"verdict": check_verdict} | ({} if (check := self._checks[name]) is None else check.to_dict())
+                for name, check_verdict in self.verdicts().items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Results of the drafters so far, and configuration of the model under test."""
+
+    model: str
+    device: str
+    dtype: str
+    weights: str  # storage format of the weight matrices
+    kv_dtype: str
+    kernels: str  # instruction set of pronk's kernels, or "torch" without them
+    exact: bool  # whether the kernels guarantee bit-identical logits; if so, near ties count as failures
+    settings: VerifySettings
+    prompts: int  # number of tested prompts: those that fit the model's context
+    too_long: int  # number of prompts left out because they exceed the model's context
+    drafters: tuple[DrafterReport, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)  # drafters that were not tested: name to reason
+    required: bool = True  # whether every drafter must have an accepted draft token to pass
+    complete: bool = False
+
+    @property
+    def vacuous(self) -> tuple[str, ...]:
+        """Drafters without an accepted draft token in any check."""
+        return tuple(result.drafter for result in self.drafters if not result.tested)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Drafters with a failed check."""
+        return tuple(result.drafter for result in self.drafters if result.failed)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all checks have run, none failed, and draft tokens were accepted.
+
+        With ``required`` every drafter needs an accepted draft token; otherwise one drafter suffices.
+        """
+        others = [result for result in self.drafters if not result.plain]
+        tested = all(result.tested for result in others) if self.required else any(result.tested for result in others)
+        return self.complete and not self.failed and (tested or not others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        names = ("passed", "complete", "model", "device", "dtype", "weights", "kv_dtype", "kernels", "exact")
+        return {
+            **{name: getattr(self, name) for name in names},
+            **asdict(self.settings),
+            "prompts": self.prompts,
+            "prompts_too_long": self.too_long,
+            "drafters": [result.to_dict() for result in self.drafters],
+            "left_out": dict(self.left_out),
+            "not_tested": list(self.vacuous),
+        }
 
 
 def verify_steps(
@@ -69,7 +185,7 @@ def verify_steps(
     tokens = len(MODES) * 2 * len(fitting) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
     meter = ProgressMeter(progress, len(proposers) * tokens)
     exact = choose_extended(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
-    scorer, threshold = TextScorer.make(llm, fitting), SIGNIFICANCE / len(proposers)
+    scorer, threshold = TextScorer.make(llm, fitting), _SIGNIFICANCE / len(proposers)
     reference: dict[str, list[GeneratedText]] = {}  # mode to the texts of plain decoding
     finished: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):

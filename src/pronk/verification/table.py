@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pronk.verification.equality import Candidate, Divergence
-from pronk.verification.report import DrafterReport, Verdict, VerifyReport
+from pronk.verification.run import DrafterReport, Verdict, VerifyReport
 
 _MAX_DIVERGENCES = 3  # divergences shown per drafter; --json lists all
 

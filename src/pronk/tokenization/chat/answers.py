@@ -141,7 +141,6 @@ class AnswerReader:
         return _join([*parts, *self._calls.flush()])
 
     def _read_calls(self, parts: Sequence[Thought | str]) -> list[Part]:
-        """Parse the symbols after the thoughts."""
         read: list[Part] = []
         for part in parts:
             if isinstance(part, Thought):

@@ -123,7 +123,6 @@ class CallReader:
         return self._take_output()
 
     def _take_output(self) -> list[str | CallPart]:
-        """Return and clear the output without empty texts."""
         parts, self._output = self._output, []
         return [part for part in parts if part != ""]
 

@@ -66,7 +66,6 @@ class KeywordArguments:
         return at, written
 
     def _read_string(self, text: str, at: int) -> int:
-        """Read to the end of a string in quotes."""
         start = at
         while at < len(text) and self._quote:
             character, at = text[at], at + 1

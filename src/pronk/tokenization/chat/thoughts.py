@@ -9,6 +9,7 @@ from typing import Literal
 
 from pronk.tokenization.chat.calls import CallPart, JsonEnd, new_call_id
 from pronk.tokenization.chat.dialects import ReasoningFormat, TokenSymbols, plain_text
+from pronk.tokenization.stream import prefix_at_end
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,6 @@ class ThoughtReader:
         return [symbols] if symbols else []
 
 
-def prefix_at_end(text: str, marker: str) -> str:
-    """Return the longest proper prefix of ``marker`` at the end of ``text``."""
-    return next((marker[:size] for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), "")
-
-
 _TOOL = re.compile(r"to=functions\.([a-zA-Z0-9_-]{1,64})")
 _MAX_HEADER = 256  # characters of a header; a longer one is text
 
@@ -120,8 +116,7 @@ class ChannelReader:
         self._kind: Literal["header", "thought", "text", "call"] = "header"
         self._num_calls = 0
         self._arguments = JsonEnd()
-        self._has_arguments = False  # whether the arguments of the call have begun
-        self._is_object = False  # whether they begin like a JSON object
+        self._is_object: bool | None = None  # whether the call's arguments begin like a JSON object; None before them
 
     @property
     def in_call(self) -> bool:
@@ -163,8 +158,7 @@ class ChannelReader:
         self._held = rest
         tool = _TOOL.search(header)
         if tool is not None and tool[1] in self._names:
-            self._kind, self._arguments = "call", JsonEnd()
-            self._has_arguments = self._is_object = False
+            self._kind, self._arguments, self._is_object = "call", JsonEnd(), None
             output.append(CallPart(self._num_calls, "", new_call_id(), tool[1]))
             self._num_calls += 1
         else:
@@ -188,10 +182,9 @@ class ChannelReader:
         return bool(stops)
 
     def _read_arguments(self, text: str, output: list[str | Thought | CallPart]) -> None:
-        if not self._has_arguments:
+        if self._is_object is None:
             text = text.lstrip()
-            self._has_arguments = bool(text)
-            self._is_object = text.startswith("{")
+            self._is_object = text.startswith("{") if text else None
         elif self._is_object and self._arguments.found:
             return  # text after the last brace
         if text:

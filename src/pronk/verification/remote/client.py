@@ -66,13 +66,13 @@ class RemoteServer:
     num_requests: int = 0
 
     def __post_init__(self) -> None:
-        base = self.url.rstrip("/")
+        base = self.url.rstrip("/").removesuffix("/v1") + "/v1"
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         # A connection per request: a server may close an idle connection at the moment of the next request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         try:
-            base = base if base.endswith("/v1") else f"{base}/v1"
             self._client = httpx.Client(base_url=base, headers=headers, timeout=self.timeout, limits=limits)
+            self._client.event_hooks = {"response": [self._check]}
             if self._client.base_url.scheme not in {"http", "https"}:
                 msg = f"it has no http:// or https://; write http://{self.url}"
                 raise httpx.UnsupportedProtocol(msg)  # noqa: TRY301 - one message for all wrong addresses
@@ -151,7 +151,6 @@ class RemoteServer:
     def _send(self, method: str, path: str, body: Any) -> Any:
         with self._errors():
             response = self._client.request(method, path, json=body)
-            self._check(response)
         try:
             return response.json()
         except ValueError as error:
@@ -160,9 +159,6 @@ class RemoteServer:
 
     def _events(self, path: str, body: Any) -> Iterator[Mapping[str, Any]]:
         with self._errors(), self._client.stream("POST", path, json=body) as response:
-            if response.status_code != HTTPStatus.OK:
-                response.read()
-            self._check(response)
             for line in response.iter_lines():
                 data = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or data == "[DONE]":
@@ -182,6 +178,7 @@ class RemoteServer:
         status = response.status_code
         if status == HTTPStatus.OK:
             return
+        response.read()
         answer = f"HTTP {status}: {' '.join(response.text.split())[:_MAX_ANSWER]}"
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             msg = f"api-key-file: expected an API key that {self.url} accepts, found none or another ({answer})"
