@@ -238,9 +238,8 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the tokenizers package raises Exception itself
-        msg = (
-            f"{path}: expected a tokenizer, found an unreadable file ({first_line(error)}); restore it from its source"
-        )
+        reason = first_line(error)
+        msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
         raise TokenizerError(msg) from error
 
 
