@@ -87,10 +87,8 @@ class _TreeSearch:
 
         The last free nodes are reserved for ``trie``.
         """
-        num_missing = self.max_nodes + 1 - len(self.trie)
-        if self.cached_tree.num_free_nodes <= num_missing:
-            return None
-        return self.cached_tree.add_node(cached_parent, token)
+        has_room = self.cached_tree.num_free_nodes > self.max_nodes + 1 - len(self.trie)
+        return self.cached_tree.add_node(cached_parent, token) if has_room else None
 
     def finish(self) -> TokenTree:
         """Fill the tree up to ``max_nodes`` with the likeliest candidates, and return it."""

@@ -66,11 +66,6 @@ class Window:
     # ``rows[r][j]`` is the token for text position ``position + r + j``; ``rows[0][0]`` is the root.
     rows: tuple[tuple[int, ...], ...]
 
-    @property
-    def depth(self) -> int:
-        """Largest depth of a node of :meth:`tree`."""
-        return len(self.rows[0]) + len(self.rows) - 2
-
     @classmethod
     def filled(cls, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
         """Return a window of N - 1 rows of scattered tokens of the prompt (algorithm 2, line 4)."""

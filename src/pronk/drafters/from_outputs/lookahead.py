@@ -175,7 +175,8 @@ class LookaheadProposer(Proposer[LookaheadState]):
             grows = self.options.warm_up == "grow"
             old_window = Window(position, ()) if grows else Window.filled(position, root, shape, prompt)
         window = old_window.shift_to(position, root, shape, prompt)
-        fits = window.depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
+        depth = len(window.rows[0]) + len(window.rows) - 2  # of the deepest node
+        fits = depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
     def _find_candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:

@@ -61,11 +61,6 @@ class HeadDraft:
     outputs: list[Array] = field(default_factory=list)
     logits: list[Array] = field(default_factory=list)
 
-    @property
-    def other_tokens(self) -> Sequence[int]:
-        """Draft tokens of another drafter at the end of the text."""
-        return self.context.tokens[self.context.root + 1 :]
-
     def add(self, parent: int, token: int) -> int:
         """Add a node below a computed one; return its number."""
         self.tokens.append(token)
@@ -99,12 +94,13 @@ class EagleRunner(SideLanes):
         drafts = {key: HeadDraft(context) for key, context in contexts.items() if self._reserve(context, rows)}
         if drafts:
             self._run_texts([*drafts.values()])
-        live, depth = [*drafts.values()], 0
-        while live := [draft for draft in live if len(draft.other_tokens) > depth]:
-            for draft in live:
-                draft.add(depth, draft.other_tokens[depth])
-            self.extend(live)
-            depth += 1
+        # Draft tokens of another drafter at the end of each text.
+        others = [(draft, draft.context.tokens[draft.context.root + 1 :]) for draft in drafts.values()]
+        for depth in range(max([len(tokens) for _, tokens in others], default=0)):
+            live = [(draft, tokens[depth]) for draft, tokens in others if len(tokens) > depth]
+            for draft, token in live:
+                draft.add(depth, token)
+            self.extend([draft for draft, _ in live])
         return drafts
 
     def read(self, context: DraftContext[SideLane], most: int) -> tuple[Array, int] | None:

@@ -126,7 +126,8 @@ class EagleConfig:
             return _parse_mtp(raw, stored)
         names = {EAGLE_NAMES.canonical(name) for name in stored}
         if found is not None:
-            return _parse_speculators(raw, names)
+            ids = raw.get("eagle_aux_hidden_state_layer_ids")
+            return _eagle(raw, _speculators_decoder(raw), names, ids, verifier=_verifier(raw))
         architectures = raw.get("architectures") or []
         if architectures == ["Qwen3Eagle3Model"]:
             return _parse_deepspec(raw, names)
@@ -162,12 +163,11 @@ class EagleConfig:
         return document
 
 
-def _parse_speculators(raw: Mapping[str, Any], names: Collection[str]) -> EagleConfig:
+def _speculators_decoder(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     _check_keys(raw, _SPECULATORS_KEYS)
     nested = _object(raw, "transformer_layer_config")
     _check_keys(nested, _DECODER_KEYS, "transformer_layer_config.")
-    dtype = {"dtype": raw.get("dtype", raw.get("torch_dtype", "float32"))}
-    return _eagle(raw, {**dtype, **nested}, names, raw.get("eagle_aux_hidden_state_layer_ids"), verifier=_verifier(raw))
+    return {"dtype": raw.get("dtype", raw.get("torch_dtype", "float32")), **nested}
 
 
 def _parse_eagle(raw: Mapping[str, Any], names: Collection[str]) -> EagleConfig:
@@ -224,12 +224,7 @@ def _parse_mtp(raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
         msg = "expected tensors of an MTP head (mtp_layers, mtp or eh_proj), found none; use a checkpoint that has one"
         raise ConfigError(msg)
     found = {names.canonical(name) for name in stored}
-    decoder = raw
-    if names.own:
-        _check_keys(raw, _SPECULATORS_KEYS)
-        decoder = {"dtype": raw.get("dtype", "float32"), **_object(raw, "transformer_layer_config")}
-        _check_keys(decoder, _DECODER_KEYS, "transformer_layer_config.")
-    layers = _decoder(decoder, found, raw.get("quantization_config"))
+    layers = _decoder(_speculators_decoder(raw) if names.own else raw, found, raw.get("quantization_config"))
     return EagleConfig(
         "mtp",
         layers,

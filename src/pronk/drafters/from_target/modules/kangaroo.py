@@ -96,7 +96,13 @@ class KangarooAdapter:
         self.shape = shape
         self.config = shape.config(target)
         vocab, size = target.vocab_size, target.hidden_size
-        self.block = _make_block(shape.adapter, self.config, weights)
+        self.block: Layer | _TwoLinears
+        if shape.adapter == "mlp":
+            self.block = _TwoLinears(self.config, weights)
+        elif shape.adapter == "transformer":
+            self.block = weights.layer(Layer(self.config), "layers.0")
+        else:
+            self.block = weights.attention(_Attention(self.config), "layers.0")
         self.norm = weights.norm("norm", target, size)
         self.head = weights.linear("head", vocab, size) if shape.has_own_head else None
 
@@ -127,11 +133,3 @@ class _TwoLinears:
     def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
         program.linear(self.up, norm=self.input_norm, activation="silu", to="B")
         program.linear(self.down, source="B", residual=True)
-
-
-def _make_block(adapter: str, config: ModelConfig, weights: DrafterWeights) -> Layer | _TwoLinears:
-    if adapter == "mlp":
-        return _TwoLinears(config, weights)
-    if adapter == "transformer":
-        return weights.layer(Layer(config), "layers.0")
-    return weights.attention(_Attention(config), "layers.0")
