@@ -56,8 +56,7 @@ class _LazyClasses(Mapping[str, "type[Drafter]"]):
     """Map of drafter names to the classes of :data:`DRAFTERS`, each imported at its first use."""
 
     def __getitem__(self, name: str) -> type[Drafter]:
-        drafter_class: type[Drafter] = resolve_name(f"pronk.{DRAFTERS[name]}")
-        return drafter_class
+        return resolve_name(f"pronk.{DRAFTERS[name]}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(DRAFTERS)

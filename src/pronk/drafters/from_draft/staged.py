@@ -176,8 +176,7 @@ class Staged(Composite):
     def bind(self, target: Target) -> StagedProposer:
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
-        smaller_drafter = rest[0] if rest else PromptLookup()
-        return StagedProposer(self, model.bind(target), bind_proposer(smaller_drafter, target))
+        return StagedProposer(self, model.bind(target), bind_proposer(rest[0] if rest else PromptLookup(), target))
 
 
 class StagedProposer(CompositeProposer):

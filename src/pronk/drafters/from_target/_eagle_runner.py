@@ -191,10 +191,9 @@ class EagleRunner(SideLanes):
             while draft.context.block_table.length - len(draft.context.state.tokens) > CHUNK:
                 self._read_rows(draft, CHUNK)
         new = [self._next_rows(draft, CHUNK) for draft in drafts]
-        counts = [len(tokens) for tokens, _ in new]
         tables = [draft.context.state.block_table for draft in drafts]
         segments = [(table, TokenTree.chain(tokens), 0) for table, (tokens, _) in zip(tables, new, strict=True)]
-        last = [int(stop) - 1 for stop in np.cumsum(counts)]
+        last = [int(stop) - 1 for stop in np.cumsum([len(tokens) for tokens, _ in new])]
         features = np.concatenate([rows for _, rows in new])
         outputs, logits = self._run(segments, [token for tokens, _ in new for token in tokens], features, last)
         for number, (draft, (tokens, _)) in enumerate(zip(drafts, new, strict=True)):

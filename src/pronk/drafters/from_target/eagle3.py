@@ -262,6 +262,5 @@ def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -
     elif verifier is not None and target.folder is not None:
         name = Path(verifier).name.lower()
         if not any(part.lower().startswith(name) or name in part.lower() for part in target.folder.parts):
-            warnings.warn(
-                f"{drafter}: {folder.name} was trained on {verifier}, found {target.folder.name}", stacklevel=4
-            )
+            found = target.folder.name
+            warnings.warn(f"{drafter}: {folder.name} was trained on {verifier}, found {found}", stacklevel=4)

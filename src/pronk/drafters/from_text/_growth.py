@@ -77,13 +77,12 @@ class CompiledTreeBuilder:
 
     def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Return the same tree as :meth:`PythonTreeBuilder.build`; ``indexes`` are :class:`CompiledSuffixes`."""
-        builder, origins = self._builder, self._origins
-        builder.set_counts(self.rates.offered, self.rates.taken)
+        self._builder.set_counts(self.rates.offered, self.rates.taken)
         tail = tokens[-indexes[0].max_match :]
-        tree = builder.build(indexes, tail, limits)
+        tree = self._builder.build(indexes, tail, limits)
         if len(tree.tokens) == 1:
             return TokenTree((tail[-1],), (-1,), gain=(1.0,), origin=(("", 0),))
-        origin = (("", 0), *[origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket
+        origin = (("", 0), *[self._origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket
         return TokenTree(tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin)
 
 

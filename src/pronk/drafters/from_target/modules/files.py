@@ -35,8 +35,7 @@ _CONFIG_FILE = "drafter.json"
 # Arguments of ``pronk train`` that train a drafter, by the drafter's name; by default its name is the argument.
 _TRAIN_ARGUMENTS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
 
-Checked = TypeVar("Checked")
-Module = TypeVar("Module")
+Made = TypeVar("Made")
 Shape = TypeVar("Shape")
 
 
@@ -80,7 +79,7 @@ class TrainedDrafter:
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in self.shape.items()}
         return self.make_checked(lambda: dataclass_type(**values))
 
-    def make_checked(self, make: Callable[[], Checked]) -> Checked:
+    def make_checked(self, make: Callable[[], Made]) -> Made:
         """Return ``make()``; if it raises OptionError or TypeError, blame ``drafter.json``: CheckpointError."""
         try:
             return make()
@@ -88,9 +87,7 @@ class TrainedDrafter:
             msg = f"{self.folder / _CONFIG_FILE}: {error}; train it again"
             raise CheckpointError(msg) from error
 
-    def load(
-        self, target: Target, shape: Shape, make: Callable[[Shape, ModelConfig, DrafterWeights], Module]
-    ) -> Module:
+    def load(self, target: Target, shape: Shape, make: Callable[[Shape, ModelConfig, DrafterWeights], Made]) -> Made:
         """Return a module of this shape, with the weights of the file in the target's dtype and backend.
 
         Raises ``CheckpointError`` if the file is damaged, or its tensors are not exactly those that ``make`` reads.
