@@ -42,10 +42,7 @@ class CachedTree(Trie):
 
     @classmethod
     def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[States]]) -> dict[int, CachedTree]:
-        """Return ``{index into contexts: new tree}``, without the requests that do not draft in this step.
-
-        ``model`` is the first part of the composite whose contexts these are.
-        """
+        """Return ``{index: new tree}`` of the requests that draft; ``model`` is the composite's first part."""
         own_contexts = [context.with_state(context.state[0]) for context in contexts]
         active = {index: context for index, context in enumerate(own_contexts) if model.begins(context)}
         missing_tokens = model.draft.align_lanes([*active.values()])

@@ -189,8 +189,7 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
 def load_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
     """Load a file's rows into an empty table; if they are more than ``max_tokens``, keep the last ones.
 
-    Raises:
-        OptionError: the file is missing, damaged, or of another vocabulary; the table stays empty.
+    Raises ``OptionError`` if the file is missing, damaged, or of another vocabulary; the table then stays empty.
     """
     try:
         with safe_open(path, "np") as file:

@@ -71,10 +71,8 @@ class HeadDraft:
 class EagleRunner(SideLanes):
     """Runs a head for several requests in shared forward passes; part 1 of the module has logits, part 0 has none.
 
-    As long as this object exists, the target's cache keeps the feature of every token.
-
-    Raises:
-        OptionError: there is no memory for the features or for the head's KV cache.
+    As long as this object exists, the target's cache keeps the feature of every token. Raises ``OptionError`` if there
+    is no memory for the features or for the head's KV cache.
     """
 
     def __init__(self, target: Target, head: EagleHead) -> None:
@@ -106,9 +104,8 @@ class EagleRunner(SideLanes):
     def read(self, context: DraftContext[SideLane], most: int) -> tuple[Array, int] | None:
         """Run the rows of a text that its lane lacks, but for the last row.
 
-        Returns:
-            The logits of the last ``most`` of these rows, and the index in the text of the token that the first of them
-            predicts; ``None`` if the request cannot draft in this step.
+        Returns the logits of the last ``most`` of these rows, and the index in the text of the token that the first of
+        them predicts; ``None`` if the request cannot draft in this step.
         """
         if not self._reserve(context, 1):
             return None

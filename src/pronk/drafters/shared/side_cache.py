@@ -169,10 +169,8 @@ class SideCache(SideLanes):
         """Run the module on the first ``stops[i]`` tokens of each text, without those in the lane; at least one.
 
         ``layer`` (from 1) is the target's layer whose output the module reads. The target's cache must have this output
-        for all tokens, and the lanes need slots. Long texts are run in chunks.
-
-        Returns:
-            The outputs of ``forward`` for the last tokens, ``[requests, …]``.
+        for all tokens, and the lanes need slots. Long texts are run in chunks. Returns the outputs of ``forward`` for
+        the last tokens, ``[requests, …]``.
         """
         for context, text, stop in zip(contexts, texts, stops, strict=True):
             while stop - len(context.state.tokens) > CHUNK:

@@ -83,10 +83,7 @@ class Header:
 
     @classmethod
     def read(cls, folder: Path) -> Header:
-        """Read and check ``datastore.json``.
-
-        Raises ``CheckpointError`` if the file is missing, damaged, or of another format.
-        """
+        """Read ``datastore.json``; raise CheckpointError if it is missing, damaged, or of another format."""
         path = folder / HEADER
         if not path.is_file():
             msg = f"{folder}: expected a datastore with {HEADER}, found none; make one with pronk datastore build"
@@ -173,10 +170,7 @@ class Datastore:
             raise CheckpointError(msg)
 
     def verify(self) -> None:
-        """Read both files and compare checksums.
-
-        Raises ``CheckpointError`` if a file has changed since the datastore was built.
-        """
+        """Compare checksums; raise CheckpointError if a file has changed since the datastore was built."""
         for name, expected in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
             found = sha256(self.folder / name)
             if found != expected:
