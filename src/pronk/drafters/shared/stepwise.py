@@ -111,7 +111,7 @@ class StepwiseProposer(LaneProposer[Lane]):
 
     def __init__(self, options: StepwiseDrafter, runner: StepwiseRunner, cache: PagedCache | None) -> None:
         super().__init__(options, runner, runner.target, cache)
-        self._costs = runner
+        self._runner = runner
 
     def chains(self, contexts: Sequence[DraftContext[Lane]], stop: Stop | None = None) -> list[Chain]:
         """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
@@ -165,7 +165,7 @@ class StepwiseProposer(LaneProposer[Lane]):
 
     def chain_price(self, context: DraftContext[Lane]) -> ChainPrice | None:
         """Return the price of draft tokens, also before forward passes were measured; ``None``: all are wanted."""
-        policy, runner = context.policy, self._costs
+        policy, runner = context.policy, self._runner
         if policy.curve is None:
             return None
         size, own, target = runner.relative_size, runner.cost_model, runner.target.costs
