@@ -25,7 +25,6 @@ from cli.conftest import assert_mistake
 from pronk.cli.main import _COMMANDS, main
 from pronk.cli.options import sampling_params
 from pronk.cli.repl import ChatSession
-from pronk.engine import loading
 from pronk.engine.stats import Stats, StepStats
 from pronk.errors import CacheFullError, TokenizerError
 from pronk.outputs import Completion, Piece
@@ -586,7 +585,7 @@ def test_requests_that_do_not_fit(
     run: Run, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, args: list[str], expected: list[str]
 ) -> None:
     """Reported before the weights are loaded, which takes seconds for a large model."""
-    monkeypatch.setattr(loading, "load_decoder", None)
+    monkeypatch.setattr(pronk.llm, "load_decoder", None)
     assert_mistake(run("generate", "--model", str(checkpoint("llama")), *args), *expected)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pronk.engine.engine
+import pronk.engine.request_step
 import pronk.sampling.sampler
 from pronk.arrays import Array
 from pronk.drafters import PromptLookup
