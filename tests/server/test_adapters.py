@@ -104,10 +104,10 @@ def test_drafters_of_also_keep_texts_of_adapters_apart(served: Running, tmp_path
     """Also a drafter with a file, which requests may select because the server allows it."""
     spec = f"suffix(store='{tmp_path / 'store'}')"
     service = Service(AsyncLLM(served.llm), ServerSettings(name="tiny", allowed_drafters=(spec, "prompt_lookup")))
-    found = [served.llm.get_proposer(service._drafters.select(spec), name) for name in (None, "sql", "Chat")]
+    found = [served.llm.get_proposer(service._select_drafter(spec), name) for name in (None, "sql", "Chat")]
     assert len({*map(id, found)}) == 3
     assert found[0] is served.llm.get_proposer(spec)
-    shared = [served.llm.get_proposer(service._drafters.select("prompt_lookup"), name) for name in (None, "sql")]
+    shared = [served.llm.get_proposer(service._select_drafter("prompt_lookup"), name) for name in (None, "sql")]
     assert shared[0] is shared[1]
 
 
