@@ -19,6 +19,6 @@ def render_card(package: str, card: str, **facts: Any) -> str:
     environment.filters |= {
         "cell": lambda text: str(text).replace("|", "/"),
         "count": lambda tokens: f"{tokens / 1e6:.2f} M" if tokens >= 1e5 else f"{tokens:.0f}",
-        "percent": lambda share, digits=0: f"{share:.{digits}%}",
     }
+    environment.filters["percent"] = lambda share, digits=0: f"{share:.{digits}%}"
     return environment.get_template(f"{card}.md.j2").render(facts)
