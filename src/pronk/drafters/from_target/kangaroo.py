@@ -36,8 +36,7 @@ from pronk.speculation.cost_model import CostModel
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.step_value import ChainPrice
 from pronk.speculation.target import Target
-from pronk.speculation.token_view import TokenView
-from pronk.speculation.tree import TokenTree
+from pronk.speculation.tree import TokenTree, TokenView
 
 
 @dataclass
