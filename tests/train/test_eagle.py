@@ -23,14 +23,14 @@ from pronk.models.loader import Fingerprint
 from pronk.sampling.params import SamplingParams
 from pronk.train.attention import ChainAttention, compute_features
 from pronk.train.clock import Clock
-from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
-from pronk.train.eagle import ANSWERS, EagleTraining, position_weights
+from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues, steps_of
+from pronk.train.eagle import EagleTraining, position_weights
 from pronk.train.head_plan import draft_vocabulary, head_config
 from pronk.train.loop import Trainer
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
-from pronk.train.run import Run, steps_of, train_head
+from pronk.train.run import Run, train_head
 from pronk.train.teacher import StateSource, Teacher, target_states
 from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
 from train.tiny import InterruptingConsole, refusal, run_command, shown

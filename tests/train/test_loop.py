@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from pronk.errors import CheckpointError, OptionError, PronkError
-from pronk.train.loop import Optimizers, Report, Trainer
+from pronk.train.loop import Report, Trainer
+from pronk.train.optim import Optimizers
 from train.kinds import Start, train
 from train.tiny import SHAPE, TINY
 

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from pronk.train.loop import Schedule
+from pronk.train.optim import Schedule
 from pronk.train.options import LoopOptions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from enum import IntEnum
@@ -20,6 +21,7 @@ from pronk.train.head_plan import check_answers
 from pronk.train.on_policy import pack_texts
 from pronk.train.teacher import Teacher
 
+ANSWERS = "data/dialogues.answers"  # the run's copy of the files of answers, in its folder
 _HELD_OUT = 49  # one dialogue in this many is held out; no multiple of the number of temperatures
 _LOOK_AHEAD = 24  # the next dialogue of a sequence is the first of this many that fits
 
@@ -150,3 +152,17 @@ def write_answers_text(sources: Sequence[SourceSpec], teacher: Teacher, folder: 
     origin = OriginRecord("answers", questions, "of these documents", len(training), copy.stat().st_size)
     summary = {"recipe": asdict(header), "weights": {"answers": 1.0}, "duplicates": 0, "excluded": 0}
     write_json(folder / "sources.json", {**summary, "origins": [asdict(origin)]}, indent=1)
+
+
+def steps_of(folder: Path, answers: Sequence[Path], epochs: float, batch: int, length: int, seed: int) -> int:
+    """Return the number of steps for ``epochs``; first copy the files of answers into the run's folder.
+
+    A run that is resumed keeps its copy, so that more answers in the files do not change it.
+    """
+    copy = folder / ANSWERS
+    if not copy.exists():
+        with convert_write_errors(copy, "the dialogues"):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            merge_answers(answers, copy)
+    sequences = Dialogues(hold_out(read_answers(copy)[1])[0], length, seed).per_epoch
+    return max(1, math.ceil(epochs * sequences * length / batch))

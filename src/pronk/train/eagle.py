@@ -28,7 +28,7 @@ from pronk.corpus.answers import read_answers
 from pronk.train.attention import ChainAttention
 from pronk.train.checkpoint import CHECKPOINT
 from pronk.train.clock import limit_time
-from pronk.train.dialogues import Dialogues, Mark, hold_out, split_dialogues
+from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_tensors
 from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
 from pronk.train.loop import Objective, PassResult, find_device
@@ -38,7 +38,6 @@ from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.teacher import StateSource, Teacher
 
-ANSWERS = "data/dialogues.answers"  # the run's copy of the file of answers
 _QUESTIONS = 24  # number of held-out questions that the engine answers
 _MEMORY = 0.98  # of the running means of the acceptance, per forward pass
 

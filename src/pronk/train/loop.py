@@ -26,7 +26,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
 
 from pronk.errors import OptionError, PronkError
 from pronk.kernels.threads import set_threads
@@ -35,6 +34,7 @@ from pronk.train.batches import Batches
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
 from pronk.train.distributed import ProcessGroup, local_device
+from pronk.train.optim import Optimizers, Schedule
 from pronk.train.options import LoopOptions
 from pronk.train.served import SERVED_TOKENS, measure
 
@@ -108,67 +108,6 @@ class Report:
     speed: float  # tokens per second, of the median step
     same: tuple[float, ...] = ()
     valid: dict[str, float] = field(default_factory=dict)  # figures of an evaluation; empty if there was none
-
-
-class Optimizers:
-    """AdamW for all parameters, or Muon for the layers' matrices and AdamW for the others.
-
-    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the root mean square of
-    AdamW's (Liu et al. 2025), so both can use one learning rate; AdamW's is ``adamw_share`` times Muon's. Weight decay
-    applies to the matrices of layers only. Parameters that are frozen or have no gradient in a step do not change.
-    """
-
-    def __init__(self, model: nn.Module, kind: str, weight_decay: float, adamw_share: float = 1.0) -> None:
-        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        matrices = [p for name, p in trainable if p.ndim == 2 and ".layers." in f".{name}"]
-        matrix_ids = {id(p) for p in matrices}
-        other_params = [p for _, p in trainable if id(p) not in matrix_ids]
-        groups: list[dict[str, Any]] = [{"params": other_params, "weight_decay": 0.0}]
-        self._optimizers: list[Optimizer] = []
-        self._adamw_share = adamw_share if kind == "muon" and matrices else 1.0
-        if kind == "muon" and matrices:
-            self._optimizers.append(Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
-        elif matrices:
-            groups.append({"params": matrices, "weight_decay": weight_decay})
-        self._optimizers.append(AdamW(groups, betas=(0.9, 0.95), fused=True))
-
-    def step(self, rate: float) -> None:
-        """Update the parameters with learning rate ``rate``, then clear their gradients."""
-        for optimizer in self._optimizers:
-            share = self._adamw_share if isinstance(optimizer, AdamW) else 1.0
-            for group in optimizer.param_groups:
-                group["lr"] = share * rate
-            optimizer.step()
-        self.clear()
-
-    def clear(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [optimizer.state_dict() for optimizer in self._optimizers]
-
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        for optimizer, state in zip(self._optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Progress and learning rate of a run that ends after ``options.steps``, or earlier after ``minutes``."""
-
-    options: LoopOptions
-    minutes: float | None
-
-    def progress(self, step: int, seconds: float) -> float:
-        """Return the progress, 0..1: ``max(step / steps, seconds / (60 * minutes))``, at most 1."""
-        by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
-        return min(1.0, max(step / self.options.steps, by_time))
-
-    def rate(self, step: int, progress: float) -> float:
-        """Return the learning rate of a step (from 0): linear warm-up, then a cosine to ``floor * rate``."""
-        o, cosine = self.options, 0.5 * (1 + math.cos(math.pi * progress))
-        return o.rate * min(1.0, (step + 1) / (o.warmup + 1)) * (o.floor + (1 - o.floor) * cosine)
 
 
 class Trainer(Generic[Trained]):

@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -17,16 +17,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from pronk.corpus.answers import merge_answers, read_answers
+from pronk.corpus.answers import read_answers
 from pronk.corpus.collection import Collection
-from pronk.files.atomic import convert_write_errors
 from pronk.train.card import head_card, model_card, student_card
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint
 from pronk.train.clock import EVALUATION, TEXT_BY, TOKENS_BY, TRAINED_BY, Clock
 from pronk.train.data import prepare
-from pronk.train.dialogues import Dialogues, has_answers, hold_out, write_answers_text
+from pronk.train.dialogues import ANSWERS, has_answers, write_answers_text
 from pronk.train.distributed import ProcessGroup, join_processes
-from pronk.train.eagle import ANSWERS, EagleTraining
+from pronk.train.eagle import EagleTraining
 from pronk.train.export import InitialModel
 from pronk.train.future import FutureTokens
 from pronk.train.head_plan import check_answers
@@ -225,22 +224,8 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         restore()
 
 
-def steps_of(folder: Path, answers: Sequence[Path], epochs: float, batch: int, length: int, seed: int) -> int:
-    """Return the number of steps for ``epochs``; first copy the files of answers into the run's folder.
-
-    A run that is resumed keeps its copy, so that more answers in the files do not change it.
-    """
-    copy = folder / ANSWERS
-    if not copy.exists():
-        with convert_write_errors(copy, "the dialogues"):
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            merge_answers(answers, copy)
-    sequences = Dialogues(hold_out(read_answers(copy)[1])[0], length, seed).per_epoch
-    return max(1, math.ceil(epochs * sequences * length / batch))
-
-
 def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
-    """Train a head on the answers of :func:`steps_of`; otherwise like :func:`train_model`."""
+    """Train a head on the answers of :func:`~pronk.train.dialogues.steps_of`; otherwise like :func:`train_model`."""
     check_answers(run.folder / ANSWERS, read_answers(run.folder / ANSWERS)[0].weights, teacher.fingerprint)
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)

@@ -109,7 +109,8 @@ def eagle3(
     settings = dict(vars(loop()))
     clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
-    from pronk.train.run import Run, steps_of, train_head
+    from pronk.train.dialogues import steps_of
+    from pronk.train.run import Run, train_head
     from pronk.train.teacher import Teacher
 
     teacher = Teacher(model, settings["device"], settings["threads"])
