@@ -78,7 +78,7 @@ class Medusa(Drafter):
 
 
 class MedusaProposer(Proposer[MedusaState]):
-    """Proposes trees of the heads' likeliest tokens; ``paths`` are the nodes of each tree, as paths of ranks."""
+    """Proposes trees of the heads' likeliest tokens; ``paths`` of ranks are the nodes of each tree."""
 
     name = Medusa.name
 

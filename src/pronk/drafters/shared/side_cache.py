@@ -166,7 +166,7 @@ class SideCache(SideLanes):
         layer: int,
         forward: Forward,
     ) -> Array:
-        """Run the module on the first ``stops[i]`` tokens of each text, without those in the lane; at least one.
+        """Run the module on the tokens before ``stops[i]`` of each text that its lane lacks, at least one.
 
         ``layer`` (from 1) is the target's layer whose output the module reads. The target's cache must have this output
         for all tokens, and the lanes need slots. Long texts are run in chunks. Returns the outputs of ``forward`` for

@@ -164,7 +164,7 @@ class StepwiseProposer(LaneProposer[Lane]):
         return ended or not chain.context.policy.extends(self, chain.context, chain.gains)
 
     def chain_price(self, context: DraftContext[Lane]) -> ChainPrice | None:
-        """Return the price of draft tokens, also before forward passes were measured; ``None``: all are wanted."""
+        """Return the price of draft tokens, even before any measurement; ``None``: all are wanted."""
         policy, runner = context.policy, self._runner
         if policy.curve is None:
             return None
