@@ -225,7 +225,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 
 def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
-    """Train a head on the answers of :func:`~pronk.train.dialogues.steps_of`; otherwise like :func:`train_model`."""
+    """Train a head on the answers in the run's folder; otherwise like :func:`train_model`."""
     check_answers(run.folder / ANSWERS, read_answers(run.folder / ANSWERS)[0].weights, teacher.fingerprint)
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
