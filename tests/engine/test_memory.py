@@ -145,10 +145,10 @@ def test_samples_share_their_prompt() -> None:
     own = [block for block_table in tables for block in block_table[2:]]
     assert len(set(own)) == len(own)
     assert {engine.cache.allocator.references[block] for block in own} == {1}
-    free = engine.cache.allocator.num_free
+    free, num_own = engine.cache.allocator.num_free, len(tables[0]) - 2
     engine.abort(group[0])
     assert [engine.cache.allocator.references[block] for block in tables[1][:2]] == [2, 2]
-    assert engine.cache.allocator.num_free == free + len(tables[0]) - 2
+    assert engine.cache.allocator.num_free == free + num_own
     step_until_ended(engine, group[1:])
 
 

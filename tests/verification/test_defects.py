@@ -159,7 +159,7 @@ def test_other_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[
 
     monkeypatch.setattr(LLM, "generate", generate)
     # Near ties, which inexact kernels permit, do not explain these differences.
-    monkeypatch.setattr(llm.engine.runner, "exact", False)
+    monkeypatch.setattr(llm, "exact", False)
     report = check(llm)
     assert not report.passed
     equality = drafter_part(report).equality
@@ -184,7 +184,7 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
     assert part.rescoring.worst == pytest.approx(1e-6, rel=1e-3)
     assert 0 < part.rescoring.wrong < part.rescoring.tokens
     assert not report.passed
-    monkeypatch.setattr(llm.engine.runner, "exact", False)  # inexact kernels round differently
+    monkeypatch.setattr(llm, "exact", False)  # inexact kernels round differently
     assert not drafter_part(check(llm)).rescoring.failed  # type: ignore[union-attr]
 
 
@@ -195,7 +195,7 @@ def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypa
     assert exact is not None
     assert exact.failed
     assert exact.near_ties > 0
-    monkeypatch.setattr(llm.engine.runner, "exact", False)
+    monkeypatch.setattr(llm, "exact", False)
     report = check(llm)
     equality = drafter_part(report).equality
     assert equality is not None
@@ -209,7 +209,7 @@ def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypa
 
 def test_large_differences_are_no_near_ties(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pronk.engine.request_step.verify", nudged(llm, 1000.0))
-    monkeypatch.setattr(llm.engine.runner, "exact", False)
+    monkeypatch.setattr(llm, "exact", False)
     report = check(llm)
     equality = drafter_part(report).equality
     assert equality is not None
