@@ -31,7 +31,7 @@ DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 # Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB misses.
 _HUGE_PAGE = 1 << 21
 _CACHE_LINE = 64  # bytes
-_POOL_BYTES = 1 << 25  # bytes of a mapping that small arrays share; pages that were never written take no memory
+_POOL_BYTES = 1 << 25  # bytes of a mapping that several arrays share; pages that were never written take no memory
 
 
 def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True) -> Array:
@@ -60,19 +60,20 @@ def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True)
 
 
 class MemoryPool:
-    """Memory of many small arrays, such as a model's matrices, in few mappings with huge pages.
+    """Memory of many arrays, such as a model's matrices, in few mappings with huge pages.
 
-    In the heap they would have small pages, and be slow to read. A mapping returns to the operating system when all
-    its arrays are freed. Several threads may allocate.
+    In the heap they would have small pages, and be slow to read; in mappings of their own, each would take half a huge
+    page more than it needs, on average. A mapping returns to the operating system when all its arrays are freed.
+    Several threads may allocate.
     """
 
     def __init__(self) -> None:
         self._lock, self._free = Lock(), np.zeros(0, np.uint8)
 
     def zeros(self, shape: Sequence[int], dtype: DType) -> Array:
-        """Allocate zeros, from 2 MiB on with :func:`mapped_zeros`; the first byte begins a cache line."""
+        """Allocate zeros, from 32 MiB on with :func:`mapped_zeros`; the first byte begins a cache line."""
         size = prod(shape) * dtype.itemsize
-        if size >= _HUGE_PAGE:
+        if size >= _POOL_BYTES:
             return mapped_zeros(shape, dtype)
         padded = ceil(size / _CACHE_LINE) * _CACHE_LINE
         with self._lock:

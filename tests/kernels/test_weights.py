@@ -197,7 +197,7 @@ def test_zero_points_take_little_more_than_in_the_file(group: int) -> None:
     assert packed <= 1.06 * 64 * 512 / group * (group / 2 + 2 + 0.5)
 
 
-def test_small_matrices_share_memory() -> None:
+def test_matrices_share_memory() -> None:
     """Each array has bytes of its own, from the beginning of a cache line on, also when a mapping is full."""
     pool, dice = MemoryPool(), np.random.default_rng(0)
     arrays = list[Array]()
@@ -209,4 +209,6 @@ def test_small_matrices_share_memory() -> None:
         arrays.append(array)
     assert sum(array.nbytes for array in arrays) > 2**25, "expected more than one mapping"
     assert all((array == number).all() for number, array in enumerate(arrays))
-    assert pool.zeros((3, 1 << 20), INT8).shape == (3, 1 << 20)
+    medium = [pool.zeros((3, 1 << 20), INT8) for _ in range(2)]
+    assert medium[1].ctypes.data - medium[0].ctypes.data == 3 << 20, "expected no rounding to huge pages"
+    assert pool.zeros((33, 1 << 20), INT8).shape == (33, 1 << 20)
