@@ -54,7 +54,7 @@ class DyingReplicas:
         identity = self.identities.pop(0) if self.identities else ONE
         yield RequestAccepted(f"replica {len(self.requests)}", identity, exact=self.exact)
         assert request.identity in (None, identity), "the stream goes on after a mismatch"
-        options = {name: request.options[name] for name in ("drafter", "adapter", "given")}
+        options: Any = {"drafter": request.drafter, "adapter": request.adapter, "given": request.given}
         steps = self.engine.steps(request.prompts, request.params, **options)
         try:
             async with aclosing(steps):

@@ -219,7 +219,7 @@ def _verify_remote(
                 pass
     except KeyboardInterrupt:
         code = INTERRUPTED
-    finally:  # also if the server cannot be reached any more
+    finally:  # results so far are not lost if the server cannot be reached any more, or another error ends the checks
         if report is not None:
             _show(report, as_json, show_server)
     if report is None or not report.tested:

@@ -9,8 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pronk.arrays import Array
 from pronk.async_llm import AdmissionLimit, EngineLoad
@@ -49,6 +48,13 @@ class ReplicaLostError(Exception):
     """The replica is gone or unreachable."""
 
 
+@dataclass(frozen=True)
+class NamedProposer:
+    """Name of the replicas' default proposer; the server needs no more of the proposer than its name."""
+
+    name: str
+
+
 class ModelReader:
     """Config, tokenizer and default drafter of a model whose weights only the replicas load."""
 
@@ -77,9 +83,9 @@ class ModelReader:
         self.drafter = make_drafter(drafter)
         self.kernels, self.adapters = about.kernels, adapters
 
-    def get_proposer(self, spec: str | Drafter | None = None) -> Any:
-        """Check a drafter, or raise ``OptionError``; without ``spec``, return the default's name only."""
-        return SimpleNamespace(name=self.about.drafter) if spec is None else make_drafter(spec)
+    def get_proposer(self, spec: str | Drafter | None = None) -> NamedProposer | Drafter:
+        """Check a drafter, or raise ``OptionError``; without ``spec``, return the replicas' default."""
+        return NamedProposer(self.about.drafter) if spec is None else make_drafter(spec)
 
 
 class Dispatcher:
@@ -166,8 +172,9 @@ class Dispatcher:
             encode = self.llm.request_factory.encode_prompt
             ids = await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
             prefix = await asyncio.to_thread(prefix_digests, ids[0], salt + (adapter or "").encode())
-            options = {"drafter": bound, "adapter": adapter, "priority": priority, "salt": salt, "tenant": tenant}
-            request = GenerateRequest(ids, params, options, prefix, self.llm.about.model)
+            request = GenerateRequest(
+                ids, params, prefix, self.llm.about.model, None, {}, bound, priority, None, salt, tenant, adapter
+            )
             async with aclosing(self._run_with_retries(request, ends_at)) as steps:
                 async for pieces in steps:
                     yield pieces

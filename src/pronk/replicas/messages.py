@@ -18,6 +18,7 @@ from pronk.llm import LLM
 from pronk.models.loader import Fingerprint
 from pronk.outputs import Piece
 from pronk.sampling.params import SamplingParams
+from pronk.speculation.proposer import Drafter
 from pronk.tokenization.tokenizer import Tokenizer
 
 
@@ -39,10 +40,17 @@ class GenerateRequest:
 
     prompts: Sequence[list[int]]
     params: SamplingParams  # ``seed`` is set, so that every replica generates the same text
-    options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments
     prefix: Sequence[bytes] = ()  # prefix_digests() of the first prompt, to find a replica whose KV cache has it
     model: str = ""  # ReplicaInfo.model that the replica must have; empty accepts every model
     identity: str | None = None  # ReplicaInfo.identity that the replica must have; None accepts every identity
+    # Sample index to the pieces that the client already has from other replicas; this replica continues after them.
+    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)
+    drafter: Drafter | None = None
+    priority: int = 0
+    deadline: float | None = None
+    salt: bytes = b""
+    tenant: str = ""
+    adapter: str | None = None  # name of the adapter
     avoid: frozenset[str] = frozenset()  # names of replicas to use only if no other replica is available
 
 

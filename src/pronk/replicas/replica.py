@@ -79,8 +79,19 @@ class Replica:
             return
         if request.identity not in (None, self._identity):
             return  # the dispatcher sees the other identity in RequestAccepted, and tries another replica
+        steps = self._engine.steps(
+            request.prompts,
+            request.params,
+            drafter=request.drafter,
+            adapter=request.adapter,
+            priority=request.priority,
+            deadline=request.deadline,
+            salt=request.salt,
+            tenant=request.tenant,
+            given=request.given,
+        )
         try:
-            async with aclosing(self._engine.steps(request.prompts, request.params, **request.options)) as steps:
+            async with aclosing(steps):
                 async for pieces in steps:
                     yield StepReply(pieces, self._engine.load)
         except (ClosedError, ConnectionLostError):

@@ -58,13 +58,13 @@ class ResumableStream:
         self._attempts, self._resumed = self._attempts + 1, perf_counter()
         self._first_step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
         self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._from_start else {}
-        priority = min(_MAX_PRIORITY, self._request.options["priority"] + num_failures)
-        options = {"given": {} if self._from_start else self._given, "deadline": deadline, "priority": priority}
         return replace(
             self._request,
-            options={**self._request.options, **options},
+            given={} if self._from_start else self._given,
             identity=self._identity if self._given else None,
             avoid=self._avoid,
+            deadline=deadline,
+            priority=min(_MAX_PRIORITY, self._request.priority + num_failures),
         )
 
     def avoid_replica(self) -> None:

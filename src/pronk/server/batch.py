@@ -210,7 +210,8 @@ async def run_batch(
             for _ in range(max_concurrent):
                 workers.create_task(answer_lines())
     except ExceptionGroup as group:
-        raise group.exceptions[0] from None  # the first error; it has cancelled the other workers
+        first = group.exceptions[0]  # has cancelled the other workers
+        raise first from first.__cause__
     return num_failed
 
 

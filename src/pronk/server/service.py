@@ -145,7 +145,9 @@ class Service:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
         return moderation(self.settings.name, [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)])
 
-    async def embed(self, request: EmbeddingRequest, tenant: str = "", arrived: float | None = None) -> dict[str, Any]:
+    async def embed(
+        self, request: EmbeddingRequest, tenant: str = "", *, arrived: float | None = None
+    ) -> dict[str, Any]:
         """Return the embedding of each text; arguments and errors as for :meth:`complete`."""
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)

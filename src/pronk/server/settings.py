@@ -27,7 +27,7 @@ class RequestLimits:
     requests: int = 256  # number of running and waiting samples of all clients (HTTP 429)
     connections: int = 512  # number of open connections (HTTP 429); beyond twice this, new ones are closed at once
     seconds: float = 600.0  # seconds from the arrival of a request to its end (HTTP 408)
-    receive_seconds: float = 30.0  # seconds for a request's head (or the connection is closed), and body (HTTP 408)
+    receive_seconds: float = 30.0  # seconds for a request's head, else the connection ends, and its body (HTTP 408)
     send_seconds: float = 60.0  # seconds that a client may read nothing before its connection is closed
 
     def __post_init__(self) -> None:

@@ -100,7 +100,8 @@ class IncrementalDecoder:
 
 def prefix_at_end(text: str, marker: str) -> str:
     """Return the longest proper prefix of ``marker`` at the end of ``text``."""
-    return next((marker[:size] for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), "")
+    largest = min(len(marker) - 1, len(text))  # callers look for markers of 4,000 characters at the end of a token
+    return next((marker[:size] for size in range(largest, 0, -1) if text.endswith(marker[:size])), "")
 
 
 class StopScanner:

@@ -37,7 +37,7 @@ def new_call_id() -> str:
 
 
 class JsonEnd:
-    """Incremental search for the end of a JSON object or list."""
+    """Incremental search for the end of a JSON object or list; the first character read is its bracket."""
 
     def __init__(self) -> None:
         # Number of open brackets; whether in a string; whether right after a backslash.

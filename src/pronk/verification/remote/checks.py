@@ -230,12 +230,13 @@ class _RouteVerifier:
         for name, _ in self._some():
             self._greedy(name)
             self._reported[name] = self._report(name)
-            result.add(self._references[name], self._reported[name], name, "with log-probabilities")
+            result.add(self._references[name], self._reported[name], name, "with log-probabilities", tolerance)
             for _ in range(self.settings.rounds):
                 result.add(self._reported[name], self._report(name), name, "the same request again", tolerance)
 
     def check_logprobs_batch(self, result: CheckResult) -> None:
-        self._compare_batch(result, {(name,): answer for name, answer in self._reported.items()}, self._report)
+        wanted = {(name,): answer for name, answer in self._reported.items()}
+        self._compare_batch(result, wanted, self._report, self.settings.tolerance)
 
     def check_likeliest(self, result: CheckResult) -> None:
         """Check that greedy tokens are the likeliest, and that no probabilities have a sum above 1."""
@@ -278,7 +279,9 @@ class _RouteVerifier:
             raise UnsupportedError(msg)
         return answer
 
-    def _compare_batch(self, result: CheckResult, expected: Mapping[Any, Answer], ask: Callable[..., Answer]) -> None:
+    def _compare_batch(
+        self, result: CheckResult, expected: Mapping[Any, Answer], ask: Callable[..., Answer], tolerance: float = 0.0
+    ) -> None:
         """Compare answers to ``ask(*key)`` that run at the same time, among requests of other lengths."""
         others = [FILLERS[i % len(FILLERS)] for i in range(max(1, self.settings.batch - len(expected)))]
         fillers = [partial(self._ask, text, max(1, int(share * self.settings.max_tokens))) for text, share in others]
@@ -286,7 +289,7 @@ class _RouteVerifier:
             answers = self.server.together([*(partial(ask, *key) for key in expected), *fillers])
             for ((name, *seed), wanted), answer in zip(expected.items(), answers, strict=False):
                 where = f"seed {seed[0]} in a batch" if seed else "in a batch"
-                result.add(wanted, answer, name, where, self.settings.tolerance)
+                result.add(wanted, answer, name, where, tolerance)
 
     def _most_streams_at_once(self) -> int | None:
         """Return the largest number of streams at the same time; ``None`` if the server cannot stream."""
