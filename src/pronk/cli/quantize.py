@@ -66,8 +66,8 @@ def quantize(
         from pronk.hub.resolve import resolve_model
         from pronk.kernels.threads import set_threads
         from pronk.quantization.quantize.checkpoint import quantize as write_checkpoint
-        from pronk.quantization.quantize.checkpoint import read_texts
         from pronk.quantization.quantize.heads import find_head_kind
+        from pronk.quantization.quantize.methods import read_texts
 
         set_threads(threads, workers=1)
         folder = resolve_model(model)

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import MakeCheckpoint
 from pronk.errors import OptionError
 from pronk.models.loader import read_config
-from pronk.quantization.quantize.checkpoint import read_texts
+from pronk.quantization.quantize.methods import read_texts
 from pronk.tokenization.tokenizer import Tokenizer
 
 

@@ -1,4 +1,4 @@
-"""``pronk train texts`` and ``eagle3``: a target's own answers, and an EAGLE-3 head for it."""
+"""``pronk train eagle3``: an EAGLE-3 or MTP head for a target as it is deployed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pronk.checks import require_extra
 from pronk.cli.options import option, shares
-from pronk.cli.progress import INTERRUPTED, status_bar
+from pronk.cli.progress import INTERRUPTED
 from pronk.cli.train.options import LoopSettings, command_line, loop_option, model_option, refuse, text_option
 from pronk.errors import OptionError
 from pronk.train.options import EagleOptions
@@ -144,87 +144,3 @@ def _layers(text: str, num_layers: int) -> tuple[int, ...]:
         msg = f"layers: expected numbers from 1 to {num_layers} with commas, as in 2,{num_layers}; found {text!r}"
         raise OptionError(msg)
     return tuple(numbers)
-
-
-def texts(
-    *,
-    model: Annotated[
-        str | None,
-        model_option("Name as in pronk pull, folder, or GGUF file: the model as deployed.", show_default="smollm2"),
-    ] = None,
-    data: Annotated[
-        list[str],
-        text_option(
-            "Documents to make questions from: a .jsonl(.gz) file, a text file or folder, or python; repeatable.",
-            metavar="WHAT",
-        ),
-    ],
-    exclude: Annotated[
-        list[Path] | None,
-        text_option("JSONL file of prompts; questions that share 13 words with them are not asked.", metavar="FILE"),
-    ] = None,
-    out: Annotated[Path, option("File of answers; an existing one is continued.")],
-    tokens: Annotated[int, text_option("Tokens of answers in the file.", min=1)] = 1_500_000,
-    minutes: Annotated[float | None, text_option("Stop after this many minutes.")] = None,
-    max_tokens: Annotated[int, text_option("Maximum length of an answer.", min=16)] = 384,
-    seed: Annotated[int, text_option("Seed of the questions and of the sampled answers.", min=0)] = 0,
-    first: Annotated[
-        int, text_option("Number of the first dialogue, for one of several files with the same seed.", min=0)
-    ] = 0,
-    batch: Annotated[int, model_option("Dialogues in one forward pass.", min=1)] = 32,
-    threads: Annotated[int | None, model_option("CPU threads.", show_default="number of cores", min=1)] = None,
-    drafter: Annotated[str, model_option("Drafter that proposes draft tokens; the text is the same.")] = (
-        "autoregressive"
-    ),
-) -> None:
-    """Let a model answer questions about documents, for the training of drafters with pronk train eagle3.
-
-    Questions are the real ones of the documents, and instructions about their excerpts and headings. Half of the
-    dialogues are greedy. Ctrl-C keeps the finished dialogues; the same command continues.
-
-    [bold]Examples[/]
-
-    pronk train texts --data prose.jsonl.gz --data math.jsonl.gz --data python --out smollm2.answers
-
-    pronk train texts --model ./model.gguf --data notes/ --out notes.answers --minutes 30
-    """
-    from pronk.train.clock import Clock
-
-    clock = Clock(minutes)  # before the imports, which take a second: --minutes counts it
-    from pronk.corpus.questions import Questions
-    from pronk.corpus.sources import SourceSpec, spec_of
-    from pronk.llm import LLM
-    from pronk.train.own_text import answers_header, write_answers
-
-    screen = Console(highlight=False, soft_wrap=True, stderr=True)
-    sources = [
-        SourceSpec("python", "python", None, 1.0) if what == "python" else spec_of(Path(what), "data") for what in data
-    ]
-    questions = Questions(sources, exclude or (), seed)
-    llm = LLM(model, drafter=drafter, max_batch=batch, threads=threads, calibration=False)
-    header, shown = answers_header(llm, sources, max_tokens, seed), -1
-    try:
-        with status_bar(screen) as status:
-
-            def show(done: int) -> None:
-                nonlocal shown
-                status("answering", done, tokens)
-                if 20 * done // tokens > shown:
-                    shown = 20 * done // tokens
-                    screen.print(f"{done} tokens of answers, {clock.seconds / 60:.1f} minutes", markup=False)
-
-            done = write_answers(
-                llm,
-                questions.ask,
-                header,
-                out,
-                tokens=tokens,
-                batch=batch,
-                progress=show,
-                seconds_left=clock.seconds_left,
-                first=first,
-            )
-    except KeyboardInterrupt:
-        screen.print(f"interrupted; {out} has the finished dialogues, and the same command continues", markup=False)
-        raise typer.Exit(INTERRUPTED) from None
-    screen.print(f"{out}: {done} tokens of answers", markup=False)

@@ -12,7 +12,7 @@ from rich.console import Console
 from pronk.checks import require_extra
 from pronk.cli.options import given_options, option, shares
 from pronk.cli.progress import INTERRUPTED
-from pronk.cli.train.eagle import eagle3, texts
+from pronk.cli.train.eagle import eagle3
 from pronk.cli.train.kinds import KINDS, DrafterKind
 from pronk.cli.train.options import (
     HEAD_KIND,
@@ -25,6 +25,7 @@ from pronk.cli.train.options import (
     refuse,
     text_options,
 )
+from pronk.cli.train.texts import texts
 from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths, option_name
 
 _DEFAULT_KIND = "transformer"

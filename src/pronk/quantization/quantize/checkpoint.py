@@ -8,23 +8,15 @@ text are kept. Memory holds the LM head, one layer, and the hidden states of the
 from __future__ import annotations
 
 import math
-import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
-from importlib.resources import as_file, files
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from pronk.arrays import FLOAT32, Array
 from pronk.backends import choose_backend
-from pronk.checks import require_extra
-from pronk.corpus.collection import collect, pack
-from pronk.corpus.encoder import Encoder
-from pronk.corpus.sources import SourceSpec, read_source, spec_of
 from pronk.errors import OptionError, locate_error, refuse
 from pronk.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.files.cards import render_card
@@ -32,19 +24,17 @@ from pronk.files.shards import ShardEntry, check_output_folder, copy_companions,
 from pronk.kernels.library import KernelsError
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.kernels import load_kernels
-from pronk.models.loader import read_config
 from pronk.models.tensor_plan import CheckpointTensor
 from pronk.quantization.quantize import rounding
 from pronk.quantization.quantize.methods import (
     CalibrationTexts,
-    SourceCheckpoint,
     Tick,
     layer_folder,
     measure_perplexity,
     quantize_layers,
 )
 from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.quantization.quantize.source import SourceCheckpoint
 
 # Progress callback (name of the current step, amount done, total amount); unit: bytes in "writing", else layers.
 Status = Callable[[str, int, int], None]
@@ -209,56 +199,3 @@ def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command:
         groups="whole rows" if result.rule.group == WHOLE_ROW else f"groups of {result.rule.group} inputs",
         versions=", ".join(f"{package} {version(package)}" for package in packages),
     )
-
-
-LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
-_MAX_EVALUATION_TOKENS = 8192  # number of tokens after which the evaluation text is cut
-_MIN_TOKENS = 128  # a text with fewer tokens is refused
-# Calibration texts are cut into chunks of this size and shuffled, so that all parts of a long text can be used.
-_CHUNK_CHARACTERS = 4096
-
-
-def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> CalibrationTexts:
-    """Read the texts to calibrate a model with and to measure its perplexity on.
-
-    Args:
-        folder: folder of the model.
-        text: file or folder with the calibration text, in the formats of ``pronk train``. One document in 100, or the
-            end of the longest document, is held out to measure perplexity on. ``None`` means no calibration, and the
-            evaluation text of this package: solved Python problems and arithmetic word problems.
-        tokens: maximum number of tokens to calibrate with.
-
-    Raises:
-        OptionError: the text is missing, unreadable or too short, or torch, with which to calibrate, is missing.
-        CheckpointError: the model's configuration or tokenizer cannot be read.
-    """
-    if text is not None:
-        require_extra("calibrate", "train", "torch")
-    config = read_config(folder)
-    encoder = Encoder.of_target(Tokenizer.load(folder, config.vocab_size), config)
-    length = min(LENGTH, config.context)
-    if text is None:
-        with as_file(files("pronk.quantization.quantize") / "evaluation.jsonl") as path:
-            documents = [document.text for document in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
-        return CalibrationTexts(_tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text"))
-    (pool, *_) = collect([spec_of(text, "calibrate")]).pools
-    return CalibrationTexts(
-        _tokenize(encoder, pool.held_out, _MAX_EVALUATION_TOKENS, length, f"calibrate: held-out part of {text}"),
-        _tokenize(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),
-    )
-
-
-def _shuffled(documents: Iterable[str]) -> Iterator[str]:
-    """Yield chunks of the documents in random order, which is the same in every run."""
-    chunks = [text[i : i + _CHUNK_CHARACTERS] for text in documents for i in range(0, len(text), _CHUNK_CHARACTERS)]
-    yield from random.Random(0).sample(chunks, len(chunks))  # noqa: S311 - not for secrets
-
-
-def _tokenize(encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str) -> Array:
-    """Return token ids ``[sequences, length]``; a text of fewer tokens is one sequence of its own length."""
-    ids = pack(encoder, iter(texts), max_tokens).astype(np.int64)
-    if len(ids) < min(_MIN_TOKENS, length):
-        msg = f"{text_name}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"
-        raise OptionError(msg)
-    length = min(length, len(ids))
-    return ids[: len(ids) // length * length].reshape(-1, length)

@@ -1,197 +1,45 @@
-"""The checkpoint to quantize, and its layers' quantization by ``nearest``, ``scaled`` or ``gptq``.
+"""Quantization of all layers with one of the methods ``nearest``, ``scaled`` and ``gptq``; its texts.
 
-Layers are read, computed and quantized one at a time, from the first to the last, to save memory. The calibration
-inputs of a layer are the outputs of the quantized layers before it, so that the layer compensates for some of their
-errors.
+Layers are quantized from the first to the last. The calibration inputs of a layer are the outputs of the quantized
+layers before it, so that the layer compensates for some of their errors.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from pronk.architecture.rope import RopeTable
-from pronk.arrays import FLOAT32, Array, DType, is_finite
-from pronk.errors import ConfigError, locate_error, refuse
+from pronk.arrays import Array, DType, is_finite
+from pronk.checks import require_extra
+from pronk.corpus.collection import collect, pack
+from pronk.corpus.encoder import Encoder
+from pronk.corpus.sources import SourceSpec, read_source, spec_of
+from pronk.errors import OptionError, locate_error, refuse
 from pronk.files.shards import ShardEntry, write_weights
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import Backend
-from pronk.models.checkpoint import Checkpoint, read_json
-from pronk.models.decoder import Layer
-from pronk.models.families import FAMILY_NAMES
-from pronk.models.inventory import Inventory
-from pronk.models.linear import Linear, Norm, WeightLayout
-from pronk.models.loader import parse_dtype, read_config
-from pronk.models.program_rows import ProgramRows
-from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
+from pronk.models.loader import read_config
+from pronk.models.tensor_plan import CheckpointTensor
 from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.quantization.quantize.rounding import LINEARS, RoundingRule, pack_codes
-from pronk.speculation.tree import TokenTree
-
-_REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it was made from"
-
-# Weights and biases of a layer in float32, by module and kind: ``{"qkv.weight": …, "qkv.bias": …, "out.weight": …}``.
-LayerWeights = dict[str, Array]
-
-
-class SourceCheckpoint:
-    """Read access to the checkpoint that is to be quantized.
-
-    A CheckpointError is raised if it is unreadable, already quantized, or of a family that compressed-tensors does not
-    support (GPT-2).
-    """
-
-    def __init__(self, folder: Path) -> None:
-        if is_gguf(folder):
-            refuse(folder, f"expected a folder with safetensors files, found a GGUF file; {_REMEDY}")
-        self.folder, self.config = folder, read_config(folder)
-        self.document = read_json(folder / "config.json", ConfigError)  # contents of config.json
-        if self.config.quantization is not None:
-            method = self.config.quantization.get("quant_method", "unknown")
-            refuse(folder, f"expected plain weights, found a model that is quantized already ({method}); {_REMEDY}")
-        self.names = FAMILY_NAMES[self.config.family]
-        if self.names.transposed or len(self.names.layer["qkv"]) == 1 or not self.config.is_plain:
-            remedy = "which this command does not support; load it with --weights int8 or int4"
-            refuse(folder, f"expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, {remedy}")
-        self.dtype = parse_dtype("auto", self.config)
-        self.checkpoint = Checkpoint(folder)
-        self.parts = list(plan_tensors(self.config))  # modules of the model, with their tensors
-        self.inventory = Inventory(self.checkpoint, self.config, self.parts)
-
-    def stored_name(self, name: str) -> str:
-        """Return a tensor's name in the checkpoint: with the prefix of the family, except for the LM head."""
-        return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
-
-    def _stacks(self, index: int) -> Iterator[tuple[str, str, tuple[CheckpointTensor, ...]]]:
-        """Yield the module, ``weight`` or ``bias``, and the tensors to stack for it, of layer ``index``."""
-        for part in self.parts:
-            if part.target.startswith(f"layers.{index}."):
-                name = part.target.rpartition(".")[2]
-                yield from ((name, kind, each) for kind, each in (("weight", part.weight), ("bias", part.bias)) if each)
-
-    def weight(self, target: str) -> Array:
-        """Return the weight of ``embedding``, ``norm`` or ``head`` as it is stored."""
-        part = next(part for part in self.parts if part.target == target)
-        return self.inventory.tensor(part.weight[0]) if part.weight else self.weight("embedding")  # a tied head
-
-    def load_layer(self, index: int) -> LayerWeights:
-        """Return copies of the weights of a layer."""
-        weights = LayerWeights()
-        for name, kind, tensors in self._stacks(index):
-            arrays = [self.inventory.tensor(tensor).astype(FLOAT32) for tensor in tensors]
-            weights[f"{name}.{kind}"] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        self.checkpoint.release()
-        return weights
-
-    def layer_tensors(
-        self, index: int, weights: LayerWeights, matrices: Mapping[str, QuantizedMatrix]
-    ) -> Iterator[tuple[str, Array | QuantizedMatrix]]:
-        """Yield name and value of each tensor of a layer (from 0), as written to the new checkpoint.
-
-        Norms and biases are those of ``weights``, converted to their dtypes in the checkpoint. ``matrices`` are the
-        quantized matrices by linear module; a stacked one (``qkv``) is split into its tensors.
-        """
-        for name, kind, tensors in self._stacks(index):
-            start, matrix = 0, matrices.get(name) if kind == "weight" else None
-            for tensor in tensors:
-                end = start + tensor.shape[0]
-                if matrix is not None:
-                    yield tensor.name, matrix.slice_outputs(start, end)
-                else:
-                    values, dtype = weights[f"{name}.{kind}"][start:end], self.inventory.tensor(tensor).dtype
-                    yield tensor.name, values.astype(dtype)
-                start = end
-
-
-_BLOCK_SIZE = 16  # number of tokens in a block of the KV cache
-_MAX_ROWS = 4096  # maximum tokens of sequences that a layer computes together; a longer one is alone
-_MAX_LOGITS = 1 << 21  # maximum number of logits (rows times vocabulary) at a time, unless _MIN_ROWS rows have more
-_MIN_ROWS = 128
-
-
-class LayerStream:
-    """Hidden states of a text, computed by a backend one layer after the other, in float32.
-
-    ``tokens`` are the token ids ``[sequences, length]``. ``rows``, float32 ``[sequences * length, hidden]``, is the
-    input of the next layer, at first the embedding of ``source``.
-    """
-
-    def __init__(self, source: SourceCheckpoint, backend: Backend, tokens: Array) -> None:
-        self.source, self.backend, self.tokens = source, backend, tokens
-        self.length = tokens.shape[1]
-        self.rows = source.weight("embedding")[tokens.reshape(-1)].astype(FLOAT32)
-        batch = min(len(tokens), max(1, _MAX_ROWS // self.length))
-        config, num_blocks = source.config.layers_like(0), batch * math.ceil(self.length / _BLOCK_SIZE)
-        self._cache = backend.make_cache(config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, dtype=FLOAT32)
-        self._tables = [BlockTable() for _ in range(batch)]
-        for table in self._tables:
-            self._cache.prepare(table, self.length)
-        self._tree, self._rope = TokenTree.chain([0] * self.length), RopeTable(source.config.rope)
-
-    def run_layer(self, layer: Layer) -> None:
-        """Replace :attr:`rows` by the output of a layer that :func:`build_layer` returned."""
-        program = self.backend.program(self.rows.shape[1], FLOAT32, self._cache)
-        layer.compile(program, 0)
-        step = len(self._tables) * self.length
-        for start in range(0, len(self.rows), step):
-            rows = self.rows[start : start + step]
-            # Every sequence begins in an empty cache, since no table has committed tokens.
-            count = len(rows) // self.length
-            packed = ProgramRows().set_segments([(table, self._tree, 0) for table in self._tables[:count]])
-            packed.rotate(self._rope)
-            program.run(packed, rows)
-
-    def perplexity(self) -> float:
-        """Return the perplexity, without the first token of each sequence; NaN or inf after an overflow.
-
-        All layers must have been run before.
-        """
-        config, hidden = self.source.config, self.rows.shape[1]
-        rows = self.rows.reshape(-1, self.length, hidden)[:, :-1].reshape(-1, hidden)
-        labels = self.tokens[:, 1:].reshape(-1)
-        program = self.backend.program(hidden, FLOAT32)
-        head = Linear(self.backend, self.source.weight("head").astype(FLOAT32), None, WeightLayout(head=True), None)
-        program.linear(head, norm=Norm.of(config, self.source.weight("norm")), to="logits")
-        total, step = 0.0, max(_MIN_ROWS, _MAX_LOGITS // config.vocab_size)
-        for start in range(0, len(rows), step):
-            chunk = rows[start : start + step]
-            logits = np.empty((len(chunk), config.vocab_size), np.float32)
-            program.run(ProgramRows.without_segments(len(chunk)), chunk, logits)
-            total += _cross_entropy(logits, labels[start : start + step])
-        self.source.checkpoint.release()
-        mean = total / len(rows)
-        return math.exp(min(mean, 700.0)) if math.isfinite(mean) else mean  # math.exp(710) overflows
-
-
-def build_layer(source: SourceCheckpoint, backend: Backend, weights: LayerWeights, index: int) -> Layer:
-    """Return layer ``index`` (from 0) of the model as the only layer of a decoder, with the given weights."""
-    layer = Layer(source.config.layers_like(index))
-    for name in LINEARS:
-        weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
-        setattr(layer, name, Linear(backend, weight, bias, layer.layout(name), None))
-    for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm"):
-        if f"{name}.weight" in weights:
-            setattr(layer, name, Norm.of(layer.config, weights[f"{name}.weight"]))
-    return layer
-
-
-def _cross_entropy(logits: Array, labels: Array) -> float:
-    """Return the sum of ``-log softmax(logits)[label]`` over the rows; the logits are overwritten."""
-    with np.errstate(all="ignore"):  # after an overflow, the sum is NaN or infinite
-        logits -= logits.max(axis=1, keepdims=True)
-        of_labels = logits[np.arange(len(labels)), labels].astype(np.float64)
-        return float((np.log(np.exp(logits, out=logits).sum(axis=1, dtype=np.float64)) - of_labels).sum())
-
+from pronk.quantization.quantize.source import LayerStream, SourceCheckpoint, build_layer
+from pronk.tokenization.tokenizer import Tokenizer
 
 NEAREST = "nearest"
 
 Tick = Callable[[], None]  # progress callback, which is called after each layer
+
+LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
+_MAX_EVALUATION_TOKENS = 8192  # number of tokens after which the evaluation text is cut
+_MIN_TOKENS = 128  # a text with fewer tokens is refused
+# Calibration texts are cut into chunks of this size and shuffled, so that all parts of a long text can be used.
+_CHUNK_CHARACTERS = 4096
 
 
 class CalibrationTexts(NamedTuple):
@@ -281,3 +129,49 @@ def _write_layer(path: Path, tensors: Iterable[tuple[str, Array | QuantizedMatri
     path.mkdir()
     entries = [ShardEntry(CheckpointTensor(name, array.shape), name, array.dtype) for name, array in arrays.items()]
     write_weights(path, entries, lambda tensor: arrays[tensor.name], sys.maxsize, lambda *_: None)
+
+
+def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> CalibrationTexts:
+    """Read the texts to calibrate a model with and to measure its perplexity on.
+
+    Args:
+        folder: folder of the model.
+        text: file or folder with the calibration text, in the formats of ``pronk train``. One document in 100, or the
+            end of the longest document, is held out to measure perplexity on. ``None`` means no calibration, and the
+            evaluation text of this package: solved Python problems and arithmetic word problems.
+        tokens: maximum number of tokens to calibrate with.
+
+    Raises:
+        OptionError: the text is missing, unreadable or too short, or torch, with which to calibrate, is missing.
+        CheckpointError: the model's configuration or tokenizer cannot be read.
+    """
+    if text is not None:
+        require_extra("calibrate", "train", "torch")
+    config = read_config(folder)
+    encoder = Encoder.of_target(Tokenizer.load(folder, config.vocab_size), config)
+    length = min(LENGTH, config.context)
+    if text is None:
+        with as_file(files("pronk.quantization.quantize") / "evaluation.jsonl") as path:
+            documents = [document.text for document in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
+        return CalibrationTexts(_tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text"))
+    (pool, *_) = collect([spec_of(text, "calibrate")]).pools
+    return CalibrationTexts(
+        _tokenize(encoder, pool.held_out, _MAX_EVALUATION_TOKENS, length, f"calibrate: held-out part of {text}"),
+        _tokenize(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),
+    )
+
+
+def _shuffled(documents: Iterable[str]) -> Iterator[str]:
+    """Yield chunks of the documents in random order, which is the same in every run."""
+    chunks = [text[i : i + _CHUNK_CHARACTERS] for text in documents for i in range(0, len(text), _CHUNK_CHARACTERS)]
+    yield from random.Random(0).sample(chunks, len(chunks))  # noqa: S311 - not for secrets
+
+
+def _tokenize(encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str) -> Array:
+    """Return token ids ``[sequences, length]``; a text of fewer tokens is one sequence of its own length."""
+    ids = pack(encoder, iter(texts), max_tokens).astype(np.int64)
+    if len(ids) < min(_MIN_TOKENS, length):
+        msg = f"{text_name}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"
+        raise OptionError(msg)
+    length = min(length, len(ids))
+    return ids[: len(ids) // length * length].reshape(-1, length)
