@@ -26,6 +26,7 @@ from pronk.checks import check_integer, check_number
 from pronk.drafters import Drafter
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request import Request
+from pronk.engine.request_factory import params_per_prompt
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError, OverloadedError
 from pronk.llm import LLM, Prompt
@@ -301,8 +302,9 @@ class AsyncLLM:
         adapter: str | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
+        options = params_per_prompt(params, len(prompts))
         found, proposer = self.llm.adapters.find(adapter), self.llm.get_proposer(drafter, adapter)
-        groups = self.llm.request_factory.create_batch(prompts, params, proposer, found)
+        groups = self.llm.request_factory.create_batch(prompts, options, proposer, found)
         requests = dict(enumerate(request for group in groups for request in group))
         for index, pieces in given.items():
             if pieces and pieces[-1].completion is not None:

@@ -86,6 +86,8 @@ def refuse(
 ) -> NoReturn:
     """Raise ``error`` with the message ``SOURCE: PROBLEM``; the source is a path or an option."""
     msg = f"{source}: {problem}"
+    if cause is None:
+        raise error(msg)  # an error that is being handled stays its context
     raise error(msg) from cause
 
 

@@ -9,6 +9,7 @@ from statistics import median
 
 from pronk.checks import check_integer
 from pronk.drafters import Drafter
+from pronk.engine.request_factory import params_per_prompt
 from pronk.engine.stats import Decision, DecisionTrace
 from pronk.llm import LLM
 from pronk.outputs import Completion
@@ -75,7 +76,8 @@ def explain(
     """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record each step; ``n`` must be 1."""
     if params is not None:
         check_integer("n", params.n, 1, 1)
-    ((request,),) = llm.request_factory.create_batch([prompt], params, llm.get_proposer(drafter), None)
+    options, proposer = params_per_prompt(params, 1), llm.get_proposer(drafter)
+    ((request,),) = llm.request_factory.create_batch([prompt], options, proposer, None)
     request.decision_trace = DecisionTrace()
     llm.engine.run([request])
     steps = tuple(request.decision_trace.steps)

@@ -15,7 +15,7 @@ from pronk.drafters import Drafter, Proposer, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine, prefill_size
 from pronk.engine.pooling import EmbeddingOptions, Pooling
-from pronk.engine.request_factory import RequestFactory
+from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.engine.scoring import score
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
@@ -240,8 +240,9 @@ class LLM:
         """
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
+        options = params_per_prompt(params, len(batch))
         found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
-        groups = self.request_factory.create_batch(batch, params, proposer, found)
+        groups = self.request_factory.create_batch(batch, options, proposer, found)
         requests = [request for group in groups for request in group]
         self.engine.run(requests, None if progress is None else lambda finished: progress(finished, len(requests)))
         completions = [Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups]
@@ -256,8 +257,8 @@ class LLM:
         adapter: str | None = None,
     ) -> Generator[Piece]:
         """Continue one prompt and yield the new tokens; closing the iterator aborts the request."""
-        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
-        (requests,) = self.request_factory.create_batch([prompt], params, proposer, found)
+        options, found = params_per_prompt(params, 1), self.adapters.find(adapter)
+        (requests,) = self.request_factory.create_batch([prompt], options, self.get_proposer(drafter, adapter), found)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(

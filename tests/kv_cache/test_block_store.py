@@ -79,6 +79,16 @@ def test_long_texts_are_looked_up_in_parts(tmp_path: Path) -> None:
         assert store.count_leading(chain(0, 1150)) == 1150
 
 
+def test_nothing_is_looked_up_after_a_missing_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as store:
+        store.write(chain(0, 2), dict.fromkeys(range(2), b"content"))
+        store.flush()
+        queries, select = list[int](), store._select
+        monkeypatch.setattr(store, "_select", lambda query, keys: queries.append(len(keys)) or select(query, keys))
+        assert store.count_leading(chain(0, 1200)) == 2
+        assert len(queries) == 1
+
+
 def test_a_block_is_stored_once(tmp_path: Path) -> None:
     with opened(tmp_path) as store, opened(tmp_path) as other:
         put(store, 0, 3)

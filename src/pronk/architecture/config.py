@@ -208,12 +208,18 @@ def default_query_scale(head_dim: int) -> float:
 
 
 def llama_config(
-    *, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, context: int, **special_ids: Any
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    mlp: int,
+    vocab: int,
+    context: int,
+    bos_id: int | None,
+    eos_ids: tuple[int, ...],
 ) -> ModelConfig:
-    """Return the configuration of a new Llama to train, with tied embeddings and bfloat16 weights.
-
-    ``special_ids`` are the fields ``bos_id`` and ``eos_ids``.
-    """
+    """Return the configuration of a new Llama to train, with tied embeddings and bfloat16 weights."""
     head_dim = hidden // heads
     return ModelConfig(
         family="llama",
@@ -229,6 +235,7 @@ def llama_config(
         rope=RopeConfig(head_dim),
         windows=(None,) * layers,
         tied=True,
+        bos_id=bos_id,
+        eos_ids=eos_ids,
         dtype="bfloat16",
-        **special_ids,
     )

@@ -141,20 +141,30 @@ def _qwen3_moe(keys: ConfigReader) -> ModelConfig:
         refuse_config(f"expected a list of layers in mlp_only_layers, found {plain!r:.80}")
     sums_to_1 = keys.flag("norm_topk_prob")
     renamed = keys.get("num_experts") is None and keys.get("num_local_experts") is not None  # by transformers 5
-    mixture = _mixture(keys, "num_local_experts" if renamed else "num_experts", "moe_intermediate_size")
-    layers = tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(len(mixture.layers)))
-    mixture = replace(mixture, normalized=sums_to_1, layers=layers)
-    return replace(_qwen3(keys), mixture=mixture if any(layers) else None)
+    mixture = _mixture(
+        keys,
+        "num_local_experts" if renamed else "num_experts",
+        "moe_intermediate_size",
+        normalized=sums_to_1,
+        is_mixture=lambda layer: layer not in plain and (layer + 1) % step == 0,
+    )
+    return replace(_qwen3(keys), mixture=mixture)
 
 
 def _mixture(
-    keys: ConfigReader, experts: str = "num_local_experts", width: str = "intermediate_size", *, bias: bool = False
-) -> MixtureConfig:
-    """Return the mixtures of experts of all layers; ``experts`` and ``width`` are keys."""
+    keys: ConfigReader,
+    experts: str = "num_local_experts",
+    width: str = "intermediate_size",
+    *,
+    normalized: bool = True,
+    bias: bool = False,
+    is_mixture: Callable[[int], bool] = lambda _: True,
+) -> MixtureConfig | None:
+    """Return the mixtures of experts; ``experts`` and ``width`` are keys. ``None`` if no layer has one."""
     count = keys.integer(experts, 128, high=MAX_EXPERTS)
-    layers = (True,) * keys.layers("num_hidden_layers")
+    layers = tuple(is_mixture(layer) for layer in range(keys.layers("num_hidden_layers")))
     chosen = keys.integer("num_experts_per_tok", high=count)
-    return MixtureConfig(count, chosen, keys.integer(width), normalized=True, layers=layers, bias=bias)
+    return MixtureConfig(count, chosen, keys.integer(width), normalized, layers, bias) if any(layers) else None
 
 
 def _ministral3(keys: ConfigReader) -> ModelConfig:

@@ -110,7 +110,8 @@ class Engine:
         exception raised here concerns all requests. Raises ``PronkError`` if called during a step.
         """
         with self._exclusive():
-            self._step()  # when the block is left, this call has ended: _clear_frames can clear its variables
+            # A method of its own: failed requests are removed after it, when ``_clear_frames`` can clear its variables.
+            self._step()
 
     def tree_logits(
         self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None = None

@@ -82,19 +82,11 @@ class RequestFactory:
     def create_batch(
         self,
         prompts: Sequence[str | list[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Sequence[SamplingParams],
         proposer: Proposer[Any],
         adapter: Adapter | None,
     ) -> list[list[Request]]:
-        """Create the samples of several prompts; see :meth:`.LLM.generate` for ``prompts`` and ``params``."""
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
-            msg = f"params: expected SamplingParams or a list of them, found {params!r}"
-            raise OptionError(msg)
-        if len(params) != len(prompts):
-            msg = f"params: expected one for all prompts or one per prompt ({len(prompts)}), found {len(params)}"
-            raise OptionError(msg)
+        """Create the samples of several prompts, with parameters from :func:`params_per_prompt`."""
         pairs = zip(prompts, params, strict=True)
         return [self.create_samples(self.encode_prompt(p), each, proposer, adapter=adapter) for p, each in pairs]
 
@@ -222,8 +214,10 @@ class RequestFactory:
 
         if isinstance(proposer, GrammarProposer):
             return proposer
-        # The wrapper keeps ``proposer`` alive, so the id is unique.
-        return self._grammar_proposers.setdefault(id(proposer), GrammarProposer(proposer))
+        wrapper = self._grammar_proposers.get(id(proposer))  # the wrapper keeps ``proposer`` alive: its id is unique
+        if wrapper is None:
+            wrapper = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
+        return wrapper
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         encode = self.tokenizer.encode
@@ -248,3 +242,19 @@ class RequestFactory:
 def stop_ids_with_eos(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
     """Return the token ids that end a text: ``stop_token_ids`` and, without ``ignore_eos``, EOS ids."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
+
+
+def params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+    """Return one object per prompt; call this before a drafter is loaded, which may take long.
+
+    Raises ``OptionError`` if ``params`` is of another type or length.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
+        msg = f"params: expected SamplingParams or a list of them, found {params!r}"
+        raise OptionError(msg)
+    if len(params) != count:
+        msg = f"params: expected one for all prompts or one per prompt ({count}), found {len(params)}"
+        raise OptionError(msg)
+    return params

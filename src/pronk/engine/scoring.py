@@ -78,9 +78,10 @@ def _log_probability(alternative: Tokens, tree: TokenTree, logits: Array) -> flo
     nodes, total = [0], 0.0
     for token in alternative[:-1]:
         nodes.append(tree.children(nodes[-1])[token])
-    if not is_finite(logits[nodes]):
+    rows = logits[nodes]
+    if not is_finite(rows):
         msg = "choose: expected finite logits, found infinity or NaN; check the weights of the model"
         raise PronkError(msg) from NotFiniteError()
-    for row, token in zip(logits[nodes], alternative, strict=True):
+    for row, token in zip(rows, alternative, strict=True):
         total += log_probs(row, [token])[0]
     return total

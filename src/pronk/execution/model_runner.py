@@ -1,7 +1,7 @@
 """Forward passes over the draft trees of a batch of requests.
 
-Each range of layers is one program of the backend (:mod:`pronk.execution.layer_executor`). Early rows
-(:mod:`pronk.execution.forward_job`) are rows of the later ranges only; their input is read from the cache.
+Each range of layers is one program of the backend (:mod:`pronk.execution.layer_executor`). A drafter may already have
+computed the first layers of a tree's leading nodes, the early rows: then only the later layers are computed.
 """
 
 from __future__ import annotations

@@ -81,9 +81,13 @@ class BlockStore:
 
     def count_leading(self, keys: Sequence[bytes]) -> int:
         """Return the number of leading ``keys`` that are stored."""
-        parts = [keys[start : start + _MAX_KEYS] for start in range(0, len(keys), _MAX_KEYS)]
-        found = {key for part in parts for (key,) in self._select("SELECT key FROM blocks", part)}
-        return next((index for index, key in enumerate(keys) if key not in found), len(keys))
+        for start in range(0, len(keys), _MAX_KEYS):
+            part = keys[start : start + _MAX_KEYS]
+            found = {key for (key,) in self._select("SELECT key FROM blocks", part)}
+            missing = next((index for index, key in enumerate(part) if key not in found), None)
+            if missing is not None:  # nothing after it counts; a locked database is waited for once
+                return start + missing
+        return len(keys)
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the contents of blocks, at most 500; ``None`` for one that is missing or damaged."""

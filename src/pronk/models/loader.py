@@ -1,7 +1,8 @@
 """Loading of a model: read its config and its fingerprint, and load its weights into a decoder.
 
-Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype. Quantized weights
-stay quantized for the kernels, and are dequantized for torch.
+Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype. An unquantized
+embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the kernels, and
+are dequantized for torch.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Duration of a run from the creation of this object, and its time limit; ``None``: no limit."""
+    """Duration of a run from the creation of this object; its limit is ``minutes`` (``None``: none)."""
 
     def __init__(self, minutes: float | None) -> None:
         self.limit, self.has_limit = inf if minutes is None else 60 * minutes, minutes is not None  # limit in seconds

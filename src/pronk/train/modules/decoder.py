@@ -128,8 +128,8 @@ class DecoderModule(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        # Learned position embeddings; ``None`` with RoPE.
         learned = config.rope is None
+        # Learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
         self.layers = nn.ModuleList(ModuleLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers))
         self.norm = make_norm(config)

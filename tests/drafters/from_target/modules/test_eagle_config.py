@@ -41,6 +41,14 @@ def test_sources_by_default_and_in_each_layout(tmp_path: Path) -> None:
     assert config.sources_of(36) == (2, 18, 33)
 
 
+@pytest.mark.parametrize(("kind", "form", "layout"), [("eagle3", EAGLE, "speculators"), ("mtp", MTP, "mtp")])
+def test_both_names_of_the_dtype_are_read(kind: str, form: Form, layout: str, tmp_path: Path) -> None:
+    folder = write_head(random_head(form), tmp_path, layout)
+    document = {**read_json(folder / "config.json"), "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(document))
+    assert parse(folder, kind).layers.dtype == "bfloat16"
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
