@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from plots import PLOTS, REAL, REAL_ELSEWHERE, real_rows
+from plots import PLOTS, REAL, REAL_ELSEWHERE, faster_mode, real_rows
 
 from pronk.drafters import REGISTRY
 
@@ -120,14 +120,13 @@ def speedups(name: str) -> str:
     """Return machine and command of the measured real models, and how much faster a drafter is than other ways."""
     models, groups = real_rows(RESULTS), [real_rows(RESULTS, group) for group in ("chat", "code", "copy", "all")]
     warm = real_rows(RESULTS, temperature=0.7)
-    head = ["model", "prompts", "free text", "code", "copy", "all", "all, T = 0.7", "all / llama.cpp", "all / OpenVINO"]
+    head = ["model", "prompts", "× plain: free text", "code", "copy", "all", "all, T = 0.7", "× llama.cpp", "× OpenVINO"]
     lines = []
     for model, rows in models.items():
         cells = [group[model][name].get("speedup_after_first") for group in groups]
         cells += [warm[model][name].get("speedup_after_first")]
-        for peer in ("llama_cpp", "openvino"):  # the faster one of plain decoding and prompt lookup
-            speeds = [rows[each]["speed"] for each in (peer, f"{peer}_prompt_lookup") if rows[each]["prompts"]]
-            cells += [rows[name]["speed"] / max(speeds) if speeds else None]
+        peers = [faster_mode(rows, peer) for peer in ("llama_cpp", "openvino")]
+        cells += [rows[name]["speed"] / row["speed"] if row["prompts"] else None for row in peers]
         lines.append([model, rows[name]["prompts"], *("–" if cell is None else f"{cell:.2f}" for cell in cells)])
     return (
         f"*{_describe_machine(next(iter(models.values()))[name])}: `python benchmarks/real.py {' '.join(models)} "
