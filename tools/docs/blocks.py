@@ -120,7 +120,8 @@ def speedups(name: str) -> str:
     """Return machine and command of the measured real models, and how much faster a drafter is than other ways."""
     models, groups = real_rows(RESULTS), [real_rows(RESULTS, group) for group in ("chat", "code", "copy", "all")]
     warm = real_rows(RESULTS, temperature=0.7)
-    head = ["model", "prompts", "× plain: free text", "code", "copy", "all", "all, T = 0.7", "× llama.cpp", "× OpenVINO"]
+    head = ["model", "prompts", "× plain: free text", "code", "copy", "all", "all, T = 0.7"]
+    head += ["× llama.cpp", "× OpenVINO"]
     lines = []
     for model, rows in models.items():
         cells = [group[model][name].get("speedup_after_first") for group in groups]

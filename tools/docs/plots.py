@@ -106,11 +106,11 @@ def real(results: Path) -> str:
         parts.append(f'<text class="title" x="12" y="{top + 16}">{escape(model)}</text>')
         for number, (name, row) in enumerate(shown.items()):
             y = top + 24 + bar * number
-            name += ", prompt lookup" * row["method"].endswith("prompt_lookup")
+            label = name + ", prompt lookup" * row["method"].endswith("prompt_lookup")
             width, text = scale * row.get("speed", 0), "cannot read this file"
             if row["prompts"]:
                 text = f"{row['speed']:.3g} tokens/s, {row['same']} of {row['prompts']} identical"
-            parts.append(f'<text x="{LABEL - 10}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
+            parts.append(f'<text x="{LABEL - 10}" y="{y + 12}" text-anchor="end">{escape(label)}</text>')
             parts.append(f'<rect x="{LABEL}" y="{y}" width="{width:.1f}" height="{bar - 3}" fill="{COLOURS[number]}"/>')
             parts.append(f'<text class="value" x="{LABEL + width + 5:.1f}" y="{y + 12}">{text}</text>')
         top += 24 + bar * len(ENGINES) + 8
