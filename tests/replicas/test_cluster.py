@@ -240,7 +240,7 @@ def test_two_hundred_streams_and_a_death_every_ten_seconds(dispatcher: Dispatche
         while True:
             await asyncio.sleep(10.0)
             victims = replicas_of(dispatcher).processes()
-            if victims:
+            if len(victims) > 1:  # the other one goes on, however long a replacement takes to start
                 os.kill(victims[deaths % len(victims)], signal.SIGKILL)
                 deaths += 1
 
