@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pronk.checks import check_choice, check_flag, check_integer, check_number, check_path
-from pronk.errors import ConfigError, OptionError
+from pronk.errors import ConfigError, OptionError, refuse
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,16 @@ def test_the_end_of_an_interval_may_be_left_out() -> None:
         check_number("x", 0, 0, exclusive_min=True, error=ConfigError)
     with pytest.raises(ConfigError, match=r"^x: expected a number above 0 and at most 1, found 0.0$"):
         check_number("x", 0.0, 0, 1, exclusive_min=True, error=ConfigError)
+
+
+def test_refusals_keep_the_error_that_is_being_handled() -> None:
+    def convert(text: str) -> None:
+        try:
+            int(text)
+        except ValueError:
+            refuse("option", "wrong", OptionError)
+
+    with pytest.raises(OptionError, match="option: wrong") as caught:
+        convert("x")
+    assert isinstance(caught.value.__context__, ValueError)
+    assert not caught.value.__suppress_context__

@@ -437,6 +437,13 @@ def test_params_of_another_kind(llm: LLM, params: Any) -> None:
         llm.stream("a", params)
 
 
+def test_params_are_checked_before_a_drafter_is_loaded(llm: LLM) -> None:
+    wrong: Any = 128
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(OptionError, match="params: expected SamplingParams"):
+            call("a", wrong, drafter="psychic", adapter="none")
+
+
 def test_a_choice_without_options(llm: LLM) -> None:
     params = SamplingParams(max_tokens=8, min_tokens=8, stop_token_ids=list(range(300)), temperature=1.0, top_p=0.9)
     with pytest.raises(OptionError, match="every token banned"):

@@ -156,6 +156,18 @@ def test_batch_from_a_pipe_is_refused(tmp_path: Path) -> None:
         next(read_batch(path))
 
 
+def test_an_error_of_a_batch_keeps_its_cause(
+    model: LLM, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PronkError("no room") from OSError("disk full")
+
+    monkeypatch.setattr(BatchOutput, "write", fail)
+    with pytest.raises(PronkError, match="no room") as caught:
+        run(model, source, tmp_path / "out.jsonl")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 def test_full_disk_raises_an_error(tmp_path: Path) -> None:
     with BatchOutput(tmp_path / "out.jsonl") as answers, Path("/dev/full").open("wb") as full:

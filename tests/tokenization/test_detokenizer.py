@@ -3,6 +3,7 @@
 import random
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import tokenizers
@@ -10,7 +11,7 @@ from tokenizers import decoders, models, normalizers
 
 from checkpoints import VOCAB
 from pronk.errors import OptionError
-from pronk.tokenization.stream import IncrementalDecoder, StopScanner
+from pronk.tokenization.stream import IncrementalDecoder, StopScanner, prefix_at_end
 from pronk.tokenization.tokenizer import Tokenizer
 
 CHARACTERS = "a é ß — 東 京 🙂 \ufffd 👩‍👩‍👧 \n"
@@ -181,6 +182,19 @@ def test_text_is_withheld_only_while_it_may_be_a_stop_string(
 ) -> None:
     scanner = StopScanner(stops)
     assert [scanner.push(piece) for piece in pieces] == returned
+
+
+def test_long_stop_strings_take_time_by_the_length_of_the_text() -> None:
+    class Text(str):
+        __slots__ = ()
+        compared = 0
+
+        def endswith(self, *arguments: Any) -> bool:
+            Text.compared += 1
+            return super().endswith(*arguments)
+
+    assert prefix_at_end(Text("x a"), "a" * 4000) == "a"
+    assert 0 < Text.compared <= len("x a")
 
 
 def test_empty_stop_string() -> None:

@@ -16,7 +16,8 @@ class FakeEngine:
     """Deterministic text of random words, in which ``fault`` plants a deviation.
 
     Faults: ``batch``, ``batch logprobs``, ``cache``, ``constant seed``, ``random seed``, ``stream``, ``max_tokens``,
-    ``n``, ``random``, ``logprobs``, ``not greedy``, ``sum``, ``text of logprobs``, ``empty``, ``error in a batch``.
+    ``n``, ``random``, ``logprobs``, ``not greedy``, ``sum``, ``text of logprobs``, ``empty``, ``error in a batch``,
+    ``logprobs unasked`` (they differ from those of requests that ask for them).
     """
 
     def __init__(self, fault: str = "", *, refused: tuple[str, ...] = ()) -> None:
@@ -78,6 +79,8 @@ class FakeEngine:
         values = [-0.1 - draw.random() / 10 for _ in words]
         if (fault == "batch logprobs" and batch) or fault == "logprobs":
             values[middle] -= random.uniform(0.001, 0.01)
+        if fault == "logprobs unasked" and body["top"]:
+            values[middle] -= 0.005
         tops = [[value, -3.0, -4.0] for value in values]
         if fault == "not greedy":
             tops[middle][1] = values[middle] + 0.05
@@ -119,7 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         if body.get("stream"):
             self._stream(choices[0], chat=chat)
             return
-        reply = [self._choice(index, tokens, top, chat=chat) for index, tokens in enumerate(choices)]
+        shown = top or 5 * (self.engine.fault == "logprobs unasked")
+        reply = [self._choice(index, tokens, shown, chat=chat) for index, tokens in enumerate(choices)]
         self._reply({"choices": reply, "usage": {"prompt_tokens_details": {"cached_tokens": 7}}})
 
     def _choice(self, index: int, tokens: list[tuple[str, float, list[float]]], top: int, *, chat: bool) -> Any:

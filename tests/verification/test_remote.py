@@ -116,6 +116,12 @@ def test_log_probabilities_within_the_tolerance_are_equal() -> None:
     assert 0.001 < (result.max_logprob_difference or 0.0) < 0.011
 
 
+@pytest.mark.parametrize(("tolerance", "failed"), [(0.02, set[str]()), (0.0, {"logprobs"})])
+def test_tolerance_applies_to_log_probabilities_that_were_not_asked_for(tolerance: float, failed: set[str]) -> None:
+    report = report_of(FakeEngine("logprobs unasked"), RemoteSettings(max_tokens=16, tolerance=tolerance))
+    assert rows(report, "failed") == failed
+
+
 @pytest.mark.parametrize(
     ("refused", "rest"),
     [

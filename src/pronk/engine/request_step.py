@@ -193,10 +193,19 @@ class OutputProcessor:
 
     def _record_stats(self, step: RequestStep, path: VerifiedPath, num_tokens: int) -> None:
         stats, draft, accepted = step.request.stats, step.draft, {0, *path.path}
-        clock = self.clock() - step.request.start_time
         depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
-        counts = len(step.job.segment.tree), len(depths) - 1, max(depths), len(path.path), num_tokens
-        stats.steps.append(StepStats(*counts, stats.draft_seconds, stats.target_seconds, clock))
+        stats.steps.append(
+            StepStats(
+                rows=len(step.job.segment.tree),
+                drafted=len(depths) - 1,
+                depth=max(depths),
+                accepted=len(path.path),
+                tokens=num_tokens,
+                draft_clock=stats.draft_seconds,
+                target_clock=stats.target_seconds,
+                clock=self.clock() - step.request.start_time,
+            )
+        )
         draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]
         stats.count_sources([(step.source(node), node in accepted) for node in draft_tokens])
         if draft.gain is not None and not step.request.params.rejects:

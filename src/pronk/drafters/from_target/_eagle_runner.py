@@ -69,7 +69,7 @@ class HeadDraft:
 
 
 class EagleRunner(SideLanes):
-    """Runs a head for several requests in shared forward passes; part 1 has logits, part 0 has none.
+    """Runs a head for several requests in shared passes, by two programs; that of part 0 has no logits.
 
     As long as this object exists, the target's cache keeps the feature of every token. Raises ``OptionError`` if there
     is no memory for the features or for the head's KV cache.
