@@ -94,7 +94,7 @@ class LLM:
                 later requests.
             adapters: folders of LoRA adapters that PEFT has saved, by name; calls choose one with ``adapter``, and rows
                 of other requests keep their bits (:mod:`pronk.models.adapters`).
-            device: ``"cpu"``, or a torch device, which needs ``pip install 'pronk[torch]'``.
+            device: ``"cpu"``, or a torch device, which needs the extra ``torch``.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
             weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
                 when loading (the LM head always to 8 bits), which makes decoding faster and changes the output.
@@ -119,7 +119,7 @@ class LLM:
                 this is faster; the text is the same. ``"tensor"`` splits attention heads and MLP columns; the text
                 then depends on the number of workers, but not on the drafter.
             kernels: ``"auto"`` (the CPU's widest instruction set), an instruction set such as ``"avx2"``, or
-                ``"torch"`` (``pronk[torch]``), with which the text may depend on the batch and the drafter.
+                ``"torch"`` (the extra ``torch``), with which the text may depend on the batch and the drafter.
             budget: ``"auto"`` drafts what maximizes expected tokens per second, and limits the time that speculation
                 may lose. ``"all"`` verifies every draft token, whatever measured times say. The text is the same.
             calibration: whether new requests start with the acceptance rates of earlier requests; no text is kept. A
