@@ -31,7 +31,8 @@ const page = {
     $("send").hidden = running !== null;
     $("stop").hidden = running === null;
     if (running) announce("Answering.");
-    else if (knownModels.length > 1 || !page.drafter()) loadModels(); // a request may have loaded or unloaded models
+    // A request may have loaded a model and unloaded another.
+    else if (knownModels.length > 1 || knownModels.some(({ sampling }) => !sampling)) loadModels();
     refresh();
   },
   attach(answer) {
