@@ -262,18 +262,28 @@ class TextRequest(RequestBody):
         return refuse(field, rest if kind in GUIDE_KINDS else message)
 
     def params(self, max_tokens: int, **options: Any) -> SamplingParams:
-        """Return the sampling parameters, ``options`` included. The default temperature is 1, as at OpenAI.
+        """Return the sampling parameters, ``options`` included.
 
-        The service has replaced missing options by those that the model's files recommend.
+        The service has replaced missing options by those that are recommended for the model.
         """
-        unchanged = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop", "guide_mode")
+        unchanged = (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "n",
+            "min_tokens",
+            "ignore_eos",
+            "rule",
+            "stop",
+            "guide_mode",
+        )
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         given = {name: value for name in (*unchanged, *penalties) if (value := getattr(self, name)) is not None}
         if given.get("top_p") == 0.0:  # as in OpenAI's API: the likeliest token alone
             given |= {"top_p": 1.0, "top_k": 1}
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
             seed=None if self.seed is None else self.seed % _NUM_SEEDS,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             bad_words=tuple(self.bad_words or ()),

@@ -280,12 +280,12 @@ class ResponsesRequest(ConversationRequest):
             "previous_response_id": None,
             "reasoning": {"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
             "store": False,
-            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "temperature": self.temperature,
             "text": {"format": described},
             "tool_choice": choice.model_dump(exclude_none=True) if isinstance(choice, ToolChoice) else choice or "auto",
             "tools": [_described_tool(tool) for tool in self.tools or ()],
             "top_logprobs": self.top_logprobs or 0,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_p": self.top_p,
             "truncation": "disabled",
         }
 
