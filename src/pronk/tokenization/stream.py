@@ -109,57 +109,99 @@ class StopScanner:
 
     The stop string that is complete first counts; of several that end at the same character, the longest. Text is
     withheld as long as it may be the beginning of a stop string.
+
+    Stop strings may contain names of special tokens, such as ``<|im_end|>``. These tokens have no text, so the scanner
+    searches a *scanned text*, in which their names stand between the texts of the other tokens. The output lacks them.
+    A name counts as a whole: a stop string does not begin or end inside it, so ``<`` does not stop at ``<|im_end|>``.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             refuse("stop", f"expected non-empty strings, found {list(stops)!r}", OptionError)
         self._stops = [*stops]
-        self._held = ""
+        self._held = ""  # end of the scanned text; the text before it cannot be a part of a stop string any more
+        self._names: list[tuple[int, int]] = []  # where the names in ``_held`` begin, perhaps before it, and end
         self._stop: str | None = None  # the first complete stop string
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Return text that no stop string can cut off any more, and the stop string found (or ``None``)."""
-        if self._stop is not None:
-            return "", self._stop
-        self._held += text
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if matches:
-            _, cut, self._stop = min(matches)
-        else:
-            withheld = max((len(prefix_at_end(self._held, stop)) for stop in self._stops), default=0)
-            cut = len(self._held) - withheld
-        safe, self._held = self._held[:cut], self._held[cut:]
-        return safe, self._stop
+        return self._scan(text)
+
+    def push_name(self, name: str) -> tuple[str, str | None]:
+        """Scan the name of a special token, which is not part of the output; the result is that of :meth:`push`."""
+        if self._stops:
+            self._names.append((len(self._held), len(self._held) + len(name)))
+            return self._scan(name)
+        return "", None
 
     def flush(self) -> str:
         """End the stream; return the withheld text, which is no stop string."""
-        rest, self._held = "" if self._stop else self._held, ""
-        return rest
+        return "" if self._stop else self._take(len(self._held))
+
+    def _scan(self, text: str) -> tuple[str, str | None]:
+        """Append to the scanned text; return the output that becomes final, and the stop string found."""
+        if self._stop is not None:
+            return "", self._stop
+        self._held += text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._find(stop)) is not None]
+        if found:
+            _, cut, self._stop = min(found)
+        else:
+            withheld = max((len(prefix_at_end(self._held, stop)) for stop in self._stops), default=0)
+            cut = len(self._held) - withheld
+        return self._take(cut), self._stop
+
+    def _find(self, stop: str) -> int | None:
+        """Return where ``stop`` first occurs in the held text without splitting a name."""
+        at = self._held.find(stop)
+        while at >= 0 and (self._splits_name(at) or self._splits_name(at + len(stop))):
+            at = self._held.find(stop, at + 1)
+        return None if at < 0 else at
+
+    def _splits_name(self, at: int) -> bool:
+        return any(begin < at < end for begin, end in self._names)
+
+    def _take(self, cut: int) -> str:
+        """Remove the first ``cut`` characters of the held text; return them without names."""
+        parts, start = list[str](), 0
+        for begin, end in self._names:
+            parts.append(self._held[start : min(max(begin, 0), cut)])
+            start = min(end, cut)
+        parts.append(self._held[start:cut])
+        self._held = self._held[cut:]
+        self._names = [(begin - cut, end - cut) for begin, end in self._names if end > cut]
+        return "".join(parts)
 
 
 class TextStream:
     """Detokenization and stop strings of one request.
 
-    Stop strings are searched from token number ``min_tokens`` on, so the text has at least ``min_tokens`` tokens. No
-    stop string contains a special token: parsers of answers need the text before a special token before that token.
+    Stop strings are searched from token number ``min_tokens`` on, so the text has at least ``min_tokens`` tokens.
+    Text before a special token becomes final with that token at the latest, unless a stop string contains both and
+    text after them: parsers of answers need it before that token.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
-        self._special_ids = tokenizer.special_ids
+        self._tokenizer = tokenizer
         self._decoder = IncrementalDecoder(tokenizer, prompt)
         self._scanner = StopScanner(stops)
         self._unscanned = max(0, min_tokens - 1)
 
-    def push(self, token: int) -> tuple[str, str | None]:
-        """Return the text that becomes final, and the stop string that it completes, if any."""
-        text = self._decoder.push(token)
+    def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
+        """Return the text that becomes final, and the stop string that it completes, if any.
+
+        ``is_end``: whether the token ends the text, so that the output lacks its text, as if it were special.
+        """
+        text = self._decoder.flush() if is_end else self._decoder.push(token)
         if self._unscanned:
             self._unscanned -= 1
             return text, None
-        if token in self._special_ids:
-            return self._scanner.flush(), None
-        return self._scanner.push(text)
+        own = self._tokenizer.token_text(token)
+        final, stop = self._scanner.push(text)
+        if stop is None and (is_end or own is None):
+            before_name, stop = self._scanner.push_name(own or self._tokenizer.token_name(token))
+            final += before_name
+        return final, stop
 
     def flush(self) -> tuple[str, str | None]:
         """Return the rest of the text, and the stop string that it completes, if any."""

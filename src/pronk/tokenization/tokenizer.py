@@ -139,6 +139,10 @@ class Tokenizer:
             self._token_texts[token_id] = None if is_silent else self.decode([token_id])
         return self._token_texts[token_id]
 
+    def token_name(self, token_id: int) -> str:
+        """Return the name of one token, such as ``<|im_end|>``; empty for an unassigned id."""
+        return self.backend.id_to_token(token_id) or ""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
         try:
