@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
+from pronk.architecture.end_tokens import find_end_tokens
 from pronk.errors import PromptError, TokenizerError, first_line, refuse
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
@@ -116,6 +117,11 @@ class Tokenizer:
         """Id of the tokenizer's end-of-text token, or nothing; the model's config may list further ids."""
         token = self._id_of("eos_token")
         return () if token is None else (token,)
+
+    def end_ids(self, stated: Iterable[int]) -> tuple[int, ...]:
+        """Return the ids of tokens that end a generation: ``stated`` ones, then those with well-known names."""
+        added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+        return find_end_tokens(added, stated)
 
     @cached_property
     def bos_id(self) -> int | None:

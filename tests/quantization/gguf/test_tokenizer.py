@@ -375,6 +375,43 @@ def test_stop_tokens(
     assert Vocabulary.read(GgufFile(write(tmp_path / "a.gguf", fill))).eos_ids == expected
 
 
+NAMES_OF_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
+
+
+@pytest.mark.parametrize("name", NAMES_OF_IDS)
+@pytest.mark.parametrize("wrong", [4, 2**32 - 1, "x"])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_ids_that_are_no_tokens_are_ignored_with_a_warning(
+    name: str, wrong: int | str, model: str, tmp_path: Path
+) -> None:
+    """As in llama.cpp, the id is then the default; other special tokens are unchanged."""
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        no_merges(writer, "<unk>", "<s>", "</s>", "b", model=model)
+        writer.add_token_scores([0.0] * 4)
+        for each in NAMES_OF_IDS:
+            key, value = f"tokenizer.ggml.{each}_token_id", wrong if each == name else 3
+            _ = writer.add_uint32(key, value) if isinstance(value, int) else writer.add_string(key, value)
+
+    path = write(tmp_path / "a.gguf", fill, ggml__add_bos_token=model == "llama")
+    with pytest.warns(UserWarning, match=rf"{name}_token_id: expected the id of a token in 0..3, found {wrong!r}"):
+        vocabulary = GgufCheckpoint(path).vocabulary
+    defaults = {"unknown": 0, "bos": 1, "eos": 2} if model == "llama" else {}
+    default = {name: defaults[name]} if name in defaults else {}
+    assert vocabulary.special_ids == {each: 3 for each in NAMES_OF_IDS if each != name} | default
+    with pytest.warns(UserWarning, match=name):
+        assert Tokenizer.load(path).decode([3]) == "b"
+
+
+def test_unused_ids_do_not_matter(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        no_merges(writer, "a")
+        for name in ("seperator", "separator", "cls", "mask", "image", "fim_pre", "fim_suf", "fim_mid"):
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", 99)
+
+    assert Tokenizer.load(write(tmp_path / "a.gguf", fill)).encode("a") == [0]
+
+
 @pytest.mark.parametrize(
     "merges",
     [

@@ -22,7 +22,14 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from pronk.errors import TokenizerError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.reader import GgufFile
-from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_array, read_flag, refuse_tokens
+from pronk.quantization.gguf.vocabulary import (
+    ADDED_KINDS,
+    TokenKind,
+    Vocabulary,
+    read_array,
+    read_flag,
+    refuse_tokens,
+)
 
 # Parts of the regular expressions with which the pre-tokenizers split a text into words.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -217,14 +224,13 @@ def _special_tokens(vocabulary: Vocabulary, *, takes_space: bool) -> list[AddedT
 
     ``takes_space``: whether they include the white space after them, with the exceptions of :data:`_KEEP_SPACE`.
     """
-    is_special = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
     return [
         AddedToken(
             token,
-            special=is_special[TokenKind(kind)],
+            special=ADDED_KINDS[TokenKind(kind)],
             normalized=False,
             rstrip=takes_space and token not in _KEEP_SPACE,
         )
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        if token is not None and kind in is_special
+        if token is not None and kind in ADDED_KINDS
     ]
