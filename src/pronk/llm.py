@@ -354,7 +354,7 @@ class LLM:
 def _read_config_and_tokenizer(
     path: Path, opened: GgufCheckpoint | None, context: int | None
 ) -> tuple[ModelConfig, Tokenizer]:
-    """Read config and tokenizer; the config has the end tokens that are known by their names in the tokenizer."""
+    """Read config and tokenizer; the config gets the tokenizer's well-known end tokens."""
     config = read_config(path, opened, context)
     tokenizer = Tokenizer.load(path, config.vocab_size, opened)
     if opened is None:  # the config of a GGUF file has them

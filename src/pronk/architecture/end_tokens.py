@@ -36,7 +36,7 @@ _NO_ENDS = (
 def find_end_tokens(
     added: Mapping[int, str], stated: Iterable[int], fim: Mapping[str, int] | None = None
 ) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a generation, each once: those that the files state come first.
+    """Return the ids of the tokens that end a generation, each once, and the stated ones first.
 
     Args:
         added: names of the added tokens, by id.
@@ -54,10 +54,10 @@ def find_end_tokens(
 
 
 def stated_token(where: str, value: object, vocab_size: int) -> int | None:
-    """Return the id of a special token in a model's files; ``None`` if it is none of the ``vocab_size`` tokens.
+    """Return the id of a special token in a model's files; ``None`` if it is no id of a token.
 
     Such an id does not make a model unusable, so that it is ignored with a warning, as in llama.cpp. ``where`` names
-    the place of the id. The value ``None`` means that the files state no such token.
+    the place of the id. Tokens have the ids 0 to ``vocab_size - 1``; the files state no token with the value ``None``.
     """
     if value is None:
         return None

@@ -128,7 +128,7 @@ class StopScanner:
         return self._scan(text)
 
     def push_name(self, name: str) -> tuple[str, str | None]:
-        """Scan the name of a special token, which is not part of the output; the result is that of :meth:`push`."""
+        """Scan the name of a special token; the result is that of :meth:`push`, without the name."""
         if self._stops:
             self._names.append((len(self._held), len(self._held) + len(name)))
             return self._scan(name)

@@ -328,6 +328,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no bos": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": True}, "add_bos_token: expected bos_token_id"),
     "words": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": "yes"}, "add_bos_token: expected true or false"),
     "template": (lambda w: no_merges(w, "a"), {"chat_template": True}, "chat_template: expected a string, found bool"),
+    "tools": (lambda w: no_merges(w, "a"), {"chat_template__tool_use": True}, "tool_use: expected a string, found"),
 }  # fmt: skip
 
 
@@ -373,6 +374,22 @@ def test_stop_tokens(
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
 
     assert Vocabulary.read(GgufFile(write(tmp_path / "a.gguf", fill))).eos_ids == expected
+
+
+def test_chat_templates(tmp_path: Path) -> None:
+    """As gguf-py writes the list of templates in ``tokenizer_config.json``; ``tool_use`` is for requests with tools."""
+    named = [
+        {"name": name, "template": f"{name}, {{{{ messages[0].content }}}}"} for name in ("default", "tool_use", "rag")
+    ]
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        no_merges(writer, *"abcdefghijklmnopqrstuvwxyz_, ")
+        writer.add_chat_template(named)
+
+    loaded = Tokenizer.load(write(tmp_path / "a.gguf", fill))
+    messages, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "f"}}]
+    assert loaded.chat(messages) == "default, hi"
+    assert loaded.chat(messages, tools=tools) == "tool_use, hi"
 
 
 NAMES_OF_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
