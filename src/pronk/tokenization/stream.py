@@ -34,16 +34,20 @@ class IncrementalDecoder:
         F0 9F 99 82 !   🙂!         !
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        with_text = (token for token in reversed(prompt) if tokenizer.token_text(token) is not None)  # not special
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, shows_names: bool = False) -> None:
+        """Decode what follows ``prompt``; ``shows_names``: whether special tokens have their names as texts."""
+        self._tokenizer, self._shows_names = tokenizer, shows_names
+        with_text = (token for token in reversed(prompt) if self._text_of(token) is not None)
         self._window = [*islice(with_text, _CONTEXT)][::-1]
-        self._returned = tokenizer.decode(self._window)  # beginning of the window's text that was returned already
+        self._returned = self._decode(self._window)  # beginning of the window's text that was returned already
         self._num_done = len(self._window)  # number of tokens at the window's start whose whole text was returned
 
     def push(self, token_id: int) -> str:
-        """Return the text that becomes final with this token; special tokens and unassigned ids have no text."""
-        own = self._tokenizer.token_text(token_id)
+        """Return the text that becomes final with this token; unassigned ids have no text.
+
+        Special tokens have none either, unless the decoder shows their names.
+        """
+        own = self._text_of(token_id)
         if own is None:
             return ""
         is_all_returned = self._num_done == len(self._window) and not self._returned.endswith(_REPLACEMENT)
@@ -51,7 +55,7 @@ class IncrementalDecoder:
             self._window, self._num_done, self._returned = [token_id], 1, own
             return own
         self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         final = text.rstrip(_REPLACEMENT)
         new = final[self._start(text) :]
         if final == text:
@@ -65,10 +69,18 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """Return the rest of the text; an incomplete character becomes U+FFFD."""
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         rest = text[self._start(text) :]
         self._slide(len(self._window))
         return rest
+
+    def _text_of(self, token_id: int) -> str | None:
+        """Return the text of one token alone; ``None`` for a token without text."""
+        text = self._tokenizer.token_text(token_id)
+        return (self._tokenizer.token_name(token_id) or None) if text is None and self._shows_names else text
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=not self._shows_names)
 
     def _start(self, text: str) -> int:
         """Return the offset in ``text``, the text of the window, at which the new part begins.
@@ -81,7 +93,7 @@ class IncrementalDecoder:
     def _slide(self, start: int) -> None:
         del self._window[:start]
         self._num_done = len(self._window)
-        self._returned = self._tokenizer.decode(self._window)
+        self._returned = self._decode(self._window)
 
     def _skip_invalid_bytes(self, text: str) -> str:
         """Cut the window at the last token boundary that splits no character; return new text before the cut.
@@ -89,8 +101,8 @@ class IncrementalDecoder:
         Without this, the window would grow without bound while a text consists of invalid bytes.
         """
         for cut in range(len(self._window) - 1, self._num_done, -1):
-            before = self._tokenizer.decode(self._window[:cut])
-            if before + self._tokenizer.decode(self._window[cut:]) == text:
+            before = self._decode(self._window[:cut])
+            if before + self._decode(self._window[cut:]) == text:
                 new = before[self._start(text) :]
                 del self._window[:cut]
                 self._num_done, self._returned = 0, ""
