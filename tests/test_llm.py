@@ -152,10 +152,12 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
         text, calls = llm.engine.scheduler.running[0].detokenizer, count(1)
         push = text.push
 
-        def interrupted(token: int, calls: Iterator[int] = calls, push: Any = push, when: int = when) -> Any:
+        def interrupted(
+            token: int, *, is_end: bool, calls: Iterator[int] = calls, push: Any = push, when: int = when
+        ) -> Any:
             if next(calls) == when:
                 signal.raise_signal(signal.SIGINT)
-            return push(token)
+            return push(token, is_end=is_end)
 
         text.push = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
@@ -433,6 +435,19 @@ def test_options_of_the_chat_template(tmp_path: Path) -> None:
     assert [p.token_id for p in llm.stream_chat(messages, params, template_options=options)] == done.token_ids
     assert llm.chat_ids(messages, template_options=options) == done.prompt_token_ids
     assert llm.tokenizer.decode(llm.chat_ids(messages)) == "Hi?"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_template_options_that_would_be_ignored_are_refused(name: str, tmp_path: Path) -> None:
+    llm, messages = (
+        with_template(tmp_path, "{{ messages[0].content }}{{ documents }}"),
+        [{"role": "user", "content": "a"}],
+    )
+    with pytest.raises(OptionError, match=rf"template_options: expected names other than .*, found '{name}'"):
+        llm.chat(messages, template_options={name: None})
+    with pytest.raises(OptionError, match=r"template_options: expected names with a value each, found \['a'\]"):
+        llm.chat(messages, template_options=["a"])  # type: ignore[arg-type]
+    assert llm.tokenizer.chat(messages, options={"documents": ["b"]}) == "a['b']"
 
 
 @pytest.mark.parametrize(
