@@ -244,6 +244,26 @@ def test_end_of_text_of_generation_config_wins(generation: Any, expected: tuple[
     assert read_config(write(tmp_path, LLAMA | {"eos_token_id": 7}, generation)).eos_ids == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"suppress_tokens": [1], "stop_strings": ["a"], "temperature": 0.5}, "suppress_tokens, stop_strings"),
+        ({"min_new_tokens": 5}, "min_new_tokens"),
+        ({"no_repeat_ngram_size": 3, "num_beams": 4}, "no_repeat_ngram_size, num_beams"),
+        ({"num_beams": 1, "suppress_tokens": [], "min_length": 0, "typical_p": 1.0, "stop_strings": None}, None),
+    ],
+)
+def test_options_of_generation_config_that_are_not_read_are_named(
+    options: dict[str, Any], named: str | None, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, LLAMA, options)
+    if named is None:
+        read_config(folder)  # a warning would be an error
+    else:
+        with pytest.warns(UserWarning, match=rf"generation_config.json: {named}: ignored; give options of requests"):
+            read_config(folder)
+
+
 @pytest.mark.parametrize("wrong", [100, -1, "x", True, 1.5])
 def test_ids_that_are_no_tokens_are_ignored_with_a_warning(wrong: Any) -> None:
     for key in ("bos_token_id", "eos_token_id"):
