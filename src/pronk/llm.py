@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from pronk.architecture.config import ModelConfig
 from pronk.arrays import INT8, Array
 from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_integer
@@ -136,9 +134,11 @@ class LLM:
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
-        self.config, self.tokenizer = _read_config_and_tokenizer(self.path, opened, context)
-        num_prefilled = prefill_size(prefill_chunk, self.config)
-        self.adapters = Adapters(adapters, self.config, workers)
+        config = read_config(self.path, opened, context)
+        num_prefilled = prefill_size(prefill_chunk, config)
+        self.adapters = Adapters(adapters, config, workers)
+        self.tokenizer = Tokenizer.load(self.path, config.vocab_size, opened)
+        self.config = self.tokenizer.add_end_tokens(config)
         self.calibration = AcceptanceFile.open(calibration, self.path)
         self.dtype, self.workers = parse_dtype(dtype, self.config), workers
         backend = choose_backend(kernels, device, self.config, self.dtype)
@@ -157,9 +157,17 @@ class LLM:
         self._team = start_workers(workers, parallel, self.config, backend.kernels, context=context, **settings)
         with ExitStack() as on_error:
             on_error.callback(self._team.end)
-            how: dict[str, Any] = {"dtype": self.dtype, "backend": backend, "weights": weights}
-            how |= {"split": self._team.split, "opened": opened, "cache": weight_file, "on_progress": progress}
-            decoder = load_decoder(self.path, self.config, **how)
+            decoder = load_decoder(
+                self.path,
+                self.config,
+                dtype=self.dtype,
+                backend=backend,
+                weights=weights,
+                split=self._team.split,
+                opened=opened,
+                cache=weight_file,
+                on_progress=progress,
+            )
             self.adapters.attach(decoder)
             make_cache, pool = backend.make_cache, self._team.pool
             cache = kv_budget.add(
@@ -349,14 +357,3 @@ class LLM:
         Raises ``OptionError`` or ``CheckpointError``.
         """
         return self._proposers.get_proposer(spec, adapter)
-
-
-def _read_config_and_tokenizer(
-    path: Path, opened: GgufCheckpoint | None, context: int | None
-) -> tuple[ModelConfig, Tokenizer]:
-    """Read config and tokenizer; the config gets the tokenizer's well-known end tokens."""
-    config = read_config(path, opened, context)
-    tokenizer = Tokenizer.load(path, config.vocab_size, opened)
-    if opened is None:  # the config of a GGUF file has them
-        config = replace(config, eos_ids=tokenizer.end_ids(config.eos_ids))
-    return config, tokenizer

@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 from checkpoints import MakeCheckpoint
 from gguf_files import finish
 from pronk import LLM, SamplingParams
+from pronk.architecture.config import llama_config
 from pronk.architecture.end_tokens import find_end_tokens
 from pronk.quantization.gguf.reader import GgufFile
 from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary
@@ -66,16 +67,29 @@ def test_folder(model: str, special: bool) -> None:
     expected = [name for i, name in enumerate(names) if i in ends]
     if "<|endoftext|>" not in names:
         expected.insert(0, "<|endoftext|>")  # of ``byte_tokenizer``
-    found = Tokenizer(backend).end_ids(())
-    assert {backend.id_to_token(token) for token in found} == {*expected}
-    assert Tokenizer(backend).end_ids((7, 5, 7))[:2] == (7, 5)
+    config = llama_config(
+        hidden=8, layers=1, heads=1, kv_heads=1, mlp=8, vocab=400, context=8, bos_id=None, eos_ids=(7, 5)
+    )
+    found = Tokenizer(backend).add_end_tokens(config).eos_ids
+    assert found[:2] == (7, 5)
+    assert {backend.id_to_token(token) for token in found[2:]} == {*expected}
 
 
-def test_stated_tokens_come_first_and_replace_names_of_their_kind() -> None:
+def test_stated_tokens_come_first() -> None:
     added = {3: "<|fim_pad|>", 4: "<|file_sep|>", 5: "</s>"}
-    assert find_end_tokens(added, [9, 5]) == (9, 5, 3, 4)
-    assert find_end_tokens(added, [9], {"fim_sep": 8}) == (9, 8, 3, 5)
+    assert find_end_tokens(added, [9, 5, 9]) == (9, 5, 3, 4)
     assert find_end_tokens({1: "<|return|>", 2: "<|end|>", 3: "<|call|>"}, [2, 1]) == (1, 3)
+
+
+@pytest.mark.parametrize("key", ["eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"])
+def test_keys_of_gguf(key: str, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "c"])
+    writer.add_uint32(f"tokenizer.ggml.{key}_token_id", 1)
+    writer.add_uint32("tokenizer.ggml.fim_pre_token_id", 2)
+    finish(writer)
+    assert Vocabulary.read(GgufFile(tmp_path / "a.gguf")).eos_ids == (1,)
 
 
 @pytest.mark.parametrize("name", ["<|file_sep|>", "<fim_pad>", "▁<EOT>"])

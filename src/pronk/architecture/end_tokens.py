@@ -15,14 +15,11 @@ from collections.abc import Iterable, Mapping
 _END_NAMES = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> "
     "<|eom_id|> <EOT> _<EOT> \u2581<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> "
-    "<|tool_response> <\uff5cend\u2581of\u2581sentence\uff5c> [e~[".split()
+    "<|tool_response> <\uff5cend\u2581of\u2581sentence\uff5c> [e~[ "
+    "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] "  # FIM tokens: padding,
+    "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "  # the beginning of another repository,
+    "<|file_sep|>".split()  # and of another file
 )
-# Names of FIM tokens that end a text, by their kinds. The metadata of a GGUF file may state the token of a kind.
-FIM_NAMES: Mapping[str, frozenset[str]] = {
-    "fim_pad": frozenset("<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]".split()),
-    "fim_rep": frozenset("<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>".split()),
-    "fim_sep": frozenset(["<|file_sep|>"]),
-}
 # Tokens that do not end a generation if the vocabulary has all of the other tokens. ``<|end|>`` ends a message of the
 # harmony format (gpt-oss) or of Solar, after which the next message begins.
 _NO_ENDS = (
@@ -33,24 +30,15 @@ _NO_ENDS = (
 )
 
 
-def find_end_tokens(
-    added: Mapping[int, str], stated: Iterable[int], fim: Mapping[str, int] | None = None
-) -> tuple[int, ...]:
+def find_end_tokens(added: Mapping[int, str], stated: Iterable[int]) -> tuple[int, ...]:
     """Return the ids of the tokens that end a generation, each once, and the stated ones first.
 
-    Args:
-        added: names of the added tokens, by id.
-        stated: ids of end tokens that the model's files state.
-        fim: ids of FIM tokens that the files state, by their kinds in :data:`FIM_NAMES`; names of such a kind do not
-            count.
+    ``added`` has the names of the added tokens, by id. ``stated`` are the ids of end tokens in the model's files.
     """
-    fim = fim or {}
-    names = _END_NAMES.union(*(names for kind, names in FIM_NAMES.items() if kind not in fim))
-    by_name = [token for token, name in sorted(added.items()) if name in names]
     present = {*added.values()}
     no_ends = {name for name, others in _NO_ENDS if others <= present}
-    found = dict.fromkeys([*stated, *(fim[kind] for kind in FIM_NAMES if kind in fim), *by_name])
-    return tuple(token for token in found if added.get(token) not in no_ends)
+    by_name = [token for token, name in sorted(added.items()) if name in _END_NAMES]
+    return tuple(token for token in dict.fromkeys([*stated, *by_name]) if added.get(token) not in no_ends)
 
 
 def stated_token(where: str, value: object, vocab_size: int) -> int | None:

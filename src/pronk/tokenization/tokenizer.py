@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
+from pronk.architecture.config import ModelConfig
 from pronk.architecture.end_tokens import find_end_tokens
 from pronk.errors import PromptError, TokenizerError, first_line, refuse
 from pronk.files.text import read_text
@@ -125,10 +127,10 @@ class Tokenizer:
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
-    def end_ids(self, stated: Iterable[int]) -> tuple[int, ...]:
-        """Return the ids of tokens that end a generation: ``stated`` ones, then well-known names."""
+    def add_end_tokens(self, config: ModelConfig) -> ModelConfig:
+        """Return the config of the model with all tokens that end a generation, those with well-known names too."""
         added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
-        return find_end_tokens(added, stated)
+        return replace(config, eos_ids=find_end_tokens(added, config.eos_ids))
 
     @cached_property
     def bos_id(self) -> int | None:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NoReturn
 
-from pronk.architecture.end_tokens import FIM_NAMES, find_end_tokens, stated_token
+from pronk.architecture.end_tokens import find_end_tokens, stated_token
 from pronk.checks import check_flag
 from pronk.errors import TokenizerError, refuse
 from pronk.quantization.gguf.reader import GgufFile
 
 _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
 # Special tokens: the metadata key ``tokenizer.ggml.NAME_token_id`` holds the id of the token NAME.
-_SPECIAL_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding", *FIM_NAMES)
+_END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # those of tokens that end a generation
+_SPECIAL_NAMES = ("bos", *_END_KEYS, "unknown", "padding")
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids if ``tokenizer.ggml.model`` is ``llama``
 # Longer tokens, which only damaged files have, are refused: computing their merges tries every split.
 _MAX_TOKEN_CHARACTERS = 1024
@@ -67,12 +68,10 @@ class Vocabulary:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation: EOS, EOT and EOM of the file, then tokens with well-known names."""
-        stated = [self.special_ids[name] for name in ("eos", "eot", "eom") if name in self.special_ids]
-        fim = {kind: self.special_ids[kind] for kind in FIM_NAMES if kind in self.special_ids}
+        """Ids that end a generation: those that the file states, then tokens with well-known names."""
+        stated = [self.special_ids[name] for name in _END_KEYS if name in self.special_ids]
         added = {i: self.tokens[i] for i, kind in enumerate(self.kinds) if kind in ADDED_KINDS}
-        names = {i: name for i, name in added.items() if name is not None}
-        return find_end_tokens(names, stated, fim)
+        return find_end_tokens({i: name for i, name in added.items() if name is not None}, stated)
 
     @property
     def ids_by_text(self) -> dict[str, int]:
