@@ -540,6 +540,7 @@ def test_options_that_do_not_fit_the_model(llm: LLM, options: dict[str, Any], me
         ({"max_batch": 0}, r"max_batch: expected an integer in 1\.\.1024, found 0"),
         ({"prefill_chunk": 1}, r"prefill_chunk: expected an integer in 16\.\.8192, found 1"),
         ({"threads": -1}, r"threads: expected an integer in 1\.\.4096, found -1"),
+        ({"prefix_cache": "no"}, r"prefix_cache: expected true or false, found 'no'"),
     ],
 )
 def test_options_of_the_model_out_of_range(checkpoint: MakeCheckpoint, options: dict[str, Any], message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, overload
 
 from pronk.arrays import INT8, Array
 from pronk.backends import choose_backend
-from pronk.checks import check_choice, check_integer
+from pronk.checks import check_choice, check_flag, check_integer
 from pronk.drafters import Drafter, Proposer, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine, prefill_size
@@ -131,6 +131,7 @@ class LLM:
         set_threads(threads, workers, divide=not is_launched(workers))
         check_choice("budget", budget, ("auto", "all"))
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
+        check_flag("prefix_cache", prefix_cache)
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
@@ -153,8 +154,17 @@ class LLM:
             prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
         )
         kv_budget = KVBudget(kv_memory, max_batch, workers, backend.memory)
-        settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
-        self._team = start_workers(workers, parallel, self.config, backend.kernels, context=context, **settings)
+        self._team = start_workers(
+            workers,
+            parallel,
+            self.config,
+            backend.kernels,
+            context=context,
+            model=self.path,
+            dtype=self.dtype,
+            weights=weights,
+            kv_dtype=kv_dtype,
+        )
         with ExitStack() as on_error:
             on_error.callback(self._team.end)
             decoder = load_decoder(
