@@ -17,7 +17,7 @@ Name = Callable[[int], str]  # text of a token by itself, with the space at its 
 
 
 class TokenOffsets:
-    """Positions of successive tokens in the text that ``decoder`` makes of them, which begins at ``position``."""
+    """Positions of successive tokens in the text of ``decoder``, which begins at ``position``."""
 
     def __init__(self, decoder: IncrementalDecoder, name: Name, position: int = 0) -> None:
         self._decoder, self._name = decoder, name
@@ -60,7 +60,7 @@ def prompt_offsets(tokenizer: Tokenizer, name: Name, prompt: str | Sequence[int]
 
 
 def _stated_offsets(prompt: str, encoding: tokenizers.Encoding, name: Name) -> list[int]:
-    """Return positions as the tokenizer states them, for a tokenizer that changes the text, for example to NFC.
+    """Return positions as a tokenizer states them that changes the text, for example to NFC.
 
     The position is that of the characters that a token stands for. A space that belongs to a token is one of them.
     """

@@ -128,7 +128,7 @@ class Tokenizer:
         return () if token is None else (token,)
 
     def add_end_tokens(self, config: ModelConfig) -> ModelConfig:
-        """Return the config of the model with all tokens that end a generation, those with well-known names too."""
+        """Return the config with all end tokens, those with well-known names too."""
         added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
         return replace(config, eos_ids=find_end_tokens(added, config.eos_ids))
 

@@ -148,7 +148,7 @@ class CompletionReply:
         }
 
     def _logprobs(self, reports: Sequence[Any], index: int) -> dict[str, Any] | None:
-        """Return the ``logprobs`` of a choice, if requested; a token's text is at its ``text_offset`` of the text."""
+        """Return the ``logprobs`` of a choice, if requested; a ``text_offset`` is where a token begins."""
         if self.request.logprobs is None:
             return None
         tokens = [next(iter(report)) for report in reports]

@@ -121,7 +121,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
 
 
 def _check_role(message: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Return ``{"role": …}`` with the role for templates; refuse other roles and fields that belong to another role."""
+    """Return ``{"role": …}`` for templates; refuse unknown roles, and fields of another role."""
     role = message["role"]
     if role not in ROLES:
         near = _OTHER_NAMES.get(role.lower()) or next(iter(get_close_matches(role.lower(), ROLES, 1)), None)
