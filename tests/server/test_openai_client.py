@@ -80,6 +80,20 @@ def test_tokens_are_at_their_offsets(api: openai.OpenAI, model: LLM, prompt: Any
     assert any(token.startswith("<|") for token in reported.tokens[-40:])
 
 
+def test_stop_strings_name_special_tokens(api: openai.OpenAI, model: LLM) -> None:
+    """In all routes; the answer lacks the name."""
+    names = [model.tokenizer.token_name(token) for token in sorted(model.tokenizer.special_ids)]
+    likely = {str(token): 14 for token in model.tokenizer.special_ids}
+    options: Any = {"logit_bias": likely, "temperature": 1, "seed": 1, "max_tokens": 100, "stop": names}
+    options["extra_body"] = {"ignore_eos": True}
+    completion = api.completions.create(model="tiny", prompt=PROMPT, **options).choices[0]
+    answer = api.chat.completions.create(model="tiny", messages=MESSAGES, **options).choices[0]
+    for choice, text in ((completion, completion.text), (answer, answer.message.content)):
+        assert choice.finish_reason == "stop"
+        assert (choice.model_extra or {})["stop_reason"] in names
+        assert not any(name in (text or "") for name in names)
+
+
 def test_several_prompts_and_echo(api: openai.OpenAI, model: LLM) -> None:
     prompts = ["def f(x):", [5, 6, 7, 8]]
     for prompt in prompts:
