@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from adapters import write_adapter
 from checkpoints import MakeCheckpoint
 from pronk.async_llm import AsyncLLM
-from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
+from pronk.errors import CheckpointError, ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
 from pronk.llm import LLM
 from pronk.outputs import Piece
 from pronk.sampling.guide import Guide
@@ -325,3 +326,95 @@ def test_a_text_resumes_after_its_given_pieces(llm: LLM, options: dict[str, Any]
             assert seen([*want[:cut], *found]) == seen(want)
 
     drive(llm, work)
+
+
+MESSAGES = [{"role": "user", "content": "Hello there"}]
+# Keyword arguments that every coroutine has, for the scheduler.
+SCHEDULE = {"priority": 0, "deadline": None, "salt": b"", "tenant": ""}
+# Methods of LLM that do not wait for the model.
+IMMEDIATE = {"chat_ids", "get_default_sampling_params", "get_proposer"}
+
+
+def public_methods(of: type) -> dict[str, inspect.Signature]:
+    members = {name: value for name, value in vars(of).items() if not name.startswith("_")}
+    return {name: inspect.signature(value) for name, value in members.items() if inspect.isfunction(value)}
+
+
+def test_methods_of_llm_are_coroutines_with_the_same_arguments() -> None:
+    """``generate`` takes one prompt, as several calls run at the same time, and so reports no progress."""
+    mine, theirs = public_methods(AsyncLLM), public_methods(LLM)
+    assert theirs.keys() - mine.keys() <= IMMEDIATE
+    for name in theirs.keys() & mine.keys() - {"close"}:
+        given = dict(theirs[name].parameters)
+        if name == "generate":
+            given = {"self": given["self"], "prompt": None, **dict([*given.items()][2:])}
+            del given["progress"]
+        schedule = {} if name == "choose" else SCHEDULE
+        assert [*mine[name].parameters] == [*given, *schedule], name
+        for argument, parameter in mine[name].parameters.items():
+            expected = given.get(argument)
+            if argument in schedule:
+                assert parameter.default == schedule[argument]
+            elif expected is not None:
+                assert (parameter.default, parameter.kind) == (expected.default, expected.kind), (name, argument)
+
+
+@pytest.mark.parametrize("how", ["name", "keyword", "path", "loaded"])
+def test_the_model_is_given_as_to_llm(how: str) -> None:
+    """A model that the constructor loads is closed with it."""
+    root = Path(__file__).parents[1] / "models/pronk-tiny"
+    options: dict[str, Any] = {"threads": 1, "drafter": "suffix", "max_batch": 2}
+    if how == "name":
+        made = AsyncLLM("pronk-tiny", max_requests=3, **options)
+    elif how == "keyword":
+        made = AsyncLLM(model=str(root), **options)
+    else:
+        made = AsyncLLM(root, **options) if how == "path" else AsyncLLM(LLM(root, **options))
+    assert made.llm.engine.scheduler.max_batch == 2
+    closed = list[bool]()
+    made.llm.close = lambda: closed.append(True)  # type: ignore[method-assign]
+
+    async def main() -> None:
+        async with made:
+            done = await made.generate("Hello", params(1))
+            assert done.token_ids == made.llm.generate("Hello", params(1)).token_ids
+            plain = SamplingParams(max_tokens=9)
+            for given in (plain, None):
+                want = made.llm.chat(MESSAGES, given)
+                assert (await made.chat(MESSAGES, given)).token_ids == want.token_ids
+                pieces = await collected(made.stream_chat(MESSAGES, given))
+                assert [piece.token_id for piece in pieces] == want.token_ids
+            assert await made.choose("Hello", [" a", " b"]) == made.llm.choose("Hello", [" a", " b"])
+            both = await made.chat(MESSAGES, SamplingParams(max_tokens=4, n=2, temperature=1.0, seed=1))
+            assert len(both.others) == 1
+
+    asyncio.run(main())
+    assert closed == ([] if how == "loaded" else [True])
+
+
+def test_wrong_arguments(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^threads: expected no options of LLM with a loaded model, found one"):
+        AsyncLLM(llm, threads=1)
+    with pytest.raises(OptionError, match=r"^max_requests: expected an integer of at least 1, found 0"):
+        AsyncLLM(llm, max_requests=0)
+    for wrong in (5, b"a", [llm], AsyncLLM(llm)):
+        for load in (LLM, AsyncLLM):
+            with pytest.raises(OptionError, match=r"^model: expected a folder, a GGUF file or a name, found"):
+                load(wrong)  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match="no such folder"):
+        AsyncLLM(tmp_path / "none")
+    with pytest.raises(TypeError, match="nonsense"):
+        AsyncLLM("pronk-tiny", nonsense=1)
+
+
+def test_errors_of_conversations() -> None:
+    async def main() -> None:
+        async with AsyncLLM("pronk-tiny", threads=1) as made:
+            with pytest.raises(PromptError, match="expected a role"):
+                await made.chat([{"role": "usr", "content": "Hi"}])
+            with pytest.raises(OptionError, match="priority"):
+                await made.chat(MESSAGES, priority="x")  # type: ignore[arg-type]
+            with pytest.raises(DeadlineError):
+                await made.chat(MESSAGES, SamplingParams(max_tokens=200, ignore_eos=True), deadline=0)
+
+    asyncio.run(main())

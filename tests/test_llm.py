@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import MakeCheckpoint, make_checkpoint
 from drafters.trees import TreeDrafter, oracle_trees
-from pronk import LLM, CheckpointError, OptionError, PromptError, PronkError, SamplingParams, TokenTree
+from pronk import LLM, CheckpointError, Completion, OptionError, PromptError, PronkError, SamplingParams, TokenTree
 from pronk.arrays import DTYPES
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.errors import CacheFullError
@@ -152,10 +152,12 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
         text, calls = llm.engine.scheduler.running[0].detokenizer, count(1)
         push = text.push
 
-        def interrupted(token: int, calls: Iterator[int] = calls, push: Any = push, when: int = when) -> Any:
+        def interrupted(
+            token: int, *, is_end: bool, calls: Iterator[int] = calls, push: Any = push, when: int = when
+        ) -> Any:
             if next(calls) == when:
                 signal.raise_signal(signal.SIGINT)
-            return push(token)
+            return push(token, is_end=is_end)
 
         text.push = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
@@ -261,6 +263,51 @@ def test_stop_strings_are_found_inside_accepted_runs(llm: LLM, place: int) -> No
     assert stop in llm.tokenizer.decode(plain.prompt_token_ids + plain.token_ids)[len(PROMPTS[0]) :]
     if place > 8:
         assert drafted.stats.accepted > 0
+
+
+def text_with_end(llm: LLM, earliest: int) -> tuple[Completion, SamplingParams]:
+    """Return a text of letters that goes on after its first end-of-text token, which is not before ``earliest``."""
+    end = llm.config.eos_ids[0]
+    bias = {token: 100.0 for letter in "abcdefgh" for token in llm.tokenizer.encode(letter)} | {end: 100.0}
+    for seed in range(200):
+        params = SamplingParams(max_tokens=48, ignore_eos=True, temperature=0.7, seed=seed, logit_bias=bias)
+        known = llm.generate(PROMPTS[0], params, drafter="autoregressive")
+        if end in known.token_ids[earliest:-1] and end not in known.token_ids[:earliest]:
+            return known, params
+    pytest.fail("expected such a text, found none")
+
+
+@pytest.mark.parametrize("earliest", [6, 13, 21])
+def test_a_stop_string_that_names_a_special_token_stops_at_it(llm: LLM, earliest: int) -> None:
+    """Also inside accepted runs of draft tokens, and with a text before or after the name."""
+    name, (known, free) = "<|endoftext|>", text_with_end(llm, earliest)
+    at = known.token_ids.index(llm.config.eos_ids[0])
+    before, after = (llm.tokenizer.decode(known.token_ids[i : i + 1]) for i in (at - 1, at + 1))
+    for stop, num_tokens in ((name, at + 1), (before + name, at + 1), (name + after, at + 2)):
+        params = replace(free, stop=["never", stop], logprobs=1)
+        plain = llm.generate(PROMPTS[0], params, drafter="autoregressive")
+        texts = {(tuple(known.prompt_token_ids), known.seed): [*known.prompt_token_ids, *known.token_ids]}
+        drafted = llm.generate(PROMPTS[0], params, drafter=TreeDrafter(oracle_trees(0.95), texts, vocab=300))
+        assert (plain.finish_reason, plain.stop_reason) == ("stop", stop)
+        assert plain.token_ids == known.token_ids[:num_tokens]
+        assert name not in plain.text
+        assert known.text.startswith(plain.text)
+        shown = ("text", "token_ids", "logprobs", "finish_reason", "stop_reason")
+        assert [getattr(drafted, field) for field in shown] == [getattr(plain, field) for field in shown]
+        assert drafted.stats.accepted > 0
+
+
+def test_the_name_of_the_end_of_text_is_a_stop_string_too(llm: LLM) -> None:
+    name, bias = "<|endoftext|>", {llm.config.eos_ids[0]: 100.0}
+    done = llm.generate(PROMPTS[0], SamplingParams(logit_bias=bias, stop=name))
+    assert (done.text, done.finish_reason, done.stop_reason) == ("", "stop", name)
+
+
+def test_bad_words_ban_special_tokens_by_name(llm: LLM) -> None:
+    end = llm.config.eos_ids[0]
+    params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=2, logit_bias={end: 8.0})
+    assert end in llm.generate(PROMPTS[0], params).token_ids
+    assert end not in llm.generate(PROMPTS[0], replace(params, bad_words=["<|endoftext|>"])).token_ids
 
 
 def test_a_longer_stop_string_does_not_hold_a_shorter_one_up(llm: LLM) -> None:
@@ -390,6 +437,19 @@ def test_options_of_the_chat_template(tmp_path: Path) -> None:
     assert llm.tokenizer.decode(llm.chat_ids(messages)) == "Hi?"
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_template_options_that_would_be_ignored_are_refused(name: str, tmp_path: Path) -> None:
+    llm, messages = (
+        with_template(tmp_path, "{{ messages[0].content }}{{ documents }}"),
+        [{"role": "user", "content": "a"}],
+    )
+    with pytest.raises(OptionError, match=rf"template_options: expected names other than .*, found '{name}'"):
+        llm.chat(messages, template_options={name: None})
+    with pytest.raises(OptionError, match=r"template_options: expected names with a value each, found \['a'\]"):
+        llm.chat(messages, template_options=["a"])  # type: ignore[arg-type]
+    assert llm.tokenizer.chat(messages, options={"documents": ["b"]}) == "a['b']"
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
@@ -480,6 +540,7 @@ def test_options_that_do_not_fit_the_model(llm: LLM, options: dict[str, Any], me
         ({"max_batch": 0}, r"max_batch: expected an integer in 1\.\.1024, found 0"),
         ({"prefill_chunk": 1}, r"prefill_chunk: expected an integer in 16\.\.8192, found 1"),
         ({"threads": -1}, r"threads: expected an integer in 1\.\.4096, found -1"),
+        ({"prefix_cache": "no"}, r"prefix_cache: expected true or false, found 'no'"),
     ],
 )
 def test_options_of_the_model_out_of_range(checkpoint: MakeCheckpoint, options: dict[str, Any], message: str) -> None:

@@ -11,7 +11,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
+from tokenizers import decoders, models
 
 from guides import ToyFollower, with_forced
 from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
@@ -39,6 +41,8 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers
 from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.tree import TokenTree
+from pronk.tokenization.stream import TextStream
+from pronk.tokenization.tokenizer import Tokenizer
 from pronk.torch_backend.backend import TorchBackend
 from pronk.torch_backend.convert import to_array, torch_dtype
 from pronk.train.modules.decoder import DecoderModule, ModuleLayer
@@ -388,11 +392,24 @@ class StrictAllocator(BlockAllocator):
 class NullText:
     """The text stream of a request without text."""
 
-    def push(self, token: int) -> tuple[str, str | None]:
+    def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
         return "", None
 
     def flush(self) -> tuple[str, str | None]:
         return "", None
+
+
+SILENT = 11  # token of the texts below that is special, so that it has a name and no text
+
+
+@cache
+def toy_tokenizer(vocab: int = VOCAB) -> Tokenizer:
+    """Return a tokenizer with the texts ``(0)``, ``(1)``, … and the special token ``<|11|>``."""
+    texts = {f"<|{token}|>" if token == SILENT else f"({token})": token for token in range(vocab)}
+    backend = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="(0)"))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([f"<|{SILENT}|>"])
+    return Tokenizer(backend)
 
 
 # Thoughts of tests: one character per token; two tokens end them.
@@ -409,7 +426,10 @@ def make_request(
     parent: Request | None = None,
     vocab: int = VOCAB,
 ) -> Request:
-    """Return a request with the seed of ``params`` or 0; any guide is replaced by the guide of :mod:`guides`."""
+    """Return a request with the seed of ``params`` or 0; any guide is replaced by the guide of :mod:`guides`.
+
+    It has no text unless ``params`` has stop strings; then its text is that of :func:`toy_tokenizer`.
+    """
     seed = params.seed or 0
     stop_token_ids = frozenset(stop_token_ids)
     tokens = list(prompt)
@@ -419,9 +439,9 @@ def make_request(
     banned: dict[str, Any] = {"stop_token_ids": sorted(stop_token_ids), "bad_words": bad_words}
     budget = [] if params.thinking_budget is None else [ThinkingBudget(params.thinking_budget, THOUGHTS, prompt)]
     sampler = Sampler(params, seed, tokens, vocab, **banned, kernels=kernels(), processors=budget, guide=guide)
-    return Request(
-        prompt, tokens, params, seed, drafter or Autoregressive(), sampler, NullText(), stop_token_ids, parent
-    )
+    stops = params.stops
+    text = TextStream(toy_tokenizer(vocab), prompt, stops, params.min_tokens) if stops else NullText()
+    return Request(prompt, tokens, params, seed, drafter or Autoregressive(), sampler, text, stop_token_ids, parent)
 
 
 def samples(prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any] | None = None) -> list[Request]:

@@ -2,11 +2,12 @@
 
 ::
 
-    async with AsyncLLM(LLM("path-or-hub-id")) as llm:
+    async with AsyncLLM("path-or-hub-id") as llm:
         async for piece in llm.stream("def fibonacci(n):"):
             print(piece.text, end="")
 
 Requests join and leave the batch between steps. Other threads may use the same :class:`~pronk.llm.LLM` concurrently.
+Methods of :class:`~pronk.llm.LLM` that have no coroutine here do not wait for the model: they are those of ``llm``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -30,9 +32,11 @@ from pronk.engine.request_factory import params_per_prompt
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError, OverloadedError
 from pronk.llm import LLM, Prompt
-from pronk.outputs import Completion, Piece
+from pronk.outputs import Choice, Completion, Piece
+from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
+from pronk.tokenization.chat.messages import Messages, TemplateOptions
 
 
 class EngineLoad(NamedTuple):
@@ -99,10 +103,33 @@ def _schedule(priority: int, deadline: float | None, salt: bytes, tenant: str) -
 
 
 class AsyncLLM:
-    """Asynchronous interface of an :class:`~pronk.llm.LLM`, whose engine runs in a thread of its own."""
+    """Asynchronous interface of an :class:`~pronk.llm.LLM`, whose engine runs in a thread of its own.
 
-    def __init__(self, llm: LLM, *, max_requests: int = 1024) -> None:
-        """Start the engine thread; ``max_requests`` limits the samples in progress, queued ones included."""
+    Attributes:
+        llm: the model.
+    """
+
+    def __init__(self, llm: LLM | str | Path | None = None, *, max_requests: int = 1024, **options: Any) -> None:
+        """Start the engine thread, after loading the model if it is not loaded.
+
+        Loading blocks the event loop: call this before the loop starts, or in a thread (``asyncio.to_thread``).
+
+        Args:
+            llm: a loaded model, or what :class:`~pronk.llm.LLM` takes to load one: folder, GGUF file, name, ``None``.
+                :meth:`close` closes a model that is loaded here, and no other.
+            max_requests: maximum number of samples in progress, queued ones included.
+            options: keyword arguments of :class:`~pronk.llm.LLM`, ``model`` included, for a model that is loaded here.
+
+        Raises ``OptionError`` if a loaded model is given with options; other errors are those of
+        :class:`~pronk.llm.LLM`.
+        """
+        check_integer("max_requests", max_requests, 1)
+        if isinstance(llm, LLM) and options:
+            msg = f"{next(iter(options))}: expected no options of LLM with a loaded model, found one; give it to LLM"
+            raise OptionError(msg)
+        self._owns_model = not isinstance(llm, LLM)
+        if not isinstance(llm, LLM):
+            llm = LLM(**options) if llm is None else LLM(llm, **options)
         self.llm = llm
         self._admission = AdmissionLimit(max_requests)
         self._thread = EngineThread(llm.engine)
@@ -188,11 +215,57 @@ class AsyncLLM:
     ) -> Completion:
         """Continue one prompt; arguments and errors are those of :meth:`stream`."""
         options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
-        pieces = self.stream(prompt, params, **options, deadline=deadline, salt=salt, tenant=tenant)
+        return await _collect(self.stream(prompt, params, **options, deadline=deadline, salt=salt, tenant=tenant))
+
+    async def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
+        template_options: TemplateOptions | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        tenant: str = "",
+    ) -> AsyncGenerator[Piece]:
+        """Answer a conversation and yield each token.
+
+        Arguments and errors are those of :meth:`~pronk.llm.LLM.chat` and :meth:`stream`.
+        """
+        _schedule(priority, deadline, salt, tenant)  # raises errors before the conversation is rendered
+        start = perf_counter()
+        ids = await asyncio.to_thread(self.llm.chat_ids, messages, template_options=template_options)
+        left = None if deadline is None else max(0.0, deadline - (perf_counter() - start))
+        options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
+        params = params or recommended_params(self.llm.config)
+        pieces = self.stream(ids, params, **options, deadline=left, salt=salt, tenant=tenant)
         async with aclosing(pieces):
-            completions = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
-        first, *others = (completions[index] for index in sorted(completions))
-        return replace(first, others=tuple(others))
+            async for piece in pieces:
+                yield piece
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
+        template_options: TemplateOptions | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        tenant: str = "",
+    ) -> Completion:
+        """Answer a conversation; arguments and errors are those of :meth:`stream_chat`."""
+        options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "template_options": template_options}
+        options |= {"priority": priority, "deadline": deadline, "salt": salt, "tenant": tenant}
+        return await _collect(self.stream_chat(messages, params, **options))
+
+    async def choose(self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None) -> Choice:
+        """Return the log-probabilities of given continuations, like :meth:`~pronk.llm.LLM.choose`."""
+        return await asyncio.to_thread(self.llm.choose, prompt, options, adapter=adapter)
 
     async def steps(
         self,
@@ -255,9 +328,11 @@ class AsyncLLM:
         self._thread.stop()
 
     async def close(self) -> None:
-        """Stop and wait for the engine thread to end."""
+        """Stop and wait for the engine thread to end; close the model if the constructor has loaded it."""
         self.stop()
         await asyncio.to_thread(self._thread.thread.join)
+        if self._owns_model:
+            await asyncio.to_thread(self.llm.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -312,3 +387,11 @@ class AsyncLLM:
             else:
                 requests[index].resume((piece.token_id, piece.source, piece.logprobs) for piece in pieces)
         return requests
+
+
+async def _collect(pieces: AsyncGenerator[Piece]) -> Completion:
+    """Return the completion of the first sample, with the others in it."""
+    async with aclosing(pieces):
+        completions = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
+    first, *others = (completions[index] for index in sorted(completions))
+    return replace(first, others=tuple(others))

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, overload
 
 from pronk.arrays import INT8, Array
 from pronk.backends import choose_backend
-from pronk.checks import check_choice, check_integer
+from pronk.checks import check_choice, check_flag, check_integer
 from pronk.drafters import Drafter, Proposer, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine, prefill_size
@@ -132,13 +132,15 @@ class LLM:
         set_threads(threads, workers, divide=not is_launched(workers))
         check_choice("budget", budget, ("auto", "all"))
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
+        check_flag("prefix_cache", prefix_cache)
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
-        self.config = add_known_sampling(read_config(self.path, opened, context))
-        num_prefilled = prefill_size(prefill_chunk, self.config)
-        self.adapters = Adapters(adapters, self.config, workers)
-        self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
+        config = add_known_sampling(read_config(self.path, opened, context))
+        num_prefilled = prefill_size(prefill_chunk, config)
+        self.adapters = Adapters(adapters, config, workers)
+        self.tokenizer = Tokenizer.load(self.path, config.vocab_size, opened)
+        self.config = self.tokenizer.add_end_tokens(config)
         self.calibration = AcceptanceFile.open(calibration, self.path)
         self.dtype, self.workers = parse_dtype(dtype, self.config), workers
         backend = choose_backend(kernels, device, self.config, self.dtype)
@@ -153,13 +155,30 @@ class LLM:
             prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
         )
         kv_budget = KVBudget(kv_memory, max_batch, workers, backend.memory)
-        settings = {"model": self.path, "dtype": self.dtype, "weights": weights, "kv_dtype": kv_dtype}
-        self._team = start_workers(workers, parallel, self.config, backend.kernels, context=context, **settings)
+        self._team = start_workers(
+            workers,
+            parallel,
+            self.config,
+            backend.kernels,
+            context=context,
+            model=self.path,
+            dtype=self.dtype,
+            weights=weights,
+            kv_dtype=kv_dtype,
+        )
         with ExitStack() as on_error:
             on_error.callback(self._team.end)
-            how: dict[str, Any] = {"dtype": self.dtype, "backend": backend, "weights": weights}
-            how |= {"split": self._team.split, "opened": opened, "cache": weight_file, "on_progress": progress}
-            decoder = load_decoder(self.path, self.config, **how)
+            decoder = load_decoder(
+                self.path,
+                self.config,
+                dtype=self.dtype,
+                backend=backend,
+                weights=weights,
+                split=self._team.split,
+                opened=opened,
+                cache=weight_file,
+                on_progress=progress,
+            )
             self.adapters.attach(decoder)
             make_cache, pool = backend.make_cache, self._team.pool
             cache = kv_budget.add(

@@ -139,10 +139,7 @@ REFUSED = [
     ({"head_dim": 7}, r"expected an even head_dim .* found 7"),
     ({"hidden_act": "relu2"}, r"hidden_act: expected one of silu, .* found 'relu2'"),
     ({"dtype": "int8"}, r"dtype: expected one of float32, float16, bfloat16, found 'int8'"),
-    ({"eos_token_id": 100}, r"eos_token_id: expected an integer in 0..99, found 100"),
-    ({"bos_token_id": -1}, r"bos_token_id: expected an integer in 0..99, found -1"),
     ({"rope_theta": 1}, r"rope_theta: expected a finite number above 1, found 1.0"),
-    ({"eos_token_id": ["x"]}, r"eos_token_id: expected an integer in 0..99, found 'x'"),
     ({"layer_types": ["full_attention"]}, r"expected 2 layer_types, each full_attention, found \['full_attention'\]"),
     ({"layer_types": ["full_attention", "linear_attention"]}, r"found \['full_attention', 'linear_attention'\]"),
     ({"attn_logit_softcapping": 30.0}, r"attn_logit_softcapping = 30.0 is not supported"),
@@ -245,6 +242,38 @@ def write(folder: Path, config: object, generation: object = None) -> Path:
 )
 def test_end_of_text_of_generation_config_wins(generation: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
     assert read_config(write(tmp_path, LLAMA | {"eos_token_id": 7}, generation)).eos_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"suppress_tokens": [1], "stop_strings": ["a"], "temperature": 0.5}, "suppress_tokens, stop_strings"),
+        ({"min_new_tokens": 5}, "min_new_tokens"),
+        ({"no_repeat_ngram_size": 3, "num_beams": 4}, "no_repeat_ngram_size, num_beams"),
+        ({"num_beams": 1, "suppress_tokens": [], "min_length": 0, "typical_p": 1.0, "stop_strings": None}, None),
+    ],
+)
+def test_options_of_generation_config_that_are_not_read_are_named(
+    options: dict[str, Any], named: str | None, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, LLAMA, options)
+    if named is None:
+        read_config(folder)  # a warning would be an error
+    else:
+        with pytest.warns(UserWarning, match=rf"generation_config.json: {named}: ignored; give options of requests"):
+            read_config(folder)
+
+
+@pytest.mark.parametrize("wrong", [100, -1, "x", True, 1.5])
+def test_ids_that_are_no_tokens_are_ignored_with_a_warning(wrong: Any) -> None:
+    for key in ("bos_token_id", "eos_token_id"):
+        with pytest.warns(
+            UserWarning, match=rf"config.json: {key}: expected the id of a token in 0..99, found {wrong!r}"
+        ):
+            config = parse_config(LLAMA | {"bos_token_id": 5, "eos_token_id": [6, 7], key: [wrong, 8]})
+        assert (config.bos_id, config.eos_ids) == ((8, (6, 7)) if key == "bos_token_id" else (5, (8,)))
+    unused = {f"{name}_token_id": wrong for name in ("pad", "unk", "sep", "cls", "mask", "decoder_start")}
+    assert parse_config(LLAMA | unused) == parse_config(LLAMA)
 
 
 def test_folder_without_config(tmp_path: Path) -> None:

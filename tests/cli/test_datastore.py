@@ -113,7 +113,7 @@ def test_mistakes(run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch
     (text / "empty.txt").write_text("")
     at = ("--model", model)
     assert_mistake(run("build", out, tmp_path / "nowhere", *at), "expected text files, folders or JSON lines, found no")
-    assert_mistake(run("build", out, text / "bad.txt", *at), "bad.txt: expected UTF-8 text, found")
+    assert_mistake(run("build", out, text / "bad.txt", *at), "bad.txt: expected text in UTF-8, found")
     assert_mistake(run("build", out, text / "bad.jsonl", *at), "expected a string under 'text'")
     assert_mistake(run("build", out, text / "empty.txt", *at), "expected documents with tokens, found none")
     assert_mistake(run("build", out, text / "code", "--model", tmp_path), "expected a model folder with config.json")

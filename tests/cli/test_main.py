@@ -308,6 +308,13 @@ def test_piped_chat_keeps_the_conversation(run: Run, fake: type[FakeLLM]) -> Non
     assert fake.made.asked == [hello, [*hello, *answer, {"role": "user", "content": "And?"}]]
 
 
+def test_a_byte_order_mark_in_piped_text_is_ignored(run: Run, fake: type[FakeLLM]) -> None:
+    assert run("chat", given=b"\xef\xbb\xbfHello\n")[0] == 0
+    assert fake.made.asked == [[{"role": "user", "content": "Hello"}]]
+    assert run("generate", "-", given=b"\xef\xbb\xbfHello")[0] == 0
+    assert fake.made.asked == ["Hello"]
+
+
 def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
     code, out, err = run("chat", given="a\nb\n/stats\n/reset\nc\n/colors\n/foo bar\n/help\n/exit\nd\n")
     assert (code, out) == (0, "one two three\n" * 3)

@@ -22,7 +22,10 @@ TWO = ["--model", "pronk-tiny", "--model", "other=pronk-tiny"]
             ["--api-key", "with a space"],
             "at least 8 printable ASCII characters without spaces, found another character",
         ),
-        (["--api-key-file", "nowhere.txt"], "api-key-file: expected a text file, found nowhere.txt"),
+        (
+            ["--api-key-file", "nowhere.txt"],
+            "api-key-file: expected a file that can be read at nowhere.txt, found No such file",
+        ),
         (["--guardrails", "nowhere.txt"], "guardrails: expected a file that can be read at nowhere.txt"),
         (["--moderation-prompt", "nowhere.txt"], "moderation-prompt: expected a file that can be read at nowhere.txt"),
         (["--also", "nonsense"], "unknown drafter 'nonsense'"),

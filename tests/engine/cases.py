@@ -23,7 +23,7 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.model_runner import ForwardJob, ForwardResult
 from pronk.sampling.params import SamplingParams
-from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
+from tiny_models import SILENT, VOCAB, make_engine, make_request, run, tiny_decoder
 
 ENDS = (7, 90)
 SEED = 100
@@ -95,6 +95,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "min_tokens": {"temperature": 1.0, "min_tokens": 30, "logit_bias": {7: 5.0}},
     "bad_words": {"bad_words": ["given as tokens"], "logit_bias": {3: 9.0, 5: 8.0}},
     "repetitive": {"temperature": 0.7, "logit_bias": {3: 100.0, 5: 100.0}},  # two tokens, so texts repeat themselves
+    # Three tokens, so texts repeat themselves; the stop strings contain the name of a special token.
+    "stop": {
+        "temperature": 0.7,
+        "logit_bias": {3: 100.0, 5: 100.0, SILENT: 100.0},
+        "stop": ["(5)<|11|>(3)<|11|>", "(3)(5)<|11|><|11|>"],
+    },
     "all": {
         "temperature": 1.0,
         "top_k": 40,
@@ -167,10 +173,10 @@ def total(requests: Sequence[Request], count: str) -> int:
 
 
 def assert_same(got: Sequence[Request], want: Sequence[Request]) -> None:
-    """Check that tokens, finish reasons and the bits of logprobs are equal."""
+    """Check that tokens, texts, finish reasons and the bits of logprobs are equal."""
     for one, other in zip(got, want, strict=True):
         assert (one.prompt, one.seed) == (other.prompt, other.seed)
-        assert one.output == other.output
+        assert (one.output, one.output_text) == (other.output, other.output_text)
         assert (one.finish_reason, one.stop_reason) == (other.finish_reason, other.stop_reason)
         assert one.logprobs == other.logprobs
 
@@ -181,7 +187,7 @@ def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
     assert (total(requests, "drafted") > 0) == (name != "autoregressive" or forced)
     if forced:
         assert sum(request.stats.sources["grammar"].accepted for request in requests) > 0
-    repetitive = requests[0].params.logit_bias == OPTIONS["repetitive"]["logit_bias"]
+    repetitive = requests[0].params.logit_bias in (OPTIONS["repetitive"]["logit_bias"], OPTIONS["stop"]["logit_bias"])
     if name in ("oracle", "adversarial", "explore") or (repetitive and name not in ("autoregressive", "random")):
         assert total(requests, "accepted") > 0
     if name in ("oracle", "adversarial"):

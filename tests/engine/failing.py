@@ -137,10 +137,10 @@ class FailingText(NullText):
     verb: str
     fuse: Fuse
 
-    def push(self, token: int) -> tuple[str, str | None]:
+    def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
         if self.verb == "push":
             self.fuse()
-        return super().push(token)
+        return super().push(token, is_end=is_end)
 
     def flush(self) -> tuple[str, str | None]:
         if self.verb == "flush":

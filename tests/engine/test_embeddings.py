@@ -166,6 +166,7 @@ def test_invalid_texts_and_options(checkpoint: MakeCheckpoint) -> None:
         ({"dimensions": 0}, "dimensions: expected an integer in 1..48, found 0"),
         ({"dimensions": 49}, "dimensions: expected an integer in 1..48, found 49"),
         ({"pooling": "cls"}, "pooling: expected one of"),
+        ({"normalize": "no"}, "normalize: expected true or false, found 'no'"),
     ):
         with pytest.raises(OptionError, match=message):
             llm.embed([[1]], **options)

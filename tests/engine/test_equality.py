@@ -39,7 +39,7 @@ from pronk.engine.request import Request
 from pronk.execution.model_runner import ForwardJob, ForwardResult
 from pronk.parallel.result_assembly import ScatteredLogits
 from pronk.parallel.runner import TreeRunner
-from tiny_models import assert_idle, make_engine, run, tiny_decoder
+from tiny_models import assert_idle, make_engine, run, tiny_decoder, toy_tokenizer
 
 Prompts = tuple[tuple[int, ...], ...]
 
@@ -104,8 +104,8 @@ def assert_stats_add_up(request: Request) -> None:
     ("name", "options", "dtype"),
     matrix(
         [*DRAFTERS],
-        (*CORE, "top_k", "min_tokens", "repetitive"),
-        ("greedy", "all", "repetitive", "thinking"),
+        (*CORE, "top_k", "min_tokens", "repetitive", "stop"),
+        ("greedy", "all", "repetitive", "thinking", "stop"),
         FLOAT32,
     ),
     ids=str,
@@ -143,7 +143,7 @@ def test_texts_of_plain_decoding_are_varied() -> None:
     for output in outputs:
         grams = list(zip(*(output[i:] for i in range(4)), strict=False))
         assert len(grams) - len(set(grams)) <= 0.1 * len(grams)
-    ended = [request for options in OPTIONS for request in plain(FLOAT32, options)]
+    ended = [request for options in OPTIONS if options != "stop" for request in plain(FLOAT32, options)]
     assert {request.finish_reason for request in ended} == {"stop", "length"}
     assert {request.stop_reason for request in ended} == {None, *ENDS}
     for request in ended:
@@ -151,6 +151,21 @@ def test_texts_of_plain_decoding_are_varied() -> None:
         assert len(request.output) <= 40
         assert [token in ENDS for token in request.output].count(True) == (request.finish_reason == "stop")
     assert all(len(request.output) >= 30 for request in plain(FLOAT32, "min_tokens"))
+
+
+def test_texts_of_plain_decoding_end_at_stop_strings_with_a_special_token() -> None:
+    """The tokens go up to the stop string's last token; the text lacks the stop string and the names of tokens."""
+    requests = plain(FLOAT32, "stop")
+    stops = requests[0].params.stops
+    ended = [request for request in requests if request.stop_reason is not None]
+    assert {request.stop_reason for request in ended} == {*stops}
+    for request in requests:
+        named = toy_tokenizer().decode(request.output, skip_special_tokens=False)
+        found = [stop for stop in stops if stop in named]
+        assert found == ([] if request.stop_reason is None else [request.stop_reason])
+        assert not any(stop in named[: len(named) - 1] for stop in stops)
+        before = named.removesuffix(str(request.stop_reason))
+        assert request.output_text == before.replace("<|11|>", "")
 
 
 # Cases that are not slow tests, for each result of workers: choices, some logits, all logits, layers' outputs.

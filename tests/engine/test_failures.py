@@ -142,7 +142,7 @@ def test_an_overflow_error_of_a_text_is_not_reported_as_bad_logits() -> None:
     request = make_request(PROMPTS[0], options(0))
 
     class Overflowing(NullText):
-        def push(self, token: int) -> tuple[str, str | None]:
+        def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
             raise OverflowError(token)
 
     request.detokenizer = Overflowing()

@@ -85,8 +85,16 @@ def test_refused_choices(name: str, message: str) -> None:
 
 
 def test_repositories_in_the_hugging_face_layout() -> None:
-    wanted = ["chat_template.jinja", "config.json", "merges.txt", "model-00001-of-00002.safetensors", "tokenizer.model"]
+    wanted = [
+        "additional_chat_templates/tool_use.jinja",
+        "chat_template.jinja",
+        "config.json",
+        "merges.txt",
+        "model-00001-of-00002.safetensors",
+        "tokenizer.model",
+    ]
     others = ["pytorch_model.bin", "modeling.py", "a.pth", "original/model.safetensors", "consolidated.safetensors"]
+    others += ["additional_chat_templates/model.safetensors", "additional_chat_templates/a/b.jinja", "a/b.jinja"]
     assert HubModel("o/m").choose_files(wanted + others) == wanted
     with pytest.raises(CheckpointError, match=r"found no GGUF model$"):
         HubModel("o/m").choose_files(others)

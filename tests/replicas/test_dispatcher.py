@@ -229,6 +229,14 @@ def test_identity_covers_the_tokenizer(llm: LLM, tmp_path: Path) -> None:
         ModelReader(folder, "recycling", ReplicaInfo(*own, llm.kernels, "recycling"))
 
 
+def test_the_server_knows_the_end_tokens_of_replicas(llm: LLM, tmp_path: Path) -> None:
+    """They include tokens that only the tokenizer names; the config of the files has none here."""
+    folder = copy(llm, tmp_path / "model", eos_token_id=None)
+    made = LLM(folder, threads=1)
+    reader = ModelReader(folder, "recycling", ReplicaInfo(*identity(made, {}), made.kernels, "recycling"))
+    assert reader.config.eos_ids == made.config.eos_ids != ()
+
+
 def test_identity_covers_formats_and_kernels(llm: LLM) -> None:
     own, model = identity(llm, {})
     for options in ({"weights": "int8"}, {"kv_dtype": "int8"}, {"workers": 2, "parallel": "tensor"}):

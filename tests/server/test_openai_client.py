@@ -58,6 +58,42 @@ def test_completions_equal_llm_generate(api: openai.OpenAI, model: LLM, temperat
             assert joined == getattr(whole.logprobs, name)
 
 
+@pytest.mark.parametrize("prompt", ["def f(x): é🙂", "a<|endoftext|>b", [0, 5, 0, 300 - 1], [200, 5, 0]], ids=str)
+@pytest.mark.parametrize("echo", [False, True])
+def test_tokens_are_at_their_offsets(api: openai.OpenAI, model: LLM, prompt: Any, echo: bool) -> None:
+    """Also with special tokens: a prompt has their names if it is given so, an output has none."""
+    likely = {str(token): 14 for token in model.tokenizer.special_ids}
+    bias: Any = {"logit_bias": likely, "extra_body": {"ignore_eos": True}, "seed": 1}
+    got = api.completions.create(
+        model="tiny", prompt=prompt, max_tokens=40, temperature=2, echo=echo, logprobs=1, **bias
+    )
+    text, reported = got.choices[0].text, got.choices[0].logprobs
+    assert reported is not None
+    assert reported.text_offset is not None
+    assert reported.tokens is not None
+    shown = [*zip(reported.tokens, reported.text_offset, strict=True)]
+    assert len(shown) > 40 or not echo
+    for token, offset in shown[:-40] if echo else []:
+        assert text[offset:].startswith(token) or token.startswith("bytes:")
+    for token, offset in shown[-40:]:
+        assert text[offset:].startswith(token) or token.startswith(("bytes:", "<|"))
+    assert any(token.startswith("<|") for token in reported.tokens[-40:])
+
+
+def test_stop_strings_name_special_tokens(api: openai.OpenAI, model: LLM) -> None:
+    """In all routes; the answer lacks the name."""
+    names = [model.tokenizer.token_name(token) for token in sorted(model.tokenizer.special_ids)]
+    likely = {str(token): 14 for token in model.tokenizer.special_ids}
+    options: Any = {"logit_bias": likely, "temperature": 1, "seed": 1, "max_tokens": 100, "stop": names}
+    options["extra_body"] = {"ignore_eos": True}
+    completion = api.completions.create(model="tiny", prompt=PROMPT, **options).choices[0]
+    answer = api.chat.completions.create(model="tiny", messages=MESSAGES, **options).choices[0]
+    for choice, text in ((completion, completion.text), (answer, answer.message.content)):
+        assert choice.finish_reason == "stop"
+        assert (choice.model_extra or {})["stop_reason"] in names
+        assert not any(name in (text or "") for name in names)
+
+
 def test_several_prompts_and_echo(api: openai.OpenAI, model: LLM) -> None:
     prompts = ["def f(x):", [5, 6, 7, 8]]
     for prompt in prompts:

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, normalizers
 
 from checkpoints import VOCAB
 from pronk.errors import OptionError
-from pronk.tokenization.stream import IncrementalDecoder, StopScanner, prefix_at_end
+from pronk.tokenization.stream import IncrementalDecoder, StopScanner, TextStream, prefix_at_end
 from pronk.tokenization.tokenizer import Tokenizer
 
 CHARACTERS = "a é ß — 東 京 🙂 \ufffd 👩‍👩‍👧 \n"
@@ -200,3 +200,110 @@ def test_long_stop_strings_take_time_by_the_length_of_the_text() -> None:
 def test_empty_stop_string() -> None:
     with pytest.raises(OptionError, match=r"stop: expected non-empty strings, found \['a', ''\]"):
         StopScanner(["a", ""])
+
+
+def cut_units(stops: list[str], units: list[tuple[str, bool]]) -> tuple[str, str | None]:
+    """Cut texts and names (``True``) at the first end of a stop string that begins and ends between two of them.
+
+    The result lacks the names. Of several stop strings that end at the same place, the longest counts.
+    """
+    for end in range(len(units) + 1):
+        for start in range(end + 1):
+            if (found := "".join(text for text, _ in units[start:end])) in stops:
+                return "".join(text for text, is_name in units[:start] if not is_name), found
+    return "".join(text for text, is_name in units if not is_name), None
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_names_of_special_tokens_count_as_a_whole(seed: int) -> None:
+    """Characters of texts and whole names are the units; texts contain the characters of names, too."""
+    draw = random.Random(seed)
+    names = ["<a>", "<b>", "<a><", "b"][: draw.randint(1, 4)]
+    alphabet = "ab" if seed % 2 else "ab<>"
+    pieces = [(draw.choice(names), True) if draw.random() < 0.4 else (draw.choice(alphabet), False) for _ in range(14)]
+    stops = list[str]()
+    for _ in range(draw.randint(0, 3)):
+        parts = [
+            draw.choice(names) if draw.random() < 0.6 else draw.choice(alphabet) for _ in range(draw.randint(1, 4))
+        ]
+        stops.append("".join(parts))
+    scanner, shown, stop = StopScanner(stops), "", None
+    for text, is_name in pieces:
+        new, stop = scanner.push_name(text) if is_name else scanner.push(text)
+        shown += new
+        if stop is not None:
+            break
+    assert (shown + scanner.flush(), stop) == cut_units(stops, pieces)
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tests' tokenizer with further special tokens."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    backend.add_special_tokens(["<|im_end|>", "<|file_sep|>", "<think>"])
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "shown", "found"),
+    [
+        (["<|file_sep|>"], "ab<|file_sep|>cd", "ab", "<|file_sep|>"),
+        (["<|file_sep|>"], "ab<|im_end|>cd", "abcd", None),
+        (["<|im_end|>\n"], "ab<|im_end|>\ncd", "ab", "<|im_end|>\n"),
+        (["<|im_end|>\n"], "ab<|im_end|>cd\n", "abcd\n", None),
+        (["b<|im_end|>"], "ab<|im_end|>\ncd", "a", "b<|im_end|>"),
+        (["b<|im_end|>c"], "ab<|im_end|>b<|im_end|>cd", "ab", "b<|im_end|>c"),
+        (["<|im_end|><think>"], "a<|im_end|>b<|im_end|><think>c", "ab", "<|im_end|><think>"),
+        (["<", "think", ">"], "ab<think>cd", "abcd", None),  # no part of a name
+        (["<think>"], "ab<think>cd", "ab", "<think>"),
+        (["🙂<think>"], "a🙂<think>cd", "a", "🙂<think>"),
+    ],
+)
+def test_stop_strings_with_names_of_special_tokens(
+    stops: list[str], text: str, shown: str, found: str | None, chat_tokenizer: Tokenizer
+) -> None:
+    ids = chat_tokenizer.encode(text, add_special_tokens=False)
+    stream, parts, stop = TextStream(chat_tokenizer, [5], stops), list[str](), None
+    for token in ids:
+        part, stop = stream.push(token)
+        parts.append(part)
+        if stop is not None:
+            break
+    else:
+        part, stop = stream.flush()
+        parts.append(part)
+    assert ("".join(parts), stop) == (shown, found)
+
+
+@pytest.mark.parametrize("name", ["<|im_end|>", "<|file_sep|>"])
+def test_a_name_that_is_spelled_with_ordinary_tokens_stops_too(name: str, chat_tokenizer: Tokenizer) -> None:
+    spelled = [token for part in name for token in chat_tokenizer.encode(part)]
+    assert not chat_tokenizer.special_ids & {*spelled}
+    stream = TextStream(chat_tokenizer, [5], [name])
+    assert [stream.push(token) for token in spelled] == [("", None)] * (len(name) - 1) + [("", name)]
+
+
+def test_text_before_a_special_token_is_final_with_that_token(chat_tokenizer: Tokenizer) -> None:
+    """Unless a stop string contains both and more: parsers of answers need the text before the token."""
+    letter, end = chat_tokenizer.encode("b<|im_end|>")
+    assert TextStream(chat_tokenizer, [5], ["bc"]).push(letter) == ("", None)
+    for stop, final in (("bc", "b"), ("b<|im_end|>c", ""), ("<|im_end|>b", "b")):
+        stream = TextStream(chat_tokenizer, [5], [stop])
+        assert "".join(stream.push(token)[0] for token in (letter, end)) == final
+
+
+def test_the_name_of_a_token_that_ends_the_text_is_scanned(chat_tokenizer: Tokenizer) -> None:
+    """Its text is not part of the output, be it special or not."""
+    for name in ("<|im_end|>", "c"):
+        first, end = chat_tokenizer.encode(f"b{name}")
+        assert TextStream(chat_tokenizer, [5], [f"b{name}"]).push(first) == ("", None)
+        for stop, pushed in ((f"b{name}", ("", f"b{name}")), (name, ("", name)), ("x", ("", None))):
+            stream = TextStream(chat_tokenizer, [5], [stop])
+            stream.push(first)
+            assert stream.push(end, is_end=True) == pushed
+
+
+def test_names_before_min_tokens_do_not_stop(chat_tokenizer: Tokenizer) -> None:
+    end = chat_tokenizer.encode("<|im_end|>")[0]
+    stream = TextStream(chat_tokenizer, [5], ["<|im_end|>"], min_tokens=3)
+    assert [stream.push(end)[1] for _ in range(3)] == [None, None, "<|im_end|>"]

@@ -117,7 +117,7 @@ def test_no_tokenizer(files: dict[str, bytes], found: str, tmp_path: Path) -> No
     ("name", "content", "message"),
     [
         ("tokenizer.json", b"{", r"tokenizer.json: expected a tokenizer, found an unreadable file"),
-        ("tokenizer.json", b"\xff\xfe", r"tokenizer.json: expected a tokenizer, found"),
+        ("tokenizer.json", b"\xff\xfe", r"tokenizer.json: expected text in UTF-8, found UTF-16"),
         ("tokenizer.json", b'{"model": 1}', r"tokenizer.json: expected a tokenizer, found"),
         ("tokenizer_config.json", b"{", r"tokenizer_config.json: expected JSON"),
         ("tokenizer_config.json", b"[]", r"tokenizer_config.json: expected a JSON object, found list"),
@@ -154,6 +154,22 @@ def test_sources_of_the_template(write: WriteTokenizer) -> None:
     assert Tokenizer.load(folder).chat([USER], tools=[{"type": "function", "function": {"name": "f"}}]) == "1 tools"
     (folder / "chat_template.jinja").write_text("from the file")
     assert Tokenizer.load(folder).chat([USER]) == "from the file"
+
+
+def test_additional_chat_templates(write: WriteTokenizer) -> None:
+    """As in transformers, ``NAME.jinja`` is the template of this name; ``tool_use`` is for requests with tools."""
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    folder = write(chat_template="of the config")
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("tool_use", "rag"):
+        (folder / f"additional_chat_templates/{name}.jinja").write_text(name)
+    loaded = Tokenizer.load(folder)
+    assert [loaded.chat([USER]), loaded.chat([USER], tools=tools)] == ["of the config", "tool_use"]
+    (folder / "chat_template.jinja").write_text("of the file")
+    loaded, theirs = Tokenizer.load(folder), transformers_tokenizer(folder)
+    for given in (None, tools):
+        expected = theirs.apply_chat_template([USER], tools=given, tokenize=False)
+        assert loaded.chat([USER], tools=given) == expected == ("tool_use" if given else "of the file")
 
 
 @pytest.mark.parametrize("templates", [{}, {"default": "{{ bos_token }} a"}, {"default": "a", "tool_use": "b"}])

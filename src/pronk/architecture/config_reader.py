@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pronk.architecture.config import MAX_LAYERS, Activation, ModelConfig
+from pronk.architecture.end_tokens import stated_token
 from pronk.architecture.rope import parse_rope, refuse_config
 from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.errors import ConfigError
@@ -71,13 +72,15 @@ class ConfigReader:
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
         """Return the id of the BOS token (the first one of a list, ``None`` without BOS) and all EOS ids."""
-        bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
-        ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-        bos = (bos or [None])[0] if isinstance(bos, list) else bos
-        high = self.integer("vocab_size") - 1
-        for key, token in (("bos_token_id", 0 if bos is None else bos), *(("eos_token_id", token) for token in ids)):
-            check_integer(f"config.json: {key}", token, 0, high, error=ConfigError)
-        return bos, ids
+        bos = self._token_ids("bos_token_id")
+        return next(iter(bos), None), self._token_ids("eos_token_id")
+
+    def _token_ids(self, key: str) -> tuple[int, ...]:
+        """Return the ids of a key, which has an id, a list or null; ids that are no tokens are left out."""
+        value, vocab_size = self.raw.get(key), self.integer("vocab_size")
+        values = value if isinstance(value, list) else [value]
+        ids = [stated_token(f"config.json: {key}", each, vocab_size) for each in values]
+        return tuple(token for token in ids if token is not None)
 
     def windows(self, size: int | None, slides: Callable[[int], bool] = lambda _: True) -> tuple[int | None, ...]:
         """Return the sliding window of each layer: ``size`` tokens, or ``None`` for full attention.

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.bench.document import ALL, SOUND
 from pronk.errors import OptionError, PromptError, refuse
 from pronk.files.json_lines import read_json_lines
+from pronk.files.text import read_text
 
 if TYPE_CHECKING:  # at run time, pronk.llm would load the engine
     from pronk.llm import LLM
@@ -92,11 +93,7 @@ def load_prompts(path: Path) -> list[Prompt]:
         prompts = [_parse(row, f"{path}, line {number}", task, number) for number, row in read_json_lines(path)]
     else:
         _check_task(task, str(path))
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            msg = f"{path}: expected a file of JSON lines, or of text in UTF-8, found {error}"
-            raise OptionError(msg) from error
+        lines = read_text(path).splitlines()
         prompts = [Prompt(f"{task}_{n}", task, text=line) for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         refuse(path, "expected at least one prompt, found none", PromptError)

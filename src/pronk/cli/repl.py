@@ -15,6 +15,7 @@ from pronk.cli.values import only_adapter
 from pronk.engine.stats import Stats
 from pronk.errors import OptionError, PronkError, refuse
 from pronk.files.atomic import write_json
+from pronk.files.text import BYTE_ORDER_MARK
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.thoughts import Thought
 
@@ -99,7 +100,7 @@ class ChatSession:
         lines: list[str] = []
         while True:
             try:
-                line = input(("... " if lines else "> ") if self._interactive else "")
+                line = input(("... " if lines else "> ") if self._interactive else "").removeprefix(BYTE_ORDER_MARK)
             except EOFError:
                 if self._interactive:
                     self._screen.say("")  # start a new line after the "> "

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pronk.checks import require_extra
 from pronk.cli.options import model_options, one_model, panel, shares
 from pronk.cli.replicas import ReplicaOptions
-from pronk.cli.values import read_text
 from pronk.errors import OptionError, refuse
+from pronk.files.text import read_text
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
@@ -130,7 +130,7 @@ def serve(
         msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; add a key or --open-to-all"
         raise OptionError(msg)
     guardrail_prompt = _guardrails(guardrails)
-    template = read_text("moderation-prompt", str(moderation_prompt)) if moderation_prompt else MODERATION_TEMPLATE
+    template = read_text(moderation_prompt, "moderation-prompt") if moderation_prompt else MODERATION_TEMPLATE
     limits = RequestLimits(
         requests=max_requests,
         max_tokens=max_tokens,
@@ -280,7 +280,7 @@ def _guardrails(which: str | None) -> str | None:
 
     if which == "mistral":
         return MISTRAL_PROMPT
-    text = read_text("guardrails", which).strip()
+    text = read_text(Path(which), "guardrails").strip()
     if not text:
         refuse("guardrails", f"expected a prompt, found an empty file, {which}", OptionError)
     return text

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Collection
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pronk.errors import OptionError, PromptError, refuse
+from pronk.files.text import decode_text, read_text
 
 if TYPE_CHECKING:
     from pronk.sampling.guide import Guide
@@ -36,28 +36,14 @@ def read_guide(
     size = 4 * MAX_SIZE + 1
     if json_schema is not None:
         anything = json_schema == "object" and not Path(json_schema).exists()
-        return Guide(json={"type": "object"} if anything else read_text("json-schema", json_schema, size))
+        return Guide(
+            json={"type": "object"} if anything else read_text(Path(json_schema), "json-schema", max_bytes=size)
+        )
     if grammar is not None:
-        return Guide(grammar=read_text("grammar", grammar, size))
+        return Guide(grammar=read_text(Path(grammar), "grammar", max_bytes=size))
     if regex is not None:
         return Guide(regex=regex)
     return Guide(choice=choice) if choice else None
-
-
-def read_text(option: str, path: str, size: int = -1, *, stdin: bool = False) -> str:
-    """Return the first ``size`` bytes (-1: all) of a file, or with ``stdin`` of standard input, as text.
-
-    Raises OptionError if the file cannot be read, or is not UTF-8.
-    """
-    try:
-        with nullcontext(sys.stdin.buffer) if stdin else Path(path).open("rb") as file:
-            return file.read(size).decode()
-    except OSError as error:
-        msg = f"{option}: expected a file that can be read at {path}, found {error.strerror}; check the path"
-        raise OptionError(msg) from error
-    except UnicodeDecodeError as error:
-        msg = f"{option}: expected text in UTF-8 in {path}, found {error}"
-        raise OptionError(msg) from error
 
 
 def read_prompt(
@@ -79,8 +65,9 @@ def read_prompt(
         raise PromptError(msg)
     if prompt is not None and prompt != "-":
         return prompt
-    file = prompt_file or "-"
-    return read_text("prompt-file", file, stdin=file == "-")
+    if prompt_file in (None, "-"):
+        return decode_text(sys.stdin.buffer.read(), "prompt: standard input")
+    return read_text(Path(prompt_file), "prompt-file")
 
 
 def parse_adapters(pairs: list[str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from pronk.errors import OptionError, refuse
 from pronk.files.json_lines import read_json_lines
+from pronk.files.text import read_text
 
 # Licence expressions: SPDX identifiers; other usual names, such as "New BSD License (BSD)"; and trove classifiers.
 _SPDX = re.compile(
@@ -92,8 +93,8 @@ def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -
         if not wanted or not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
             continue
         try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # skip the file: in these packages only test data is not UTF-8
+            text = _read_text(file)
+        except OptionError:  # skip the file: in these packages only test data is not UTF-8
             continue
         if wanted_code(text):
             # Remove the copyright notice, or the model would learn to recite notices. The model card names the licence.
@@ -209,7 +210,7 @@ def read_source(spec: SourceSpec) -> Iterator[SourceText]:
         for _, row in read_json_lines(spec.path):
             yield _document(row, spec.path)
     elif spec.path is not None:
-        yield from _read_text(spec.path, spec.name)
+        yield from _read_plain_texts(spec.path, spec.name)
 
 
 def _document(row: dict[str, Any], path: Path) -> SourceText:
@@ -221,14 +222,12 @@ def _document(row: dict[str, Any], path: Path) -> SourceText:
     return SourceText(text, origin, str(row.get("license", "not stated")))
 
 
-def _read_text(path: Path, name: str) -> Iterator[SourceText]:
+def _read_plain_texts(path: Path, name: str) -> Iterator[SourceText]:
     files = sorted(f for f in path.rglob("*") if f.suffix in _TEXT_SUFFIXES) if path.is_dir() else [path]
     for file in files:
-        try:
-            yield SourceText(file.read_text(encoding="utf-8"), name, "not stated")
-        except OSError as error:
-            msg = f"{file}: expected a file that can be read, found {error.strerror}"
-            raise OptionError(msg) from error
-        except UnicodeDecodeError as error:
-            msg = f"{file}: expected UTF-8 text, found {error}"
-            raise OptionError(msg) from error
+        yield SourceText(_read_text(file), name, "not stated")
+
+
+def _read_text(file: Path) -> str:
+    """Return the text of a file; all its line breaks become line feeds."""
+    return read_text(file).replace("\r\n", "\n").replace("\r", "\n")

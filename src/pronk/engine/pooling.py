@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pronk.arrays import Array, is_finite
-from pronk.checks import check_choice, check_integer
+from pronk.checks import check_choice, check_flag, check_integer
 from pronk.errors import PronkError
 
 Pooling = Literal["mean", "last"]
@@ -39,6 +39,7 @@ class EmbeddingOptions:
         check_choice("pooling", self.pooling, ("mean", "last"))
         if self.dimensions is not None:
             check_integer("dimensions", self.dimensions, 1, hidden_size)
+        check_flag("normalize", self.normalize)
 
     def embeddings(self, poolers: Iterable[HiddenPooler | None], hidden_size: int) -> Array:
         """Return the embeddings, float32 ``[texts, dimensions]``, of prompts that are done."""

@@ -162,8 +162,9 @@ class Request:
         self.stats.generated_tokens += 1
         if logprobs is not None:
             self.logprobs.append(logprobs)
-        text, stop = ("", None) if token in self.stop_token_ids else self.detokenizer.push(token)
-        if token in self.stop_token_ids:
+        is_end = token in self.stop_token_ids
+        text, stop = self.detokenizer.push(token, is_end=is_end)
+        if is_end:
             self._finish("stop", token)
         elif self.num_remaining <= 0:
             self._finish("length", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk.errors import OptionError, refuse
+from pronk.files.text import decode_text
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -20,7 +22,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
+                if line.removeprefix(codecs.BOM_UTF8).strip():
                     yield number, _parse(path, number, line)
     except (OSError, EOFError) as error:
         problem = (isinstance(error, OSError) and error.strerror) or error
@@ -29,8 +31,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    text = decode_text(line, f"{path}, line {number}")
     try:
-        row = json.loads(line.decode())
+        row = json.loads(text)
     except (ValueError, RecursionError) as error:
         refuse(f"{path}, line {number}", f"expected one JSON object a line, found {error}", OptionError, error)
     if not isinstance(row, dict):

@@ -17,16 +17,17 @@ from pronk.models.tensor_plan import CheckpointTensor
 
 TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
-    "merges.txt chat_template.jinja"
+    "merges.txt chat_template.jinja additional_chat_templates/*.jinja"
 ).split()
 _OTHER_FILES = "chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
 
 
 def copy_companions(source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)) -> None:
-    """Copy tokenizer, licence and similar files from folder ``source`` to ``folder``; skip missing ones."""
-    for file in files:
-        if (source / file).is_file():
-            shutil.copyfile(source / file, folder / file)
+    """Copy tokenizer, licence and similar files (paths or patterns) from folder ``source`` to ``folder``."""
+    for path in [path for pattern in files for path in sorted(source.glob(pattern)) if path.is_file()]:
+        copy = folder / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 Progress = Callable[[int, int], None]  # called with the numbers of bytes written so far and to write in all

@@ -147,6 +147,8 @@ def _is_layout_file(name: str) -> bool:
 
     Executable code is not downloaded, nor ``consolidated*``, a second copy of the weights in Mistral's repositories.
     """
+    if name.startswith("additional_chat_templates/"):
+        return name.endswith(".jinja") and name.count("/") == 1
     wanted = name.endswith((".json", ".safetensors", ".txt", ".jinja")) or name == "tokenizer.model"
     return wanted and "/" not in name and not re.fullmatch(r"consolidated.*\.safetensors", name)
 

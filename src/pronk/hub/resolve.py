@@ -30,8 +30,10 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
 
     Raises:
         CheckpointError: there is no such folder, file or model, or the download fails.
-        OptionError: ``name`` is ``None`` and ``smollm2`` is not on this machine.
+        OptionError: ``name`` is of another type, or ``None`` and ``smollm2`` is not on this machine.
     """
+    if not isinstance(name, str | Path | None):
+        refuse("model", f"expected a folder, a GGUF file or a name, found {name!r:.60}", OptionError)
     text = DEFAULT_MODEL if name is None else str(name)
     local = clone_model(text) if name is None else _local_model(name)  # a folder ./smollm2 has to be named
     if local is not None:

@@ -6,6 +6,7 @@ loads its pages on access, and :meth:`Checkpoint.release` frees them.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import mmap
@@ -117,7 +118,7 @@ def open_checkpoint(path: Path) -> AnyCheckpoint:
 def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
     """Read a JSON object; raise ``error_type`` if the file cannot be read or holds anything else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8).decode())
     except OSError as problem:
         msg = f"{path}: expected a readable file, found {problem.strerror or problem}"
         raise error_type(msg) from problem

@@ -37,6 +37,15 @@ _SAMPLES = 4096
 # Older checkpoints have the quantization config in a separate file, whose name implies the ``quant_method``.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
+# Options of transformers in ``generation_config.json`` that are not read, with values that change nothing.
+_OTHER_GENERATION_KEYS: dict[str, float | None] = {
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "stop_strings")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), 0),
+    **dict.fromkeys(("num_beams", "typical_p", "guidance_scale"), 1),
+    "penalty_alpha": 0,
+}
+
 
 def read_config(folder: Path, opened: GgufCheckpoint | None = None, context: int | None = None) -> ModelConfig:
     """Read the config of a model folder or GGUF file, which may be ``opened`` already.
@@ -78,6 +87,7 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
     generation = read_json(file, ConfigError) if file.is_file() else {}
     if generation.get("eos_token_id") is not None:
         raw |= {"eos_token_id": generation["eos_token_id"]}
+    _warn_of_other_options(generation, file)
     sampling = recommended_sampling(generation, str(file))
     with locate_error(folder, ConfigError, ConfigError):
         config = parse_config(raw | _separate_quantization(folder, raw))
@@ -89,6 +99,14 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
 def _as_name(value: object) -> str:
     """Return the name in a metadata value: the last part of ``owner/name``; empty without a text."""
     return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else ""
+
+
+def _warn_of_other_options(generation: dict[str, Any], file: Path) -> None:
+    """Warn of options in ``generation_config.json`` that change texts in transformers, and not here."""
+    values = {key: generation.get(key) for key in _OTHER_GENERATION_KEYS}
+    found = [key for key, value in values.items() if value not in (None, False, [], {}, _OTHER_GENERATION_KEYS[key])]
+    if found:
+        warnings.warn(f"{file}: {', '.join(found)}: ignored; give options of requests instead", stacklevel=2)
 
 
 def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:

@@ -77,8 +77,9 @@ class ModelReader:
             OptionError: the replica has another model.
         """
         self.path, self.about = path, about
-        self.config = add_known_sampling(read_config(path, context=context))
-        self.tokenizer = Tokenizer.load(path, self.config.vocab_size)
+        config = add_known_sampling(read_config(path, context=context))
+        self.tokenizer = Tokenizer.load(path, config.vocab_size)
+        self.config = self.tokenizer.add_end_tokens(config)
         check_model(path, self.config, self.tokenizer, about.model)
         self.request_factory = RequestFactory(self.config, self.tokenizer, None)
         self.drafter = make_drafter(drafter)

@@ -35,7 +35,8 @@ class SamplingParams:
         logit_bias: token id to a value in [-100, 100] that is added to its logit.
         bad_words: texts never to generate, as the tokenizer writes them with and without a leading space. Other token
             sequences with the same text are not caught.
-        stop: texts that end the generation and are not part of the output; ignored before ``min_tokens`` tokens.
+        stop: texts that end the generation and are not part of the output; ignored before ``min_tokens`` tokens. They
+            may contain names of special tokens, such as ``<|im_end|>``, which have no text in the output.
         stop_token_ids: token ids that end the generation; part of ``token_ids``, not of the text.
         thinking_budget: maximum number of tokens of thoughts, before the model's end marker of thinking is forced;
             ``None`` sets no limit.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pronk.checks import check_integer, check_number
 from pronk.errors import OptionError
+from pronk.files.text import read_text
 
 # Origin as browsers send it: small letters, no path, no wildcard. "null" is that of any sandboxed page.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?")
@@ -80,12 +81,7 @@ def model_key(name: str) -> str:
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """Read API keys, one per line without # comments; raise ``OptionError`` if there is none."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
-        msg = f"api-key-file: expected a text file, found {path}: {problem}; choose another file"
-        raise OptionError(msg) from error
+    lines = [line.strip() for line in read_text(path, "api-key-file").splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         msg = f"api-key-file: expected keys, one a line, found none in {path}; add one"

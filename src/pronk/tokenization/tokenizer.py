@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.end_tokens import find_end_tokens
 from pronk.errors import PromptError, TokenizerError, first_line, refuse
+from pronk.files.text import read_text
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.tokenization.chat.messages import (
@@ -25,6 +29,8 @@ from pronk.tokenization.chat.messages import (
     reveal,
 )
 from pronk.tokenization.chat.template import ChatTemplate
+
+_TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 
 
 class Tokenizer:
@@ -65,23 +71,27 @@ class Tokenizer:
         if is_gguf(folder):
             from pronk.quantization.gguf.tokenizer import read_tokenizer  # noqa: PLC0415 - for GGUF files only
 
-            backend, largest_id, special, template = read_tokenizer(opened or GgufCheckpoint(folder))
+            backend, largest_id, special, templates = read_tokenizer(opened or GgufCheckpoint(folder))
             key = "tokenizer.chat_template in the metadata of the GGUF file"
-            loaded = cls(backend, special_tokens=special, chat_template=template, template_key=key)
         else:
             config = _read_optional(folder / "tokenizer_config.json")
             special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
             backend, templates = _read_backend(folder / "tokenizer.json"), _find_templates(folder, config)
             largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-            chat_template, tool_template = templates.get("default"), templates.get("tool_use")
-            loaded = cls(backend, special_tokens=special, chat_template=chat_template, tool_template=tool_template)
+            key = "chat_template in tokenizer_config.json"
         if vocab_size is not None and largest_id >= vocab_size:
             msg = (
                 f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary has {vocab_size}, "
                 f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to this model"
             )
             raise TokenizerError(msg)
-        return loaded
+        return cls(
+            backend,
+            special_tokens=special,
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
+            template_key=key,
+        )
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json``, which :meth:`load` and transformers read."""
@@ -117,6 +127,11 @@ class Tokenizer:
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
+    def add_end_tokens(self, config: ModelConfig) -> ModelConfig:
+        """Return the config with all end tokens, those with well-known names too."""
+        added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+        return replace(config, eos_ids=find_end_tokens(added, config.eos_ids))
+
     @cached_property
     def bos_id(self) -> int | None:
         """Id of the tokenizer's beginning-of-text token; ``None`` if it has none."""
@@ -138,6 +153,10 @@ class Tokenizer:
             is_silent = token_id in self.special_ids or self.backend.id_to_token(token_id) is None
             self._token_texts[token_id] = None if is_silent else self.decode([token_id])
         return self._token_texts[token_id]
+
+    def token_name(self, token_id: int) -> str:
+        """Return the name of one token, such as ``<|im_end|>``; empty for an unassigned id."""
+        return self.backend.id_to_token(token_id) or ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
@@ -245,8 +264,9 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
             "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
         raise TokenizerError(msg)
+    text = read_text(path, error=TokenizerError)
     try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the tokenizers package raises Exception itself
         reason = first_line(error)
         msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
@@ -263,12 +283,18 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return {"default": path.read_text(encoding="utf-8")}
-        except ValueError as error:
-            refuse(path, "expected text in UTF-8, found other bytes", TokenizerError, error)
+    """Return the sources of chat templates by their names, as transformers does.
+
+    Files have the templates ``chat_template.jinja`` (the default) and ``additional_chat_templates/NAME.jinja``. With a
+    file for the default, the templates in ``tokenizer_config.json`` are not read.
+    """
+    files = {"default": folder / _TEMPLATE_FILE}
+    files |= {path.stem: path for path in sorted((folder / _TEMPLATE_FOLDER).glob("*.jinja"))}
+    found = {name: read_text(path, error=TokenizerError) for name, path in files.items() if path.is_file()}
+    return found if "default" in found else {**_templates_of_config(folder, config), **found}
+
+
+def _templates_of_config(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     source = config.get("chat_template")
     if source is None or isinstance(source, str):
         return {} if source is None else {"default": source}

@@ -131,10 +131,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "tensor rope_factors_short.weight: expected 4 divisors of RoPE frequencies, found no tensor",
     ),
     "stretched": (number("rope.scaling.factor", float("inf")), "rope.scaling.factor: expected .*found inf"),
-    "bos": (
-        lambda w: w.add_eot_token_id(300),
-        "ggml.eot_token_id: expected an integer in 0..299, found 300",
-    ),
     "divisors": (
         lambda w: w.add_tensor("rope_freqs.weight", np.ones(5, np.float32)),
         r"tensor rope_freqs.weight: expected \[4\] in F32, found \[5\] in F32",

@@ -328,6 +328,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no bos": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": True}, "add_bos_token: expected bos_token_id"),
     "words": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": "yes"}, "add_bos_token: expected true or false"),
     "template": (lambda w: no_merges(w, "a"), {"chat_template": True}, "chat_template: expected a string, found bool"),
+    "tools": (lambda w: no_merges(w, "a"), {"chat_template__tool_use": True}, "tool_use: expected a string, found"),
 }  # fmt: skip
 
 
@@ -373,6 +374,59 @@ def test_stop_tokens(
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
 
     assert Vocabulary.read(GgufFile(write(tmp_path / "a.gguf", fill))).eos_ids == expected
+
+
+def test_chat_templates(tmp_path: Path) -> None:
+    """As gguf-py writes the list of templates in ``tokenizer_config.json``; ``tool_use`` is for requests with tools."""
+    named = [
+        {"name": name, "template": f"{name}, {{{{ messages[0].content }}}}"} for name in ("default", "tool_use", "rag")
+    ]
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        no_merges(writer, *"abcdefghijklmnopqrstuvwxyz_, ")
+        writer.add_chat_template(named)
+
+    loaded = Tokenizer.load(write(tmp_path / "a.gguf", fill))
+    messages, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "f"}}]
+    assert loaded.chat(messages) == "default, hi"
+    assert loaded.chat(messages, tools=tools) == "tool_use, hi"
+
+
+NAMES_OF_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
+
+
+@pytest.mark.parametrize("name", NAMES_OF_IDS)
+@pytest.mark.parametrize("wrong", [4, 2**32 - 1, "x"])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_ids_that_are_no_tokens_are_ignored_with_a_warning(
+    name: str, wrong: int | str, model: str, tmp_path: Path
+) -> None:
+    """As in llama.cpp, the id is then the default; other special tokens are unchanged."""
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        no_merges(writer, "<unk>", "<s>", "</s>", "b", model=model)
+        writer.add_token_scores([0.0] * 4)
+        for each in NAMES_OF_IDS:
+            key, value = f"tokenizer.ggml.{each}_token_id", wrong if each == name else 3
+            _ = writer.add_uint32(key, value) if isinstance(value, int) else writer.add_string(key, value)
+
+    path = write(tmp_path / "a.gguf", fill, ggml__add_bos_token=model == "llama")
+    with pytest.warns(UserWarning, match=rf"{name}_token_id: expected the id of a token in 0..3, found {wrong!r}"):
+        vocabulary = GgufCheckpoint(path).vocabulary
+    defaults = {"unknown": 0, "bos": 1, "eos": 2} if model == "llama" else {}
+    default = {name: defaults[name]} if name in defaults else {}
+    assert vocabulary.special_ids == {each: 3 for each in NAMES_OF_IDS if each != name} | default
+    with pytest.warns(UserWarning, match=name):
+        assert Tokenizer.load(path).decode([3]) == "b"
+
+
+def test_unused_ids_do_not_matter(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        no_merges(writer, "a")
+        for name in ("seperator", "separator", "cls", "mask", "image", "fim_pre", "fim_suf", "fim_mid"):
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", 99)
+
+    assert Tokenizer.load(write(tmp_path / "a.gguf", fill)).encode("a") == [0]
 
 
 @pytest.mark.parametrize(

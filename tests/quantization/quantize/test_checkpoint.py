@@ -70,6 +70,8 @@ def test_matrices_are_the_nearest_codes(
 def test_config_and_companions(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     source = shutil.copytree(checkpoint("llama"), tmp_path / "source")
     (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
     (source / "LICENSE").write_text("free")
     for group, strategy in ((16, "group"), (0, "channel")):
         out = tmp_path / strategy
@@ -85,8 +87,9 @@ def test_config_and_companions(checkpoint: MakeCheckpoint, tmp_path: Path) -> No
         weights = rule["weights"]
         assert (weights["num_bits"], weights["type"], weights["symmetric"]) == (4, "int", True)
         assert (weights["strategy"], weights["group_size"]) == (strategy, group or None)
-        names = {path.name for path in out.iterdir()}
+        names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
         companions = {"tokenizer.json", "generation_config.json", "chat_template.jinja", "LICENSE"}
+        companions.add("additional_chat_templates/tool_use.jinja")
         assert names == {"config.json", "model.safetensors", "README.md", *companions}
 
 

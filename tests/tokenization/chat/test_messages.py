@@ -1,11 +1,11 @@
 """``check_messages``: malformed messages give an error of one line; text parts are joined."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from pronk.errors import PromptError
-from pronk.tokenization.chat.messages import check_messages, join_parts
+from pronk.tokenization.chat.messages import ROLES, check_messages, join_parts
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -40,7 +40,23 @@ def parts(*given: Any) -> list[Any]:
         ([{"role": "assistant", "content": None}], "messages[0]: expected a string or a list of parts for 'content'"),
         (
             [{"role": "user", "content": None, "tool_calls": [CALL]}],
-            "messages[0]: expected a string or a list of parts",
+            "messages[0]: expected tool_calls with the role 'assistant' only, found the role 'user'",
+        ),
+        (
+            [USER, {"role": "assistant", "content": "a", "tool_call_id": "1"}],
+            "messages[1]: expected tool_call_id with the role 'tool' only, found the role 'assistant'",
+        ),
+        (
+            [{"role": "usr", "content": "Hi"}],
+            f"messages[0]: expected a role of {', '.join(ROLES)}, found 'usr'; did you mean 'user'?",
+        ),
+        (
+            [{"role": "User", "content": "Hi"}],
+            f"messages[0]: expected a role of {', '.join(ROLES)}, found 'User'; did you mean 'user'?",
+        ),
+        (
+            [{"role": "xyz\n", "content": "Hi"}],
+            "messages[0]: expected a role of system, developer, user, assistant, tool, found 'xyz\\n'",
         ),
         (
             [{"role": "user", "content": 5}],
@@ -62,6 +78,31 @@ def test_malformed_messages(messages: Any, message: str) -> None:
         check_messages(messages)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "meant"),
+    [
+        ("function", "tool"), ("ipython", "tool"), ("observation", "tool"), ("tools", "tool"), ("model", "assistant"),
+        ("assistent", "assistant"), ("bot", "assistant"), ("human", "user"), ("sytem", "system"),
+    ],
+)  # fmt: skip
+def test_close_roles_are_named(role: str, meant: str) -> None:
+    with pytest.raises(PromptError, match=rf"found '{role}'; did you mean '{meant}'\?$"):
+        check_messages([{"role": role, "content": "Hi"}])
+
+
+def test_roles_are_those_of_the_server() -> None:
+    """The server has them in the type of a field."""
+    from pronk.server.protocol.chat import ChatMessage
+
+    assert get_args(ChatMessage.model_fields["role"].annotation) == ROLES
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_templates_get_the_role_system_for_developer(role: str) -> None:
+    (message,) = check_messages([{"role": role, "content": "Hi"}])
+    assert message == {"role": "system" if role == "developer" else role, "content": "Hi"}
 
 
 def test_values_of_several_lines_are_shown_in_one_line() -> None:

@@ -22,7 +22,14 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from pronk.errors import TokenizerError
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.reader import GgufFile
-from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, read_array, read_flag, refuse_tokens
+from pronk.quantization.gguf.vocabulary import (
+    ADDED_KINDS,
+    TokenKind,
+    Vocabulary,
+    read_array,
+    read_flag,
+    refuse_tokens,
+)
 
 # Parts of the regular expressions with which the pre-tokenizers split a text into words.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -38,6 +45,8 @@ _GPT4O_PATTERN = (
     "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED_WORD.split("|")) + rf"|\p{{N}}{{1,3}}|{_CASED_OTHER_TEXT}"
 )
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 after which white space is kept
+# Metadata keys of the chat templates, by the names that they have in model folders.
+_TEMPLATE_KEYS = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
@@ -86,12 +95,13 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 @_no_garbage_collection()
-def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, int, dict[str, str], str | None]:
+def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, int, dict[str, str], dict[str, str]]:
     """Convert the tokenizer of a file; raise a TokenizerError if it is absent, unsupported or damaged.
 
     Returns:
         The tokenizer; its largest id, -1 without tokens; the texts of special tokens, by their names in chat templates,
-        such as ``bos_token``; and the Jinja source of the chat template, ``None`` if the file has none.
+        such as ``bos_token``; and the Jinja sources of the chat templates ``default`` and ``tool_use``, if the file
+        has them.
     """
     file = checkpoint.header
     model = file.get("tokenizer.ggml.model")
@@ -101,9 +111,7 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, in
         remedy = "use the original model folder"
         refuse_tokens(file, f"expected tokenizer.ggml.model to be {allowed}, found {found}; {remedy}")
     vocabulary = checkpoint.vocabulary
-    template = file.get("tokenizer.chat_template")
-    if not isinstance(template, str | None):
-        refuse_tokens(file, f"tokenizer.chat_template: expected a string, found {type(template).__name__}")
+    templates = _chat_templates(file)
     try:
         backend = _MODELS[model](file, vocabulary)
         # Phi-3's SentencePiece tokenizers strip white space after special tokens; the file does not record that.
@@ -118,7 +126,19 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, in
     template_names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     special = {key: vocabulary.special_text(name) for name, key in template_names.items()}
     used = (i for i in reversed(range(len(vocabulary.tokens))) if vocabulary.tokens[i] is not None)
-    return backend, next(used, -1), {key: text for key, text in special.items() if text is not None}, template
+    return backend, next(used, -1), {key: text for key, text in special.items() if text is not None}, templates
+
+
+def _chat_templates(file: GgufFile) -> dict[str, str]:
+    """Return the sources of the chat templates; :data:`_TEMPLATE_KEYS` has their names."""
+    templates = {}
+    for name, key in _TEMPLATE_KEYS.items():
+        source = file.get(key)
+        if isinstance(source, str):
+            templates[name] = source
+        elif source is not None:
+            refuse_tokens(file, f"{key}: expected a string, found {type(source).__name__}")
+    return templates
 
 
 def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
@@ -217,14 +237,13 @@ def _special_tokens(vocabulary: Vocabulary, *, takes_space: bool) -> list[AddedT
 
     ``takes_space``: whether they include the white space after them, with the exceptions of :data:`_KEEP_SPACE`.
     """
-    is_special = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
     return [
         AddedToken(
             token,
-            special=is_special[TokenKind(kind)],
+            special=ADDED_KINDS[TokenKind(kind)],
             normalized=False,
             rstrip=takes_space and token not in _KEEP_SPACE,
         )
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        if token is not None and kind in is_special
+        if token is not None and kind in ADDED_KINDS
     ]

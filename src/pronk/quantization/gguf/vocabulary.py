@@ -8,24 +8,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NoReturn
 
-from pronk.checks import check_flag, check_integer
+from pronk.architecture.end_tokens import find_end_tokens, stated_token
+from pronk.checks import check_flag
 from pronk.errors import TokenizerError, refuse
 from pronk.quantization.gguf.reader import GgufFile
 
 _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
 # Special tokens: the metadata key ``tokenizer.ggml.NAME_token_id`` holds the id of the token NAME.
-_SPECIAL_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding")
+_END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # those of tokens that end a generation
+_SPECIAL_NAMES = ("bos", *_END_KEYS, "unknown", "padding")
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids if ``tokenizer.ggml.model`` is ``llama``
 # Longer tokens, which only damaged files have, are refused: computing their merges tries every split.
 _MAX_TOKEN_CHARACTERS = 1024
-# Control tokens that end a generation (mostly a chat turn) besides the EOS, EOT and EOM ids of the file. Source:
-# `llama-vocab.cpp`, without tokens of unsupported architectures.
-_END_TOKENS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> [EOT] [EOS] "
-    "<|end_of_text|> <\uff5cend\u2581of\u2581sentence\uff5c>".split()
-)
-# The same for the harmony format of gpt-oss, in which ``<|end|>`` ends a message and not the generation.
-_HARMONY_END_TOKENS = frozenset("<|return|> <|call|> <|endoftext|>".split())
 
 
 class TokenKind(IntEnum):
@@ -37,6 +31,10 @@ class TokenKind(IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
+
+
+# Kinds of tokens that the tokenizer finds in a text before it splits the text, and whether decoding skips them.
+ADDED_KINDS = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
 
 
 @dataclass(frozen=True)
@@ -58,25 +56,22 @@ class Vocabulary:
             if not texts[i] or kinds[i] in (TokenKind.UNUSED, TokenKind.USER_DEFINED):
                 tokens[i] = None
         _check_tokens(file, [token for token in tokens if token is not None])
-        special_ids = {}
         defaults = _SENTENCEPIECE_IDS if file.get(f"{_KEY_PREFIX}model") == "llama" else {}
-        for name in _SPECIAL_NAMES:
-            value = file.get(f"{_KEY_PREFIX}{name}_token_id")
-            value = defaults.get(name) if value is None else value
-            if value is not None and texts:
-                where = f"{file.path}: {_KEY_PREFIX}{name}_token_id"
-                special_ids[name] = check_integer(where, value, 0, len(texts) - 1, error=TokenizerError)
+        special_ids = {}
+        for name in _SPECIAL_NAMES if texts else ():
+            key = f"{_KEY_PREFIX}{name}_token_id"
+            stated = stated_token(f"{file.path}: {key}", file.get(key), len(texts))
+            token = defaults.get(name) if stated is None else stated
+            if token is not None and token < len(texts):
+                special_ids[name] = token
         return cls(tokens, kinds, special_ids)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation: EOS, EOT and EOM of the file, then control tokens in ``_END_TOKENS``."""
-        file_ids = [self.special_ids[name] for name in ("eos", "eot", "eom") if name in self.special_ids]
-        control = {i: self.tokens[i] for i, kind in enumerate(self.kinds) if kind == TokenKind.CONTROL}
-        is_harmony = {"<|return|>", "<|call|>"} <= {*control.values()}
-        ends = _HARMONY_END_TOKENS if is_harmony else _END_TOKENS
-        found = dict.fromkeys([*file_ids, *(i for i, text in control.items() if text in ends)])
-        return tuple(i for i in found if not is_harmony or control.get(i) != "<|end|>")
+        """Ids that end a generation: those that the file states, then tokens with well-known names."""
+        stated = [self.special_ids[name] for name in _END_KEYS if name in self.special_ids]
+        added = {i: self.tokens[i] for i, kind in enumerate(self.kinds) if kind in ADDED_KINDS}
+        return find_end_tokens({i: name for i, name in added.items() if name is not None}, stated)
 
     @property
     def ids_by_text(self) -> dict[str, int]:

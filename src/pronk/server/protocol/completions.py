@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time
@@ -27,6 +26,7 @@ from pronk.server.protocol.request import (
     usage,
 )
 from pronk.server.settings import RequestLimits
+from pronk.tokenization.offsets import TokenOffsets, output_offsets, prompt_offsets, prompt_text
 from pronk.tokenization.tokenizer import Tokenizer
 
 _MAX_TOKENS = 16  # default of ``max_tokens`` in the OpenAI API
@@ -68,14 +68,11 @@ class CompletionRequest(GuidedRequest):
         ``prompts`` are the token ids of :meth:`prompts`. ``shared_fields`` are equal in the reply and in every chunk.
         """
         max_tokens = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        echoes = [
-            text if isinstance(text, str) else tokenizer.decode(text, skip_special_tokens=False)
-            for text in (self.prompts() if self.echo else [])
-        ]
+        echoes = [prompt_text(tokenizer, prompt) for prompt in (self.prompts() if self.echo else [])]
         # The engine generates at least one token. With max_tokens 0 the reply leaves this token out.
         options = {"logprobs": self.logprobs, "prompt_logprobs": self.logprobs if self.echo else None}
         params = self.params(max(1, max_tokens), **options, guide=self.guide())
-        reply = CompletionReply(self, shared_fields, TokenTexts(tokenizer), echoes, echo_only=max_tokens == 0)
+        reply = CompletionReply(self, shared_fields, TokenTexts(tokenizer), echoes, max_tokens == 0, prompts)
         return prompts, params, reply
 
 
@@ -88,8 +85,8 @@ class CompletionReply:
     texts: TokenTexts
     echoes: Sequence[str]  # texts of the prompts if the field ``echo`` is set, otherwise empty
     echo_only: bool  # whether the reply has no generated tokens (max_tokens is 0)
-    # Sample index to (UTF-8 decoder, which may hold a part of a character; number of the sample's characters so far).
-    _offsets: dict[int, tuple[IncrementalDecoder, int]] = field(default_factory=dict)
+    prompts: Sequence[Sequence[int]] = ()  # token ids
+    _offsets: dict[int, TokenOffsets] = field(default_factory=dict)  # positions of generated tokens, by sample
 
     def __post_init__(self) -> None:
         head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
@@ -151,16 +148,18 @@ class CompletionReply:
         }
 
     def _logprobs(self, reports: Sequence[Any], index: int) -> dict[str, Any] | None:
-        """Return the ``logprobs`` of a choice, if requested; a ``text_offset`` counts characters of the text."""
+        """Return the ``logprobs`` of a choice, if requested; a ``text_offset`` is where a token begins."""
         if self.request.logprobs is None:
             return None
         tokens = [next(iter(report)) for report in reports]
-        decoder, offset = self._offsets.get(index) or (getincrementaldecoder("utf-8")("replace"), 0)
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(decoder.decode(self.texts.bytes(token)))
-        self._offsets[index] = decoder, offset
+        tokenizer, name, number = self.texts.tokenizer, self.texts.name, index // self.n
+        offsets = list[int]()
+        if self.echoes:
+            offsets = prompt_offsets(tokenizer, name, self.request.prompts()[number])
+        if index not in self._offsets:
+            echo = self.echoes[number] if self.echoes else ""
+            self._offsets[index] = output_offsets(tokenizer, name, self.prompts[number], len(echo))
+        offsets += map(self._offsets[index].push, tokens[len(offsets) :])
         return {
             "tokens": [self.texts.name(token) for token in tokens],
             "token_logprobs": [report[token] for token, report in zip(tokens, reports, strict=True)],

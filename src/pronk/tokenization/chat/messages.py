@@ -1,8 +1,9 @@
 """Messages of a conversation, in the format of OpenAI's chat completions: checks and conversions.
 
-A message has a ``role`` and a ``content``: a text, or a list of parts ``{"type": "text", "text": "…"}``. Other types of
-parts are refused. A message of the assistant with tool calls or thoughts needs no content. The arguments of a call are
-the JSON text of an object, and the template receives that object. All other keys of a message go to the template
+A message has a ``role``, one of :data:`ROLES`, and a ``content``: a text, or a list of parts ``{"type": "text", "text":
+"…"}``. Other types of parts are refused. A message of the assistant with tool calls or thoughts needs no content. The
+arguments of a call are the JSON text of an object, and the template receives that object. Templates get the role
+``system`` in place of ``developer``, which most of them do not know. All other keys of a message go to the template
 unchanged.
 """
 
@@ -12,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -22,6 +24,19 @@ Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
 TemplateOptions = Mapping[str, object]  # further variables of a chat template by name; JSON values
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# Names of these roles in other formats, for error messages.
+_OTHER_NAMES = {
+    "function": "tool",
+    "ipython": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "gpt": "assistant",
+    "human": "user",
+}
 _ID_LENGTH = 9  # number of letters and digits in a call's id, as Mistral's templates require
 
 
@@ -94,7 +109,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         refuse(where, f"expected a string for 'role', found {_describe_key(message, 'role')}", PromptError)
-    message = {**message, **_read_calls(message, where)}
+    message = {**message, **_check_role(message, where), **_read_calls(message, where)}
     if content is None and role == "assistant" and message.get("reasoning_content") and not message.get("tool_calls"):
         return {**message, "content": ""}  # some templates would write None
     if isinstance(content, str) or (content is None and role == "assistant" and message.get("tool_calls")):
@@ -103,6 +118,19 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
         msg = f"{where}: expected a string or a list of parts for 'content', found {_describe_key(message, 'content')}"
         raise PromptError(msg)
     return {**message, "content": [_check_part(part, f"{where}, part {index}") for index, part in enumerate(content)]}
+
+
+def _check_role(message: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Return ``{"role": …}`` for templates; refuse unknown roles, and fields of another role."""
+    role = message["role"]
+    if role not in ROLES:
+        near = _OTHER_NAMES.get(role.lower()) or next(iter(get_close_matches(role.lower(), ROLES, 1)), None)
+        hint = "" if near is None else f"; did you mean {near!r}?"
+        refuse(where, f"expected a role of {', '.join(ROLES)}, found {_shorten(repr(role))}{hint}", PromptError)
+    for field, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if message.get(field) and role != owner:
+            refuse(where, f"expected {field} with the role {owner!r} only, found the role {role!r}", PromptError)
+    return {"role": "system" if role == "developer" else role}
 
 
 def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -153,7 +181,12 @@ def _describe_key(values: Mapping[Any, Any], key: str) -> str:
 
 def _describe(value: object) -> str:
     """Return the type and the beginning of a value in one line, for error messages."""
-    return "None" if value is None else f"{type(value).__name__} {' '.join(repr(value).split()):.40}"
+    return "None" if value is None else f"{type(value).__name__} {_shorten(repr(value))}"
+
+
+def _shorten(text: str) -> str:
+    """Return the beginning of a text in one line."""
+    return f"{' '.join(text.split()):.40}"
 
 
 def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[str, Any]:

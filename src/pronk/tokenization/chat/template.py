@@ -20,7 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import PromptError, TokenizerError, refuse
+from pronk.errors import OptionError, PromptError, TokenizerError, refuse
 from pronk.tokenization.chat.messages import (
     Messages,
     TemplateOptions,
@@ -235,6 +235,7 @@ class ChatTemplate:
         options: TemplateOptions | None = None,
     ) -> str:
         """Return the prompt of a conversation; arguments and errors as in :meth:`Tokenizer.chat`."""
+        self._check_options(options or {})
         checked = check_messages(messages)
         # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
         prepared = [{key: value for key, value in message.items() if value is not None} for message in checked]
@@ -249,11 +250,11 @@ class ChatTemplate:
             prepared, options = separate_calls(prepared), nearest_effort(options or {})
             tools = None if tools is None else describe_tools(tools)
         values = {
+            "documents": None,
             **(options or {}),
             "messages": prepared,
             "add_generation_prompt": add_generation_prompt,
             "tools": None if tools is None else [*tools],
-            "documents": None,
             **self._special_tokens,
         }
         try:
@@ -271,3 +272,17 @@ class ChatTemplate:
         if "error" in reply:
             refuse("the model's chat template refuses these messages", reply["error"], PromptError)
         return reply["text"]
+
+    def _check_options(self, options: TemplateOptions) -> None:
+        """Raise ``OptionError`` if an option has the name of a variable with another source."""
+        if not isinstance(options, Mapping):
+            msg = f"template_options: expected names with a value each, found {options!r:.60}"
+            raise OptionError(msg)
+        reserved = ("messages", "tools", "add_generation_prompt", *self._special_tokens)
+        for name in options:
+            if name in reserved:
+                msg = (
+                    f"template_options: expected names other than {', '.join(reserved)}, found {name!r}, which the "
+                    "conversation or the model determines; leave it out"
+                )
+                raise OptionError(msg)
