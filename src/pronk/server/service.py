@@ -254,7 +254,7 @@ class Service:
         assert isinstance(request, ConversationRequest)
         request.note_ignored(request.unfollowed(llm.request_factory.answer_format))
         prompt = self._conversation_ids(request)
-        max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt), caps=request.caps_max_tokens)
+        max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
         return request.prepare(prompt, max_tokens, llm.request_factory.answer_format, shared_fields)
 
     def _conversation_ids(self, request: ConversationRequest) -> list[int]:
@@ -329,18 +329,18 @@ class Service:
     def _longest_token_length(self) -> int:
         return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
 
-    def _max_tokens(self, requested: int | None, num_prompt: int, *, caps: bool = False) -> int:
-        """Return ``requested``, by default the number of tokens that fit after the prompt; check the limit.
+    def _max_tokens(self, requested: int | None, num_prompt: int) -> int:
+        """Return ``requested``, at most the number of tokens that fit after the prompt, its default.
 
-        With ``caps``, more than what fits means what fits.
+        A text ends where the context is full, so that a larger maximum means the same; agents send one large number to
+        all models. Raises ``ApiError`` if the number is beyond the limit of the server.
         """
-        limit = self.settings.limits.max_tokens or self.engine.llm.config.context
-        fitting = max(1, min(limit, self.engine.llm.config.context - num_prompt))
-        if requested in (None, NO_LIMIT) or (caps and requested > fitting):
-            return fitting
-        if requested > limit:
+        limit = self.settings.limits.max_tokens
+        if limit is not None and requested not in (None, NO_LIMIT) and requested > limit:
             raise refuse("max_tokens", f"expected at most {limit}, found {requested}")
-        return requested
+        context = self.engine.llm.config.context
+        fitting = max(1, min(limit or context, context - num_prompt))
+        return fitting if requested is None else min(requested, fitting)
 
     async def _run_in_pool(self, function: Callable[..., T], *args: Any) -> T:
         """Run ``function(*args)`` in a tokenizer thread; limit the number of concurrent calls, and the time."""

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta, chat_logprobs
-from pronk.server.protocol.conversation import AnswerReply, ConversationRequest, check_template_options
+from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.parts import Parts, texts_of
 from pronk.server.protocol.request import (
@@ -78,7 +78,7 @@ class ChatMessage(ChatTurn):
         calls, role = value.get("tool_calls"), value.get("role")
         if calls and role != "assistant":
             raise refuse("messages", f"expected tool_calls with the role 'assistant' only, found the role {role!r}")
-        if (role == "tool") != (value.get("tool_call_id") is not None):
+        if role != "tool" and value.get("tool_call_id") is not None:
             raise refuse("messages", "expected a tool_call_id with the role 'tool', and with no other")
         if role in ("assistant", "tool") and value.get("content") is None:
             return {**value, "content": value.get("refusal") or ""}
@@ -208,13 +208,11 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     thinking: ThinkingConfig | bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
     continue_final_message: bool | None = Field(None, description="The last message is the beginning of the answer.")
     add_generation_prompt: bool | None = Field(None, description="Not with continue_final_message.")
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
-        check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
         if self.top_logprobs and not self.logprobs:
             raise refuse("top_logprobs", "expected logprobs: true, found none; add it, or leave top_logprobs out")
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
@@ -234,8 +232,21 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         return min(limits, default=None)
 
     def conversation(self) -> list[dict[str, Any]]:
+        """Return the messages; calls and results without an id get one, in their order."""
         skipped = {ident for message in self.messages for ident in message.skipped_calls}
-        return [message.to_template() for message in self.messages if message.tool_call_id not in skipped]
+        messages, unanswered = list[dict[str, Any]](), list[str]()
+        for number, message in enumerate(self.messages):
+            if message.role == "tool" and message.tool_call_id in skipped:
+                continue
+            written = message.to_template()
+            for position, call in enumerate(written.get("tool_calls", ())):
+                call["id"] = call["id"] or f"call_{number}_{position}"
+                unanswered.append(call["id"])
+            if message.role == "tool":
+                written.setdefault("tool_call_id", unanswered[0] if unanswered else "")
+                unanswered = [ident for ident in unanswered if ident != written["tool_call_id"]]
+            messages.append(written)
+        return messages
 
     def tool_use(self) -> ToolUse:
         numbered = enumerate(self.tools or ())
@@ -248,9 +259,6 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         if isinstance(self.thinking, ThinkingConfig):
             return [*wishes, self.thinking.wish()]
         return [*wishes, Thinking(enabled=self.thinking)]
-
-    def template_options(self) -> dict[str, Any]:
-        return super().template_options() | (self.chat_template_kwargs or {})
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

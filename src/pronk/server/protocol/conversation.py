@@ -19,6 +19,7 @@ from pronk.server.protocol.thinking import Thinking
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.answers import AnswerFormat
+from pronk.tokenization.chat.messages import join_parts
 
 # Variables of chat templates that a request may set. Texts are short names, so that they cannot imitate another role.
 _MAX_OPTIONS = 16
@@ -49,26 +50,30 @@ class ConversationRequest(TextRequest):
 
     messages_field: ClassVar = "messages"  # name of the field with the conversation, for error messages
     reply_type: ClassVar[Callable[..., Reply]]  # class of the reply, with the fields of :class:`AnswerReply`
-    caps_max_tokens: ClassVar = False  # whether a larger ``requested_max_tokens`` than fits means what fits
-
     reasoning_effort: Text | None = Field(None, max_length=64)
     enable_thinking: bool | None = None
     think: bool | Text | None = Field(None, description="Switch or effort of thinking, as in Ollama's API.")
     thinking_budget: int | None = Field(None, ge=0, le=2**31)
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
 
     @abstractmethod
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages for the chat template."""
 
     def checked_conversation(self) -> list[dict[str, Any]]:
-        """Return :meth:`conversation`; raise ``ApiError`` if the result of a tool has no earlier call."""
-        messages, called = self.conversation(), set[str]()
-        for message in messages:
+        """Return :meth:`conversation`, with each tool's result whose call is missing as a text of the user.
+
+        Agents shorten conversations and keep results whose calls they have left out.
+        """
+        messages, called = list[dict[str, Any]](), set[str]()
+        for number, message in enumerate(self.conversation()):
             called.update(call["id"] for call in message.get("tool_calls", ()))
             if message["role"] == "tool" and message["tool_call_id"] not in called:
-                expected = "expected the result of a tool call in an earlier message of the assistant"
-                found = f"found the id {message['tool_call_id']!r:.40}, which no earlier call has; send the call, too"
-                raise refuse(self.messages_field, f"{expected}, {found}")
+                self.note_ignored([f"{self.messages_field}[{number}] (as text: its call is missing)"])
+                content = f"Result of an earlier tool call:\n{join_parts(message)['content']}"
+                messages.append({"role": "user", "content": content})
+            else:
+                messages.append(message)
         return messages
 
     @abstractmethod
@@ -92,7 +97,7 @@ class ConversationRequest(TextRequest):
 
     def template_options(self) -> dict[str, Any]:
         """Return further variables for the chat template."""
-        return self.thinking_wish().template_options()
+        return self.thinking_wish().template_options() | (self.chat_template_kwargs or {})
 
     def max_thought_tokens(self) -> int | None:
         """Return the thinking budget, if the request sets one."""
@@ -114,6 +119,7 @@ class ConversationRequest(TextRequest):
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
+        check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
         self.tool_use().check()
 
     def prepare(

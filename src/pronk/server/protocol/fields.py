@@ -8,9 +8,12 @@ Four rules decide about a field that a request has and pronk does not implement:
 3. A **hint** (effort, verbosity, thinking) becomes the nearest that the model has, or is accepted.
 4. A **neutral value**, such as null, is the same as no field.
 
+An unknown option is refused if its name is like that of a field, which it may be by a typing error, or if its value is
+a number, as that of every sampler is. Other unknown options choose a machine, a record or a view, and are accepted.
+Unknown fields of messages, items and tools only describe what the client has, and are accepted, too.
+
 The names of accepted and renamed fields are reported (``RequestBody.ignored``), and the server sends the report in the
-header ``X-Pronk-Ignored``. An unknown field is refused as an option of a request, because it may be a typing error, and
-reported as a field of a message, an item or a tool, which only describe what the client has.
+header ``X-Pronk-Ignored``.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ _MAX_HEADER = 1000  # maximum characters of the header's value
 # Characters of a path that stand for themselves in the header; a comma separates paths.
 _HEADER_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in ",%")
 # Values that ask for nothing in any field, unless the field has a row in the table.
-_EMPTY: tuple[Any, ...] = (False, "", [], {})
+_EMPTY: tuple[Any, ...] = (False, "", [], {}, 0, -1)
 _INDEX = re.compile(r"\[\d+\]")
 # Names of fields for records, caches and traces, whose spelling differs from client to client.
 _FOR_RECORDS = re.compile(r"cache|session|trace|tracing|telemetry|metadata|request_id|user_id|client_|^x[-_]|^_")
@@ -84,6 +87,8 @@ _TEXT: dict[str, Treatment] = {
     **_accepted("provider transforms route models model_key fallbacks timeout num_retries max_retries"),
     **_accepted("custom_llm_provider api_base allowed_openai_params kv_transfer_params vllm_xargs rid"),
     **_accepted("num_ctx num_keep num_batch num_thread num_gpu n_threads t_max_predict_ms t_max_prompt_ms"),
+    **_accepted("use_mmap use_mlock api_key base_url organization request_timeout max_budget mock_response"),
+    **_accepted("data_parallel_rank stream_include_usage stream_continuous_usage_stats user_name char_name"),
     **_accepted("chat_id background_tasks features variables tool_ids tool_servers files filter_ids"),
     **_accepted("parent_id model_item title id intent intent_threshold state snippy copilot_thread_id"),
     **_accepted("inference_geo speed betas anthropic_beta anthropic_version diagnostics billing_policy"),
@@ -91,7 +96,8 @@ _TEXT: dict[str, Treatment] = {
     # Details of the reply and of its stream that pronk does not have.
     **_accepted("timings_per_token return_progress response_fields stream_obfuscation stream_interval"),
     **_accepted("sse_ping_interval reasoning_control backend_sampling return_hidden_states tool_stream"),
-    **_accepted("incremental_output result_format detokenize return_prompt_text"),
+    **_accepted("incremental_output result_format detokenize return_prompt_text return_token_ids"),
+    **_accepted("return_tokens return_tokens_as_token_ids include_reasoning n_indent chat_format"),
     # Hints: pronk drafts by itself, its texts do not depend on drafts, and no model has a verbosity.
     **_accepted("prediction draft_model speculative num_draft_tokens verbosity plugins"),
     # Searches that the server cannot make: the request asks for an answer all the same.
@@ -104,7 +110,10 @@ _TEXT: dict[str, Treatment] = {
     "max_new_tokens": Renamed("max_tokens"),
     "max_length": Renamed("max_tokens"),
     "random_seed": Renamed("seed"),
+    "sampler_seed": Renamed("seed"),
     "stop_sequences": Renamed("stop"),
+    "stopping_strings": Renamed("stop"),
+    "n_cmpl": Renamed("n"),
     "thinking_token_budget": Renamed("thinking_budget"),
     "reasoning_budget": Renamed("thinking_budget"),
     "regex": Renamed("guided_regex"),
@@ -112,8 +121,11 @@ _TEXT: dict[str, Treatment] = {
     "options": Envelope(),
     "extra_body": Envelope(),
     # Samplers that pronk does not have, and the values that turn them off.
-    **_refused(1, names="typical_p typical tfs tfs_z length_penalty", advice="use top_p or min_p"),
-    **_refused(0, names="mirostat mirostat_mode top_a xtc_probability dry_multiplier", advice="use min_p"),
+    **_refused(1, names="typical_p typ_p typical tfs tfs_z length_penalty", advice="use top_p or min_p"),
+    **_refused(1, names="guidance_scale"),
+    **_refused(
+        0, names="penalty_alpha nsigma mirostat mirostat_mode top_a xtc_probability dry_multiplier", advice="use min_p"
+    ),
     **_refused(0, names="dynatemp_range smoothing_factor epsilon_cutoff eta_cutoff", advice="use min_p"),
     **_refused(0, -1, names="top_n_sigma adaptive_target", advice="use min_p"),
     # Parameters of these samplers, which are off.
@@ -121,16 +133,19 @@ _TEXT: dict[str, Treatment] = {
     **_accepted("dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers temperature_last"),
     # The order of samplers and how far back penalties look: only with several of them at a time.
     **_accepted("samplers sampler_seq sampler_order sampler_priority penalize_nl repeat_last_n min_keep"),
+    **_accepted("rep_pen_range repetition_penalty_range truncation_length"),
     **_refused(True, names="do_sample", advice="use temperature: 0"),
     **_refused(1, names="use_beam_search num_beams best_of", advice="use n"),
     **_refused(names="early_stopping include_stop_str_in_output"),
     **_refused(True, names="skip_special_tokens spaces_between_special_tokens add_special_tokens"),
+    **_refused(True, names="add_bos_token"),
+    **_refused(names="ban_eos_token", advice="use ignore_eos"),
+    **_refused(["text"], names="modalities", advice="the model answers with text"),
     **_refused(names="no_stop_trim stop_regex", advice="use stop"),
     **_refused(names="allowed_token_ids", advice="use logit_bias or guided_choice"),
     **_refused(names="suppress_tokens begin_suppress_tokens bad_words_ids", advice="use logit_bias"),
     **_refused(-1, 0, names="truncate_prompt_tokens n_keep n_discard", advice="send a shorter prompt"),
     **_refused(0, names="prompt_logprobs n_probs", advice="use logprobs, with echo for those of the prompt"),
-    **_refused(names="return_token_ids return_tokens return_tokens_as_token_ids", advice="use leaps"),
     **_refused(names="post_sampling_probs logprob_token_ids", advice="use logprobs"),
     **_refused(names="lora lora_adapter lora_path adapters", advice="name the adapter in the field model"),
     **_refused(names="images image audio mm_processor_kwargs", advice="send text only"),
@@ -141,17 +156,17 @@ _TEXT: dict[str, Treatment] = {
     **_accepted("guided_decoding_backend"),
     **_refused(names="guided_whitespace_pattern", advice="JSON is written as by Python's json.dumps"),
     **_refused(names="grammar ebnf", advice="use guided_grammar, in llguidance's dialect of Lark"),
-    **_refused(names="json_schema format", advice="use response_format"),
     **_refused(names="chat_template", advice="the server uses the model's template"),
 }
 
 # Options of `/v1/chat/completions`.
 _CHAT: dict[str, Treatment] = {
-    **_accepted("include_reasoning separate_reasoning stream_reasoning reasoning_split reasoning_format"),
+    **_accepted(
+        "separate_reasoning function_calling add_special_tokens stream_reasoning reasoning_split reasoning_format"
+    ),
     **_accepted("parse_tool_calls thinking_forced_open max_tool_calls raw prompt_mode"),
     **_refused(names="functions", advice="use tools"),
     **_refused("none", "auto", names="function_call", advice="use tool_choice"),
-    **_refused(["text"], names="modalities", advice="the model answers with text"),
     **_refused(names="echo", advice="use /v1/completions"),
     **_refused(names="template system context", advice="send messages"),
     **_refused(names="prompt", advice="send messages, or use /v1/completions"),
@@ -167,7 +182,7 @@ _COMPLETIONS: dict[str, Treatment] = {
 # Options of `/v1/responses`.
 _RESPONSES: dict[str, Treatment] = {
     **_accepted("client_metadata truncation max_tool_calls context_management background_options"),
-    **_accepted("access_programs enable_response_messages previous_input_messages"),
+    **_accepted("image access_programs enable_response_messages previous_input_messages"),
     **_refused(names="background", advice="read the stream instead"),
     **_refused(names="previous_response_id conversation", advice="send the whole conversation in input"),
     **_refused(names="prompt", advice="send instructions and input"),
@@ -248,6 +263,7 @@ DEFAULT_VALUES: Mapping[str, Collection[Any]] = {
     "thinking_budget": (-1,),
     "seed": (-1,),
     "logprobs": (False,),
+    "logit_bias": ([],),
     "tool_choice": ("",),
     "reasoning_effort": ("",),
 }
@@ -282,7 +298,7 @@ def read_fields(given: Mapping[str, Any], known: Collection[str], places: Sequen
             if not _is_among(value, DEFAULT_VALUES.get(name, ())):
                 fields.known[name] = value
             continue
-        row = rows.get(name) or _default_treatment(name, value, is_record=is_record)
+        row = rows.get(name) or _default_treatment(name, value, known, is_record=is_record)
         match row:
             case Renamed(target) if target in known:
                 _rename(fields, name, value, target, given, is_record=is_record)
@@ -293,15 +309,22 @@ def read_fields(given: Mapping[str, Any], known: Collection[str], places: Sequen
             case Envelope() if isinstance(value, Mapping):
                 _open(fields, name, value, known, places)
             case _:
-                raise _unknown(name, [*known, *rows])
+                raise _unknown(name, known)
     return fields
 
 
-def _default_treatment(name: str, value: Any, *, is_record: bool) -> Treatment | None:
-    """Return the treatment of a field that has no row; ``None`` for an unknown option."""
+def _default_treatment(name: str, value: Any, known: Collection[str], *, is_record: bool) -> Treatment | None:
+    """Return the treatment of a field that has no row; ``None`` for an option that may change the answer."""
     if is_record or _FOR_RECORDS.search(name):
         return Accepted()
-    return Refused() if _is_among(value, _EMPTY) else None
+    if _is_among(value, _EMPTY):
+        return Refused()
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return None if is_number or _near(name, known) else Accepted()
+
+
+def _near(name: str, known: Collection[str]) -> str | None:
+    return next(iter(get_close_matches(name, known, 1, cutoff=0.8)), None)
 
 
 def _open(fields: Fields, name: str, value: Mapping[str, Any], known: Collection[str], places: Sequence[str]) -> None:
@@ -317,7 +340,7 @@ def _rename(fields: Fields, name: str, value: Any, target: str, given: Mapping[s
         if not _is_among(value, DEFAULT_VALUES.get(target, ())):
             fields.known[target] = value
         fields.ignored.append(f"{name} (as {target})")
-    elif is_record or given[target] == value:
+    elif is_record or value in (given[target], -1):  # -1 is no limit
         fields.ignored.append(name)
     else:
         raise _unsupported(name, f"expected the value of {target}, which means the same", value, "leave one out")
@@ -342,9 +365,9 @@ def _unsupported(name: str, expected: str, value: Any, advice: str) -> PydanticC
     return PydanticCustomError("unsupported", "{message}", {"message": message, "field": name})
 
 
-def _unknown(name: str, others: Collection[str]) -> PydanticCustomError:
-    near = get_close_matches(name, others, 1, cutoff=0.75)
-    advice = f"use {near[0]}" if near else "remove it"
+def _unknown(name: str, known: Collection[str]) -> PydanticCustomError:
+    near = _near(name, known)
+    advice = f"use {near}" if near else "remove it"
     message = f"expected only known fields, found an unknown one; {advice}"
     return PydanticCustomError("unknown_field", "{message}", {"message": message, "field": name})
 

@@ -84,6 +84,17 @@ class GuidedRequest(TextRequest):
     guided_choice: Texts | None = None
     guided_grammar: Text | None = Field(None, description="Grammar in llguidance's dialect of Lark.")
 
+    @classmethod
+    def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Read Ollama's ``format`` and llama.cpp's ``json_schema`` as a ``response_format``."""
+        form = value.get("format") or value.get("json_schema")
+        others = {name: each for name, each in value.items() if name not in ("format", "json_schema")}
+        if form == "json":
+            return {"response_format": {"type": "json_object"}, **others}
+        if isinstance(form, dict):
+            return {"response_format": {"type": "json_object", "schema": form}, **others}
+        return value
+
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         guided = {name: getattr(self, f"guided_{name}") for name in GUIDE_KINDS}
         form = {} if self.response_format is None else self.response_format.guide_arguments()

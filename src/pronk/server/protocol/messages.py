@@ -402,6 +402,5 @@ class MessagesRequest(CountTokensRequest):
     """Body of ``/v1/messages``."""
 
     reply_type: ClassVar = MessagesReply
-    caps_max_tokens: ClassVar = True  # the field is required, and agents send one large number to all models
 
     max_tokens: MaxTokens

@@ -76,7 +76,7 @@ class CallOutputItem(Record):
     """Result of a tool call; images in it are replaced by a note, as the model reads text alone."""
 
     type: Literal["function_call_output"]
-    call_id: Text = Field(max_length=MAX_ID)
+    call_id: Text = Field("", max_length=MAX_ID)  # "": the call is not in the conversation
     output: Text | ResultParts | dict[str, Any]
 
     @property
@@ -126,6 +126,12 @@ class ToolsItem(Record):
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = None
 
 
+class SkippedItem(Skipped):
+    """Item of a tool that this server does not use; the result of its call is skipped, too."""
+
+    call_id: Text | None = None
+
+
 class ItemReference(Record):
     """Item of a stored response, which this server does not have."""
 
@@ -162,7 +168,7 @@ _ITEMS: Mapping[str, type[Record]] = {
 def _item_kind(item: Any) -> str:
     """Return the tag of an item: the name of its class. A message may leave out its type."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return _ITEMS.get(str(kind or "message"), Skipped).__name__
+    return _ITEMS.get(str(kind or "message"), SkippedItem).__name__
 
 
 Item = Annotated[
@@ -173,7 +179,7 @@ Item = Annotated[
     | Annotated[ThoughtItem, Tag("ThoughtItem")]
     | Annotated[ToolsItem, Tag("ToolsItem")]
     | Annotated[ItemReference, Tag("ItemReference")]
-    | Annotated[Skipped, Tag("Skipped")],
+    | Annotated[SkippedItem, Tag("SkippedItem")],
     Discriminator(_item_kind),
 ]
 
@@ -229,7 +235,10 @@ class ResponsesRequest(ConversationRequest):
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
+        skipped = {item.call_id for item in self.input if isinstance(item, SkippedItem) and item.call_id}
         for item in self.input:
+            if isinstance(item, CallOutputItem) and item.call_id in skipped:
+                continue
             if isinstance(item, CallOutputItem):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
             elif isinstance(item, AgentMessage):
@@ -283,16 +292,15 @@ class ResponsesRequest(ConversationRequest):
             "temperature": self.temperature,
             "text": {"format": described},
             "tool_choice": choice.model_dump(exclude_none=True) if isinstance(choice, ToolChoice) else choice or "auto",
-            "tools": [_described_tool(tool) for tool in self.tools or ()],
+            "tools": [
+                {"type": "function", **tool.function.model_dump()}
+                for tool in self.tools or ()
+                if isinstance(tool, FunctionTool)
+            ],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": self.top_p,
             "truncation": "disabled",
         }
-
-
-def _described_tool(tool: FunctionTool | Namespace | Skipped) -> dict[str, Any]:
-    """Return a tool as a response repeats it."""
-    return {"type": "function", **tool.function.model_dump()} if isinstance(tool, FunctionTool) else tool.model_dump()
 
 
 def _add_to_answer(messages: list[dict[str, Any]], item: InputItem | CallItem | ThoughtItem) -> None:

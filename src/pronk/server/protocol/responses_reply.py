@@ -83,7 +83,7 @@ class ResponsesReply(AnswerReply):
         whole = self._response(status, items)
         whole["usage"] = {
             "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": counts["prompt_tokens_details"],
+            "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
             "output_tokens_details": counts["completion_tokens_details"],
             "total_tokens": counts["total_tokens"],

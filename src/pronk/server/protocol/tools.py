@@ -42,7 +42,7 @@ class FunctionCall(Record):
 class ToolCall(Record):
     """Tool call in an earlier message of the assistant."""
 
-    id: Text = Field(max_length=MAX_ID)
+    id: Text = Field("", max_length=MAX_ID)  # "": the next result of a tool is that of this call
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -50,7 +50,7 @@ class ToolCall(Record):
 class SkippedCall(Skipped):
     """Call of a tool that this server does not use; its result is skipped, too."""
 
-    id: Text = Field(max_length=MAX_ID)
+    id: Text = Field("", max_length=MAX_ID)
 
 
 class Function(Record):
