@@ -63,4 +63,3 @@ def test_key_and_name_of_the_model(served: Running) -> None:
         assert client.get("/tokenizer_info", params={"model": "tiny"}).status_code == 200
         answer = client.get("/tokenizer_info", params={"model": "huge"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-

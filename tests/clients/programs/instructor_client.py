@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 url, key = sys.argv[1:]
 api = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
@@ -17,6 +17,7 @@ asked |= {"temperature": 0, "max_tokens": 200, "max_retries": 0}
 class Report(BaseModel):
     """Weather of a city."""
 
+    model_config = ConfigDict(extra="forbid")  # without it, the small model adds fields for ever
     city: Literal["Paris", "Oslo"]
     degrees: Annotated[int, Field(ge=-50, le=50)]
 

@@ -27,12 +27,13 @@ def weather(city: Literal["Paris", "Oslo"]) -> str:
 
 
 facts = {}
+# Without "strict", LangChain's schemas allow further fields, and the small model adds them for ever.
+once = {"tool_choice": "required", "parallel_tool_calls": False, "strict": True}
 for name, more in (("chat", {}), ("responses", {"use_responses_api": True})):
     model = ChatOpenAI(max_tokens=12, **server, **more)
     answer = model.invoke(question)
     chunks = [*model.stream(question)]
     long = ChatOpenAI(max_tokens=60, **server, **more)
-    once = {"tool_choice": "required", "parallel_tool_calls": False}
     called = long.bind_tools([weather], **once).invoke(question)
     (call,) = called.tool_calls
     result = weather.invoke(call)
@@ -46,8 +47,8 @@ for name, more in (("chat", {}), ("responses", {"use_responses_api": True})):
         "call": [call["name"], call["args"]],
         "result": result.content,
         "after call": model.bind_tools([weather]).invoke(talk).usage_metadata["output_tokens"],
-        "function": long.with_structured_output(City, method="function_calling").invoke(question).city,
-        "schema": long.with_structured_output(City, method="json_schema").invoke(question).city,
+        "function": long.with_structured_output(City, method="function_calling", strict=True).invoke(question).city,
+        "schema": long.with_structured_output(City, method="json_schema", strict=True).invoke(question).city,
         "batch": [each.text for each in model.batch([question, question])],
     }
 
