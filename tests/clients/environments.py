@@ -60,6 +60,7 @@ class Environment:
             capture_output=True,
             text=True,
             timeout=SECONDS,
+            check=False,
         )
         assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -89,6 +90,7 @@ def install(requirement: str, cache: Path, home: Path, *, lends_torch: bool = Fa
             [str(made.commands / "python"), "-m", "pip", "install", "--quiet", "--upgrade", requirement],
             capture_output=True,
             text=True,
+            check=False,
         )
     if done.returncode != 0:
         reason = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), "pip failed")

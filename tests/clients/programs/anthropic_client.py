@@ -31,4 +31,4 @@ talk = [*messages, {"role": "assistant", "content": called.content}, {"role": "u
 after = api.messages.create(messages=talk, tools=tools, max_tokens=5, **greedy)
 facts["after call"] = after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0)
 facts["counted after call"] = api.messages.count_tokens(model="tiny", messages=talk, tools=tools).input_tokens
-print(json.dumps(facts))
+json.dump(facts, sys.stdout)

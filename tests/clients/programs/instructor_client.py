@@ -31,4 +31,4 @@ for mode in ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"):
     facts[mode] = [found.city, found.degrees]
 client = instructor.from_openai(api, mode=instructor.Mode.JSON_SCHEMA)
 facts["partial"] = [each.model_dump() for each in client.create_partial(response_model=Report, **asked)]
-print(json.dumps(facts))
+json.dump(facts, sys.stdout)

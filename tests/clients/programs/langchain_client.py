@@ -55,4 +55,4 @@ for name, more in (("chat", {}), ("responses", {"use_responses_api": True})):
 facts["completion"] = OpenAI(max_tokens=12, **server).invoke("def f(x):")
 embeddings = OpenAIEmbeddings(model="tiny", base_url=f"{url}/v1", api_key=key, check_embedding_ctx_length=False)
 facts["embedding"] = len(embeddings.embed_query("one"))
-print(json.dumps(facts))
+json.dump(facts, sys.stdout)

@@ -46,7 +46,7 @@ facts["response"] = response.output[0].content[0].text
 facts["embedding"] = len(litellm.embedding(input=["one"], **openai).data[0]["embedding"])
 
 
-async def answers():
+async def answers() -> list[str]:
     """Return the texts of three requests at once, in the format of Anthropic's Messages API."""
     asked = {"messages": messages, "max_tokens": 16, "temperature": 0}
     found = await asyncio.gather(*(litellm.anthropic.messages.acreate(**asked, **drivers[name]) for name in chosen))
@@ -55,4 +55,4 @@ async def answers():
 
 chosen = ("anthropic", "openai", "hosted_vllm")
 facts["messages"] = asyncio.run(answers())
-print(json.dumps(facts))
+json.dump(facts, sys.stdout)

@@ -64,4 +64,4 @@ facts["response after call"] = api.responses.create(input=again, tools=flat, max
 
 vectors = api.embeddings.create(model="tiny", input=["one", "two"]).data
 facts["embeddings"] = [len(each.embedding) for each in vectors]
-print(json.dumps(facts))
+json.dump(facts, sys.stdout)
