@@ -33,7 +33,8 @@ def url(folder: Path) -> Iterator[str]:
     """Serve the model of ``folder`` as ``tiny``; yield the address."""
     options = ["--model", f"tiny={folder}", "--port", "0", "--threads", "1", "--api-key", KEY]
     command = [sys.executable, "-m", "pronk", "serve", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, text=True, **pipes) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -53,7 +54,7 @@ def library(folder: Path) -> LLM:
 
 @pytest.fixture(scope="session")
 def greedy(library: LLM) -> Greedy:
-    """Return ``greedy(messages, max_tokens, tools=None)``, which returns the greedy answer to a conversation."""
+    """Return ``greedy(messages, max_tokens, tools=None)``: the greedy answer to a conversation."""
 
     def answer(messages: list[dict[str, Any]], max_tokens: int, tools: Any = None) -> str:
         prompt = library.chat_ids(messages, tools=tools)
@@ -64,7 +65,7 @@ def greedy(library: LLM) -> Greedy:
 
 @pytest.fixture
 def installed(pytestconfig: pytest.Config, tmp_path: Path) -> Install:
-    """Return ``installed(requirement)``, which returns the environment with the newest version of a client."""
+    """Return ``installed(requirement)``: the environment with a client at its newest version."""
     assert pytestconfig.cache is not None
     cache = Path(pytestconfig.cache.mkdir("clients"))
     return lambda requirement, **options: install(requirement, cache, tmp_path, **options)

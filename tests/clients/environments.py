@@ -49,7 +49,13 @@ class Environment:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         return self.folder / "lib" / version / "site-packages"
 
-    def run(self, command: str, *arguments: str, text: str = "", variables: Mapping[str, str] | None = None) -> str:
+    def run(
+        self,
+        command: str,
+        *arguments: str,
+        text: str = "",
+        variables: Mapping[str, str] | None = None,
+    ) -> str:
         """Run a command of the environment with ``text`` as its input; return its output."""
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         done = subprocess.run(
@@ -62,21 +68,23 @@ class Environment:
             timeout=SECONDS,
             check=False,
         )
-        assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        printed = f"{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{printed}"
         return done.stdout
 
     def ask(self, program: str, url: str, key: str) -> dict[str, Any]:
-        """Run a program of ``programs/`` with the address of a server and an API key; return its facts."""
+        """Run a program of ``programs/`` with a server's address and API key; return its facts."""
         output = self.run("python", str(PROGRAMS / program), url, key)
         facts: dict[str, Any] = json.loads(output.splitlines()[-1])
         return facts
 
 
 def install(requirement: str, cache: Path, home: Path, *, lends_torch: bool = False) -> Environment:
-    """Return the environment of a requirement at its newest version; skip the test if it cannot be installed.
+    """Return the environment of a requirement at its newest version.
 
-    Environments are kept in ``cache`` for later runs, one per requirement and version of Python. With ``lends_torch``,
-    the environment uses the PyTorch of this one: a second copy would take gigabytes.
+    The test is skipped if the requirement cannot be installed. Environments are kept in ``cache``
+    for later runs, one per requirement and version of Python. With ``lends_torch``, the environment
+    uses the PyTorch of this one: a second copy would take gigabytes.
     """
     name = "".join(character if character.isalnum() else "_" for character in requirement)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -87,13 +95,22 @@ def install(requirement: str, cache: Path, home: Path, *, lends_torch: bool = Fa
         if lends_torch:
             _lend_torch(made)
         done = subprocess.run(
-            [str(made.commands / "python"), "-m", "pip", "install", "--quiet", "--upgrade", requirement],
+            [
+                str(made.commands / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--upgrade",
+                requirement,
+            ],
             capture_output=True,
             text=True,
             check=False,
         )
     if done.returncode != 0:
-        reason = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), "pip failed")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = errors[0] if errors else "another error of pip"
         pytest.skip(f"expected {requirement} from the package index, found {reason}")
     return made
 

@@ -29,14 +29,24 @@ def test_edit(installed: Install, url: str, tmp_path: Path, edit_format: str, st
     forced = {"guided_regex": re.escape(EDITS[edit_format])}
     settings = [{"name": "openai/tiny", "extra_params": {"max_tokens": 200, "extra_body": forced}}]
     (tmp_path / "settings.yml").write_text(json.dumps(settings))
-    limits = {"openai/tiny": {"max_input_tokens": CONTEXT, "litellm_provider": "openai", "mode": "chat"}}
-    (tmp_path / "metadata.json").write_text(json.dumps(limits))
-    words = "--yes-always --no-git --no-auto-lint --no-check-update --no-show-release-notes --no-show-model-warnings"
-    words += f" --no-analytics --no-pretty --map-tokens 0 --edit-format {edit_format} {stream} --model openai/tiny"
-    files = "--model-settings-file settings.yml --model-metadata-file metadata.json --llm-history-file history.txt"
-    address = ["--openai-api-base", f"{url}/v1", "--openai-api-key", KEY]
-    options = [*words.split(), *files.split(), *address]
-    output = installed("aider-chat").run("aider", *options, "--message", "Say goodbye.", "greet.py")
+    limits = {"max_input_tokens": CONTEXT, "litellm_provider": "openai", "mode": "chat"}
+    (tmp_path / "metadata.json").write_text(json.dumps({"openai/tiny": limits}))
+    quiet = "no-git no-auto-lint no-check-update no-show-release-notes no-show-model-warnings"
+    quiet += " no-analytics no-pretty yes-always"
+    given = {
+        "model": "openai/tiny",
+        "openai-api-base": f"{url}/v1",
+        "openai-api-key": KEY,
+        "edit-format": edit_format,
+        "map-tokens": "0",
+        "model-settings-file": "settings.yml",
+        "model-metadata-file": "metadata.json",
+        "llm-history-file": "history.txt",
+        "message": "Say goodbye.",
+    }
+    options = [f"--{name}" for name in quiet.split()]
+    options += [word for name, value in given.items() for word in (f"--{name}", value)]
+    output = installed("aider-chat").run("aider", *options, stream, "greet.py")
     assert (tmp_path / "greet.py").read_text() == AFTER, output
     assert "Applied edit to greet.py" in output
     history = (tmp_path / "history.txt").read_text()

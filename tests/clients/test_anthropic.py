@@ -17,8 +17,9 @@ def test_anthropic(installed: Install, url: str, library: LLM, greedy: Greedy) -
     assert (found["events"][0], found["events"][-1]) == ("message_start", "message_stop")
     assert found["events"].count("text") > 1
     prompt = len(library.chat_ids(MESSAGES))
-    assert found["usage"]["input_tokens"] + (found["usage"]["cache_read_input_tokens"] or 0) == prompt
-    assert found["usage"]["output_tokens"] == 12
+    usage = found["usage"]
+    assert usage["input_tokens"] + (usage["cache_read_input_tokens"] or 0) == prompt
+    assert usage["output_tokens"] == 12
     assert found["counted"] == prompt
     name, arguments = found["call"]
     assert (name, found["stop"]) == ("weather", "tool_use")

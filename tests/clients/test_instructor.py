@@ -1,4 +1,4 @@
-"""instructor at its newest version, in the modes in which the server forces the form of the answer."""
+"""instructor at its newest version, in the modes that force the form of the answer."""
 
 import pytest
 

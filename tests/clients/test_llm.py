@@ -1,4 +1,4 @@
-"""``llm`` at its newest version: one question, streams, schemas and tools, on both of OpenAI's routes."""
+"""``llm`` at its newest version: questions, streams, schemas and tools on both routes."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,11 @@ QUESTION = "Say hello, please."
 MESSAGES = [{"role": "user", "content": QUESTION}]
 SYSTEM = {"role": "system", "content": "Be brief."}
 GREEDY = ["-o", "temperature", "0", "-o", "max_tokens", "12"]
-SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+    "required": ["city"],
+}
 EXTRA = """
 - model_id: tiny
   model_name: tiny
@@ -35,7 +39,8 @@ def test_endpoint(installed: Install, url: str, greedy: Greedy, route: list[str]
     assert llm.run("llm", *asked, QUESTION) == greedy(MESSAGES, 12) + "\n"
     answer = llm.run("llm", *asked, "-s", SYSTEM["content"], QUESTION)
     assert answer == greedy([SYSTEM, *MESSAGES], 12) + "\n"
-    form = llm.run("llm", *asked, "-o", "max_tokens", "60", "--schema", json.dumps(SCHEMA), QUESTION)
+    forced = ["-o", "max_tokens", "60", "--schema", json.dumps(SCHEMA)]
+    form = llm.run("llm", *asked, *forced, QUESTION)
     jsonschema.validate(json.loads(form), SCHEMA)
     tool = 'def weather(city: str) -> str:\n    "Weather of a city."\n    return "4 degrees"\n'
     assert llm.run("llm", *asked, "--functions", tool, QUESTION)
@@ -50,9 +55,14 @@ def test_extra_model(installed: Install, url: str, greedy: Greedy, tmp_path: Pat
     first = greedy(MESSAGES, 12)
     assert llm.run("llm", "-m", "tiny", *GREEDY, QUESTION, variables=variables) == first + "\n"
     again = llm.run("llm", "-m", "tiny", *GREEDY, "--continue", "And now?", variables=variables)
-    talk = [*MESSAGES, {"role": "assistant", "content": first}, {"role": "user", "content": "And now?"}]
+    talk = [
+        *MESSAGES,
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "And now?"},
+    ]
     assert again == greedy(talk, 12) + "\n"
     (logged, _) = json.loads(llm.run("llm", "logs", "--json", variables=variables))
     assert (logged["response"], logged["output_tokens"]) == (first, 12)
-    chat = llm.run("llm", "chat", "-m", "tiny", *GREEDY, text=f"{QUESTION}\nquit\n", variables=variables)
+    typed = f"{QUESTION}\nquit\n"
+    chat = llm.run("llm", "chat", "-m", "tiny", *GREEDY, text=typed, variables=variables)
     assert first in chat

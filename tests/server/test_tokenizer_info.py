@@ -1,4 +1,4 @@
-"""``/tokenizer_info``: what clients need to build prompts themselves, and nothing else of a model's files."""
+"""``/tokenizer_info``: what clients need to build prompts, and nothing else of a model's files."""
 
 import json
 import shutil
@@ -23,7 +23,11 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     del config["chat_template"]
-    config |= {"auth_token": "SECRET", "hub_token": {"content": "SECRET"}, "name_or_path": "/home/SECRET"}
+    config |= {
+        "auth_token": "SECRET",
+        "hub_token": {"content": "SECRET"},
+        "name_or_path": "/home/SECRET",
+    }
     path.write_text(json.dumps(config), encoding="utf-8")
     with running(LLM(folder, threads=1)) as made:
         yield made
@@ -43,7 +47,8 @@ def test_the_template_gives_the_prompt_of_the_server(client: httpx.Client) -> No
     info = client.get("/tokenizer_info").json()
     messages = [{"role": "user", "content": "Say hello, please."}]
     template = ImmutableSandboxedEnvironment().from_string(info["chat_template"])
-    prompt = template.render(messages=messages, add_generation_prompt=True, bos_token=info["bos_token"])
+    variables = {"add_generation_prompt": True, "bos_token": info["bos_token"]}
+    prompt = template.render(messages=messages, **variables)
     bodies = ({"prompt": prompt, "add_special_tokens": False}, {"messages": messages})
     own, server = (client.post("/tokenize", json=body).json()["tokens"] for body in bodies)
     assert own == server

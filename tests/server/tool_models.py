@@ -36,7 +36,7 @@ def tool_model(folder: Path, family: str) -> LLM:
 
 
 def write_tool_model(folder: Path, family: str, context: int = 2048) -> None:
-    """Write the copy of :func:`tool_model` into a folder, with a context window of so many tokens."""
+    """Write the copy of :func:`tool_model` into a folder; ``context`` is in tokens."""
     for path in TINY.iterdir():
         if path.is_file():
             shutil.copy(path, folder / path.name)

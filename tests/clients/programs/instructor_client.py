@@ -23,12 +23,13 @@ class Report(BaseModel):
 
 
 facts = {}
-# These modes force the form of the answer; the others ask for it in words, which only a large model obeys.
+# These modes force the form of the answer; the others only ask for it in words.
 for mode in ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"):
     client = instructor.from_openai(api, mode=getattr(instructor.Mode, mode))
     found, answer = client.create_with_completion(response_model=Report, **asked)
     assert isinstance(found, Report)
     facts[mode] = [found.city, found.degrees]
 client = instructor.from_openai(api, mode=instructor.Mode.JSON_SCHEMA)
-facts["partial"] = [each.model_dump() for each in client.create_partial(response_model=Report, **asked)]
+partial = client.create_partial(response_model=Report, **asked)
+facts["partial"] = [each.model_dump() for each in partial]
 json.dump(facts, sys.stdout)

@@ -1,4 +1,4 @@
-"""Use LangChain's chat model on /v1/chat/completions and on /v1/responses; print what it returned."""
+"""Use LangChain's chat model on both of OpenAI's routes; print what it returned."""
 
 import json
 import sys
@@ -10,7 +10,13 @@ from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 url, key = sys.argv[1:]
-server = {"base_url": f"{url}/v1", "api_key": key, "model": "tiny", "temperature": 0, "max_retries": 0}
+server = {
+    "base_url": f"{url}/v1",
+    "api_key": key,
+    "model": "tiny",
+    "temperature": 0,
+    "max_retries": 0,
+}
 question = "Say hello, please."
 
 
@@ -27,7 +33,7 @@ def weather(city: Literal["Paris", "Oslo"]) -> str:
 
 
 facts = {}
-# Without "strict", LangChain's schemas allow further fields, and the small model adds them for ever.
+# Without "strict", LangChain's schemas allow further fields; the small model adds them for ever.
 once = {"tool_choice": "required", "parallel_tool_calls": False, "strict": True}
 for name, more in (("chat", {}), ("responses", {"use_responses_api": True})):
     model = ChatOpenAI(max_tokens=12, **server, **more)
@@ -39,6 +45,8 @@ for name, more in (("chat", {}), ("responses", {"use_responses_api": True})):
     result = weather.invoke(call)
     assert isinstance(result, ToolMessage)
     talk = [("user", question), called, result]
+    function = long.with_structured_output(City, method="function_calling", strict=True)
+    schema = long.with_structured_output(City, method="json_schema", strict=True)
     facts[name] = {
         "text": answer.text,
         "prompt tokens": answer.usage_metadata["input_tokens"],
@@ -47,12 +55,13 @@ for name, more in (("chat", {}), ("responses", {"use_responses_api": True})):
         "call": [call["name"], call["args"]],
         "result": result.content,
         "after call": model.bind_tools([weather]).invoke(talk).usage_metadata["output_tokens"],
-        "function": long.with_structured_output(City, method="function_calling", strict=True).invoke(question).city,
-        "schema": long.with_structured_output(City, method="json_schema", strict=True).invoke(question).city,
+        "function": function.invoke(question).city,
+        "schema": schema.invoke(question).city,
         "batch": [each.text for each in model.batch([question, question])],
     }
 
 facts["completion"] = OpenAI(max_tokens=12, **server).invoke("def f(x):")
-embeddings = OpenAIEmbeddings(model="tiny", base_url=f"{url}/v1", api_key=key, check_embedding_ctx_length=False)
+own = {"base_url": f"{url}/v1", "api_key": key, "model": "tiny"}
+embeddings = OpenAIEmbeddings(check_embedding_ctx_length=False, **own)
 facts["embedding"] = len(embeddings.embed_query("one"))
 json.dump(facts, sys.stdout)

@@ -8,7 +8,11 @@ import litellm
 
 url, key = sys.argv[1:]
 messages = [{"role": "user", "content": "Say hello, please."}]
-schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}
+schema = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+    "required": ["city"],
+}
 schema["additionalProperties"] = False
 function = {"name": "weather", "description": "Weather of a city.", "parameters": schema}
 tools = [{"type": "function", "function": function}]
@@ -26,22 +30,31 @@ for name, driver in drivers.items():
     greedy = {**driver, "temperature": 0}
     found = {}
     answer = litellm.completion(messages=messages, max_tokens=16, **greedy)
-    found["text"], found["prompt tokens"] = answer.choices[0].message.content, answer.usage.prompt_tokens
+    found["text"], found["prompt tokens"] = (
+        answer.choices[0].message.content,
+        answer.usage.prompt_tokens,
+    )
     chunks = [*litellm.completion(messages=messages, max_tokens=16, stream=True, **greedy)]
-    found["streamed"] = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    found["streamed"] = "".join(delta.content or "" for delta in deltas)
     found["chunks"] = len(chunks)
     called = litellm.completion(messages=messages, tools=tools, max_tokens=60, **once, **greedy)
     call = called.choices[0].message.tool_calls[0]
-    found["call"], found["reason"] = [call.function.name, call.function.arguments], called.choices[0].finish_reason
+    found["call"], found["reason"] = (
+        [call.function.name, call.function.arguments],
+        called.choices[0].finish_reason,
+    )
     result = {"role": "tool", "tool_call_id": call.id, "content": "4 degrees"}
     talk = [*messages, called.choices[0].message, result]
-    found["after call"] = litellm.completion(messages=talk, tools=tools, max_tokens=5, **greedy).usage.completion_tokens
+    after = litellm.completion(messages=talk, tools=tools, max_tokens=5, **greedy)
+    found["after call"] = after.usage.completion_tokens
     formed = litellm.completion(messages=messages, response_format=form, max_tokens=60, **greedy)
     found["formed"] = formed.choices[0].message.content
     facts[name] = found
 
 openai = drivers["openai"]
-response = litellm.responses(input="Say hello, please.", max_output_tokens=16, temperature=0, **openai)
+asked = {"input": "Say hello, please.", "max_output_tokens": 16, "temperature": 0}
+response = litellm.responses(**asked, **openai)
 facts["response"] = response.output[0].content[0].text
 facts["embedding"] = len(litellm.embedding(input=["one"], **openai).data[0]["embedding"])
 
@@ -49,7 +62,8 @@ facts["embedding"] = len(litellm.embedding(input=["one"], **openai).data[0]["emb
 async def answers() -> list[str]:
     """Return the texts of three requests at once, in the format of Anthropic's Messages API."""
     asked = {"messages": messages, "max_tokens": 16, "temperature": 0}
-    found = await asyncio.gather(*(litellm.anthropic.messages.acreate(**asked, **drivers[name]) for name in chosen))
+    create = litellm.anthropic.messages.acreate
+    found = await asyncio.gather(*(create(**asked, **drivers[name]) for name in chosen))
     return [each["content"][0]["text"] for each in found]
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +20,13 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_tool_model(folder, request.param)
     tokens = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = {name: tokens[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")}
-    make_checkpoint(folder, "llama", tokenizer=False, max_position_embeddings=CONTEXT, num_hidden_layers=1, **shape)
+    make_checkpoint(
+        folder,
+        "llama",
+        tokenizer=False,
+        max_position_embeddings=CONTEXT,
+        num_hidden_layers=1,
+        **shape,
+    )
     with running(LLM(folder, prefix_cache=True, max_batch=4, threads=1, budget="all")) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def folder(served: Running) -> Path:
-    return served.llm.path

@@ -1,4 +1,4 @@
-"""Bodies of agents and other clients, written from public documentation and issue threads; see ``source`` in each."""
+"""Bodies of agents and other clients; ``source`` in each names the public facts behind it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -31,10 +31,15 @@ class Recorded:
         return self.path.partition("?")[0]
 
     def functions(self) -> dict[str, Any]:
-        """Map the names of functions that the client runs to their schemas, those in namespaces included."""
-        items = self.body.get("input")
-        listed = [item.get("tools", ()) for item in items if "tools" in item] if isinstance(items, list) else []
-        return dict(_functions([*self.body.get("tools", ()), *(tool for tools in listed for tool in tools)]))
+        """Map the names of functions that the client runs to their schemas.
+
+        Functions may be in a namespace, and in an item of the input.
+        """
+        tools = [*self.body.get("tools", ())]
+        for item in self.body.get("input", ()):
+            if isinstance(item, dict):
+                tools += item.get("tools", ())
+        return dict(_functions(tools))
 
 
 def _functions(tools: Any) -> Iterator[tuple[str, Any]]:

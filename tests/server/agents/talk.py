@@ -1,4 +1,4 @@
-"""Answers of each route: the types of the client's library, the calls, and the next turn of the conversation."""
+"""Answers of each route: types of the client's library, texts, calls, and the next turn."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,8 @@ def streamed_text(route: str, events: Sequence[Mapping[str, Any]]) -> str:
     if route == MESSAGES:
         return "".join(event.get("delta", {}).get("text", "") for event in events)
     if route == RESPONSES:
-        return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        kind = "response.output_text.delta"
+        return "".join(event["delta"] for event in events if event["type"] == kind)
     choices = [choice for event in events for choice in event["choices"]]
     if route == COMPLETIONS:
         return "".join(choice["text"] for choice in choices)
@@ -73,8 +74,8 @@ def whole_text(route: str, answer: Mapping[str, Any]) -> str:
     if route == MESSAGES:
         return "".join(block.get("text", "") for block in answer["content"])
     if route == RESPONSES:
-        parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
-        return "".join(part["text"] for part in parts)
+        messages = [item for item in answer["output"] if item["type"] == "message"]
+        return "".join(part["text"] for message in messages for part in message["content"])
     (choice,) = answer["choices"]
     return str(choice["text"] if route == COMPLETIONS else choice["message"]["content"] or "")
 
@@ -86,9 +87,13 @@ def calls(route: str, answer: Mapping[str, Any]) -> list[Call]:
         return [Call(block["id"], block["name"], block["input"]) for block in blocks]
     if route == RESPONSES:
         items = [item for item in answer["output"] if item["type"] == "function_call"]
-        return [Call(item["call_id"], item["name"], json.loads(item["arguments"])) for item in items]
+        return [_call(item["call_id"], item) for item in items]
     found = answer["choices"][0]["message"].get("tool_calls") or []
-    return [Call(each["id"], each["function"]["name"], json.loads(each["function"]["arguments"])) for each in found]
+    return [_call(each["id"], each["function"]) for each in found]
+
+
+def _call(ident: str, function: Mapping[str, Any]) -> Call:
+    return Call(ident, function["name"], json.loads(function["arguments"]))
 
 
 def num_prompt(route: str, answer: Mapping[str, Any]) -> int:
@@ -100,17 +105,35 @@ def num_prompt(route: str, answer: Mapping[str, Any]) -> int:
 
 
 def next_turn(route: str, body: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body after an answer: the answer as it is, and results of its calls or another question."""
-    made = calls(route, answer)
-    if route == MESSAGES:
-        results = [{"type": "tool_result", "tool_use_id": call.ident, "content": "done"} for call in made]
-        question = [{"type": "text", "text": "Go on."}]
-        said = [{"role": "assistant", "content": answer["content"]}] if answer["content"] else []
-        return {**body, "messages": [*body["messages"], *said, {"role": "user", "content": results or question}]}
-    if route == RESPONSES:
-        outputs = [{"type": "function_call_output", "call_id": call.ident, "output": "done"} for call in made]
-        question = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on."}]}]
-        return {**body, "input": [*body["input"], *answer["output"], *(outputs or question)]}
-    message = answer["choices"][0]["message"]
-    replies = [{"role": "tool", "tool_call_id": call.ident, "content": "done"} for call in made]
-    return {**body, "messages": [*body["messages"], message, *(replies or [{"role": "user", "content": "Go on."}])]}
+    """Return the body of the next turn.
+
+    The answer is added as it is, then a result of each call or, without calls, another question.
+    """
+    field = "input" if route == RESPONSES else "messages"
+    added = {MESSAGES: _add_blocks, RESPONSES: _add_items, CHAT: _add_messages}[route]
+    return {**body, field: [*body[field], *added(answer, calls(route, answer))]}
+
+
+def _add_blocks(answer: Mapping[str, Any], made: Sequence[Call]) -> list[dict[str, Any]]:
+    """Return the messages that Claude Code adds."""
+    result = {"type": "tool_result", "content": "done"}
+    results: list[dict[str, Any]] = [{**result, "tool_use_id": call.ident} for call in made]
+    user = {"role": "user", "content": results or [{"type": "text", "text": "Go on."}]}
+    if not answer["content"]:
+        return [user]
+    return [{"role": "assistant", "content": answer["content"]}, user]
+
+
+def _add_items(answer: Mapping[str, Any], made: Sequence[Call]) -> list[dict[str, Any]]:
+    """Return the items that Codex adds."""
+    output = {"type": "function_call_output", "output": "done"}
+    outputs = [{**output, "call_id": call.ident} for call in made]
+    text = {"type": "input_text", "text": "Go on."}
+    question = {"type": "message", "role": "user", "content": [text]}
+    return [*answer["output"], *(outputs or [question])]
+
+
+def _add_messages(answer: Mapping[str, Any], made: Sequence[Call]) -> list[dict[str, Any]]:
+    """Return the messages that clients of chat completions add."""
+    results = [{"role": "tool", "tool_call_id": call.ident, "content": "done"} for call in made]
+    return [answer["choices"][0]["message"], *(results or [{"role": "user", "content": "Go on."}])]

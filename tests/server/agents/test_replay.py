@@ -1,4 +1,4 @@
-"""Requests of agents and other clients are answered, in events that their libraries read, and so is the next turn."""
+"""Requests of agents are answered, in events that their libraries read; so is the next turn."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,11 +26,16 @@ from server.agents.talk import (
 from server.serving import Running
 from server.tool_models import END_THOUGHT
 
+Fields = dict[str, Any]
 ANSWERED = [each for each in recorded.ALL if each.route != COUNT]
 CALLING = [each for each in ANSWERED if each.functions()]
 CONVERSATIONS = [each for each in ANSWERED if each.route == MESSAGES]
 # Forms of the answer, which a minimum number of tokens may contradict.
 FORMS = ("output_config", "text", "response_format")
+
+
+def has_system_message(request: Recorded) -> bool:
+    return any(message["role"] == "system" for message in request.body["messages"])
 
 
 def named(requests: list[Recorded]) -> pytest.MarkDecorator:
@@ -44,8 +49,8 @@ def client(served: Running) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def short(served: Running) -> dict[str, Any]:
-    """Return fields that end each answer soon: a bias for the ends of thoughts, texts, lists, objects and answers."""
+def short(served: Running) -> Fields:
+    """Return fields that end each answer soon: a bias for ends of thoughts, JSON and answers."""
     tokenizer = served.llm.tokenizer
     bias = {str(token): 50.0 for token in _closing(tokenizer)}
     bias |= {str(token): 100.0 for token in served.llm.config.eos_ids}
@@ -75,7 +80,7 @@ def whole(client: httpx.Client, request: Recorded, body: Mapping[str, Any]) -> d
 
 
 @named(ANSWERED)
-def test_answer_and_next_turn(client: httpx.Client, short: dict[str, Any], request_: Recorded) -> None:
+def test_answer_and_next_turn(client: httpx.Client, short: Fields, request_: Recorded) -> None:
     body = {**request_.body, **short}
     if not any(name in body for name in FORMS) and body.get("max_tokens") != 1:
         body["min_tokens"] = 3
@@ -90,7 +95,7 @@ def test_answer_and_next_turn(client: httpx.Client, short: dict[str, Any], reque
 
 
 @named(CALLING)
-def test_call_and_its_result(client: httpx.Client, short: dict[str, Any], request_: Recorded) -> None:
+def test_call_and_its_result(client: httpx.Client, short: Fields, request_: Recorded) -> None:
     body = {**request_.body, **short, **ONE_CALL[request_.route]}
     answer = whole(client, request_, body)
     (call,) = calls(request_.route, answer)
@@ -105,10 +110,18 @@ def test_call_and_its_result(client: httpx.Client, short: dict[str, Any], reques
 
 
 @named(CONVERSATIONS)
-def test_count_tokens(client: httpx.Client, short: dict[str, Any], request_: Recorded) -> None:
+def test_count_tokens(client: httpx.Client, short: Fields, request_: Recorded) -> None:
     """``count_tokens`` accepts every conversation of ``/v1/messages``, and counts its tokens."""
     answer = whole(client, request_, {**request_.body, **short})
-    unused = ("max_tokens", "stream", "temperature", "stop_sequences", "service_tier", "metadata", "top_k")
+    unused = (
+        "max_tokens",
+        "stream",
+        "temperature",
+        "stop_sequences",
+        "service_tier",
+        "metadata",
+        "top_k",
+    )
     counted = {name: value for name, value in request_.body.items() if name not in unused}
     found = client.post(COUNT, json=counted, headers=dict(request_.headers))
     assert found.status_code == 200, found.text
@@ -123,13 +136,17 @@ def test_counts_of_claude_code(client: httpx.Client, request_: Recorded) -> None
         assert post(client, request_, one_less).json()["input_tokens"] < found
 
 
-@named([each for each in CONVERSATIONS if any(m["role"] == "system" for m in each.body["messages"])])
+@named([each for each in CONVERSATIONS if has_system_message(each)])
 def test_system_messages_are_read(client: httpx.Client, request_: Recorded) -> None:
     counted = {name: request_.body[name] for name in ("system", "tools")}
     turns = request_.body["messages"]
     without = [turn for turn in turns if turn["role"] != "system"]
-    counts = [client.post(COUNT, json={**counted, "messages": each}).json() for each in (turns, without)]
-    assert counts[0]["input_tokens"] > counts[1]["input_tokens"]
+    counts = []
+    for messages in (turns, without):
+        answer = client.post(COUNT, json={**counted, "messages": messages})
+        assert answer.status_code == 200, answer.text
+        counts.append(answer.json()["input_tokens"])
+    assert counts[0] > counts[1]
 
 
 def test_every_body_says_where_it_comes_from() -> None:
