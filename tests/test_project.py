@@ -1,4 +1,4 @@
-"""Rules of the project: public names, imports between layers, sizes, prose."""
+"""Rules of the project: public names, imports between layers, prose."""
 
 import ast
 import importlib
@@ -20,8 +20,6 @@ from pronk.drafters.registry import DRAFTERS, class_modules
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pronk"
 MODULES = sorted(SOURCE.rglob("*.py"))
-MAX_LINES = 350
-MAX_FUNCTION = 25  # maximum number of lines of the shortest 90 % of all functions
 EXTRAS = {"llama_cpp", "openvino", "openvino_genai"}  # optional packages that the tests may lack
 
 ENVIRONMENT = {"environ", "getenv", "environb", "getenvb"}
@@ -98,13 +96,6 @@ def tree(path: Path) -> ast.Module:
 
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
-
-
-def test_functions_are_short() -> None:
-    nodes = [node for path in MODULES for node in ast.walk(tree(path))]
-    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    lengths = sorted((node.end_lineno or 0) - node.lineno + 1 for node in functions)
-    assert lengths[len(lengths) * 9 // 10] <= MAX_FUNCTION
 
 
 def test_public_surface_is_exactly_this() -> None:
@@ -214,9 +205,7 @@ def test_drafter_packages_import_only_shared_helpers() -> None:
 
 
 def module_faults(path: Path) -> Iterator[str]:
-    """Yield the faults of a module: too many lines, no docstring."""
-    if path.read_text(encoding="utf-8").count("\n") > MAX_LINES:
-        yield f"more than {MAX_LINES} lines"
+    """Yield the faults of a module: no docstring, an import that fails."""
     if not ast.get_docstring(tree(path)):
         yield "no docstring"
     name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -228,7 +217,7 @@ def module_faults(path: Path) -> Iterator[str]:
 
 
 def test_modules() -> None:
-    """Every module has a docstring, is short, and can be imported."""
+    """Every module has a docstring and can be imported."""
     found = {relative(path): [*module_faults(path)] for path in MODULES}
     assert {module: faults for module, faults in found.items() if faults} == {}
 

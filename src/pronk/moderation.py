@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from string import ascii_uppercase
 from typing import Any
 
-from pronk.errors import OptionError, PromptError, TokenizerError
+from pronk.errors import OptionError, TokenizerError
 from pronk.outputs import Choice
 from pronk.sampling.params import SamplingParams
 from pronk.tokenization.chat.messages import thinking_options
@@ -107,32 +107,17 @@ class ModerationPrompt:
         return dict(scores), any(score > acceptable for _, score in scores)
 
 
-def add_system_prompt(
-    messages: Sequence[Mapping[str, Any]], prompt: str | None, *, system: bool
-) -> list[dict[str, Any]]:
-    """Return a copy of the conversation with ``prompt`` before its system prompt; ``None`` adds nothing.
+def add_system_prompt(messages: Sequence[Mapping[str, Any]], prompt: str | None) -> list[dict[str, Any]]:
+    """Return a copy of the conversation with ``prompt`` as first system message; ``None`` adds nothing.
 
-    ``system`` is the result of :func:`has_system_role`. If False, ``prompt`` is put before the first user message.
+    The client's own system message follows, if it is the first message of the conversation.
     """
     plain = [dict(message) for message in messages]
     if prompt is None:
         return plain
-    role = "system" if system else "user"
-    first = next((message for message in (plain[:1] if system else plain) if message["role"] == role), None)
-    if first is None:
-        return [{"role": role, "content": prompt}, *plain]
-    content = first["content"]
-    first["content"] = (
-        f"{prompt}\n\n{content}" if isinstance(content, str) else [{"type": "text", "text": prompt}, *content]
-    )
+    if not plain or plain[0]["role"] != "system":
+        return [{"role": "system", "content": prompt}, *plain]
+    content = plain[0]["content"]
+    is_text = isinstance(content, str)
+    plain[0]["content"] = f"{prompt}\n\n{content}" if is_text else [{"type": "text", "text": prompt}, *content]
     return plain
-
-
-def has_system_role(tokenizer: Tokenizer) -> bool:
-    """Return whether the chat template renders the text of system messages."""
-    word = "Zanzibar"
-    try:
-        text = tokenizer.chat([{"role": "system", "content": word}, {"role": "user", "content": "?"}])
-    except PromptError:
-        return False
-    return word in text

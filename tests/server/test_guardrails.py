@@ -8,8 +8,9 @@ import pytest
 
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.moderation import MISTRAL_PROMPT, ModerationPrompt, add_system_prompt, has_system_role
+from pronk.moderation import MISTRAL_PROMPT, ModerationPrompt, add_system_prompt
 from pronk.sampling.params import SamplingParams
+from pronk.tokenization.chat.system_messages import has_system_role, place_system_messages
 from pronk.tokenization.tokenizer import Tokenizer
 from server.serving import Running, running
 
@@ -24,16 +25,13 @@ def user(text: Any) -> dict[str, Any]:
 
 def test_prompt_precedes_the_system_prompt_of_the_client(model: LLM) -> None:
     assert has_system_role(model.tokenizer)
-    assert add_system_prompt([user("Hi")], None, system=True) == [user("Hi")]
-    assert add_system_prompt([user("Hi")], "Be good.", system=True) == [
-        {"role": "system", "content": "Be good."},
-        user("Hi"),
-    ]
+    assert add_system_prompt([user("Hi")], None) == [user("Hi")]
+    assert add_system_prompt([user("Hi")], "Be good.") == [{"role": "system", "content": "Be good."}, user("Hi")]
     own = {"role": "system", "content": "Be brief."}
-    assert add_system_prompt([own, user("Hi")], "Be good.", system=True)[0]["content"] == "Be good.\n\nBe brief."
+    assert add_system_prompt([own, user("Hi")], "Be good.")[0]["content"] == "Be good.\n\nBe brief."
     assert own["content"] == "Be brief."
     own["content"] = [{"type": "text", "text": "Be brief."}]
-    parts = add_system_prompt([own], "Be good.", system=True)
+    parts = add_system_prompt([own], "Be good.")
     assert [part["text"] for part in parts[0]["content"]] == ["Be good.", "Be brief."]
 
 
@@ -41,11 +39,8 @@ def test_prompt_precedes_the_system_prompt_of_the_client(model: LLM) -> None:
 def test_template_without_system_role_gets_the_prompt_in_the_user_message(model: LLM, template: str) -> None:
     tokenizer = Tokenizer(model.tokenizer.backend, chat_template=template)
     assert not has_system_role(tokenizer)
-    said = add_system_prompt([user("Hi")], "Be good.", system=False)
+    said = place_system_messages(add_system_prompt([user("Hi")], "Be good."), first=False, anywhere=False)
     assert said == [user("Be good.\n\nHi")]
-    own = {"role": "system", "content": "Be brief."}
-    assert add_system_prompt([own, user("Hi")], "Be good.", system=False) == [own, user("Be good.\n\nHi")]
-    assert add_system_prompt([own], "Be good.", system=False) == [user("Be good."), own]
     assert tokenizer.chat(said) == "Be good.\n\nHi"
 
 

@@ -220,13 +220,13 @@ def test_stop_sequences(tooled: Running, api: anthropic.Anthropic) -> None:
 
 
 IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-DOCUMENT: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
+DOCUMENT: Any = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "x"}}
 DEEP: Any = reduce(lambda value, _: {"a": value}, range(700), {})
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]},
-     "expected the type 'text', 'thinking', 'tool_use', 'tool_result', found 'image'"),
-    ({"messages": [{"role": "user", "content": [DOCUMENT]}]}, "found 'document'"),
-    ({"messages": [{"role": "assistant", "content": "The answer is"}]}, "expected a last message of the role 'user'"),
+     "expected a part with a text, found the type 'image'"),
+    ({"messages": [{"role": "user", "content": [DOCUMENT]}]}, "messages.0.content.0.source.type: expected 'text'"),
+    ({"messages": [{"role": "assistant", "content": "The answer is"}]}, "expected at least one message"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
      "no block 'tool_use'"),
     ({"messages": [
@@ -238,7 +238,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
      "expected the result of a tool call in an earlier message of the assistant, found the id 'abc'"),
     ({"messages": []}, "messages: expected at least 1 items, found 0"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "expected 'custom'"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}],
+      "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice: expected the name of one of the tools"),
     ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]},
      "tools.0.input_schema: expected a schema of the type 'object'"),
     ({"tools": [{"name": "f", "input_schema": {"not": {}}}]}, "tools: expected one that can be followed"),
@@ -246,7 +247,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice: expected the name of one of the tools"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice: expected a name with the type 'tool'"),
     ({"tool_choice": {"type": "any"}}, "tool_choice: expected tools"),
-    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers: expected []"),
+    ({"response_format": {"type": "json_object"}}, "response_format: expected no such field"),
     ({"model": "claude"}, "model: expected 'tiny'"),
 ]  # fmt: skip
 

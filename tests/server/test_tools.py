@@ -227,12 +227,13 @@ DEEP: Any = {"type": "object"}
 for _ in range(80):
     DEEP = {"type": "object", "properties": {"a": DEEP}}
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [tool(name="rm -rf")]}, "tools.0.function.name", "expected a string that matches"),
-    ({"tools": [tool(name="a" * 65)]}, "tools.0.function.name", "expected a string that matches"),
+    ({"tools": [tool(name=5)]}, "tools.0.function.name", "expected a valid string"),
     ({"tools": [tool(), tool()]}, "tools", "expected distinct names, found"),
-    ({"tools": [tool(name=f"f{n}") for n in range(129)]}, "tools", "expected at most 128 items"),
-    ({"tools": [tool(), {"type": "web_search"}]}, "tools.1.type", "expected 'function'"),
-    ({"tools": [tool(code="x")]}, "tools.0.function.code", "expected only known fields"),
+    ({"tools": [tool(name=f"f{n}") for n in range(1025)]}, "tools", "expected at most 1024 items"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "expected tools with 'required'"),
+    ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice", "found the type 'web_search'"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "rm"}]}},
+     "tool_choice", "found 'rm'"),
     ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters", "the type 'object'"),
     ({"tools": [tool(parameters=DEEP)]}, "tools.0.function.parameters", "expected a schema of at most 64 levels"),
     ({"tools": [tool(parameters={"not": {}})]}, "tools", "expected one that can be followed"),
@@ -240,7 +241,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(description="x" * 300_000)]}, "tools", "expected at most 262144 characters"),
     ({"tools": [tool(parameters={"title": "x" * 300_000})]}, "tools.0.function.parameters", "expected at most 262144"),
     ({"tools": [tool(description="x " * 50_000)]}, "", "(context 2048)"),
-    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "expected 'none', 'auto' or 'required'"),
+    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "expected 'none', 'auto', 'required' or 'any'"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "found 'rm'"),
     ({"tool_choice": "required"}, "tool_choice", "expected tools with 'required', found none"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "expected tools with 'required', found none"),
@@ -254,11 +255,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "x"},  # before its call
                    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}]},
      "messages", "found the id 'a', which no earlier call has; send the call, too"),
-    ({"messages": [{"role": "assistant"}]}, "messages.0.content", "expected a value, found no such field"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", "expected a value, found no such field"),
+    ({"messages": [{"role": "user", "images": ["x"], "content": "x"}]}, "messages.0.images", "send text only"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages", "with the role 'assistant'"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[]"}}]}]},
      "", "messages[0], call 0: expected arguments that are a JSON object"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]}]},
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": 5}}]}]},
      "messages.0.tool_calls.0.function.arguments", "expected a valid string"),
 ]  # fmt: skip
 

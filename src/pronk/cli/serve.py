@@ -66,6 +66,12 @@ def serve(
     allow_host: Annotated[
         list[str], _server("Host name to accept besides localhost; repeatable.", metavar="NAME")
     ] = [],  # noqa: B006
+    allow_origin: Annotated[
+        list[str],
+        _server(
+            "Origin of web pages that may use the server, such as http://localhost:3000; repeatable.", metavar="URL"
+        ),
+    ] = [],  # noqa: B006
     also: Annotated[list[str], _server("Drafter that requests may select; repeatable.", metavar="DRAFTER")] = [],  # noqa: B006
     guardrails: Annotated[
         str | None,
@@ -139,6 +145,7 @@ def serve(
         name=name or "",
         keys=keys,
         hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
+        origins=tuple(origin.lower().rstrip("/") for origin in allow_origin),
         limits=limits,
         allowed_drafters=tuple(also),
         guardrails=guardrail_prompt,

@@ -21,7 +21,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pronk.errors import OptionError, PronkError
 from pronk.hub.cache import model_label
@@ -30,7 +30,7 @@ from pronk.replicas.cluster import RayReplicas, ReplicaPlan, model_deployment
 from pronk.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
-from pronk.server.guard import Guard, error_response
+from pronk.server.guard import error_response, guarded
 from pronk.server.model_pool import ModelPool
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings, read_keys
@@ -93,8 +93,8 @@ class _AsgiApplication:
 
     def __init__(self, settings: ServerSettings, model: str | None, drafter: str) -> None:
         self.settings, self.model, self.drafter = settings, model, drafter
-        self._guard: Guard | None = None
-        self._building: asyncio.Future[Guard] | None = None
+        self._guard: ASGIApp | None = None
+        self._building: asyncio.Future[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an ASGI connection to ``pronk serve``; refuse it (HTTP 503) if no replica answers."""
@@ -117,7 +117,7 @@ class _AsgiApplication:
             return
         await guard(scope, receive, send)
 
-    async def _get_guard(self) -> Guard:
+    async def _get_guard(self) -> ASGIApp:
         """Return ``pronk serve`` as an ASGI application; build it once, also for concurrent calls."""
         if self._guard is None:
             if self._building is None or self._building.done():
@@ -125,10 +125,10 @@ class _AsgiApplication:
             self._guard = await asyncio.shield(self._building)
         return self._guard
 
-    async def _build(self) -> Guard:
+    async def _build(self) -> ASGIApp:
         replicas = RayReplicas(serve.get_replica_context().app_name)
         path = await asyncio.to_thread(resolve_model, self.model)
         description = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
         dispatcher = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
-        return Guard(make_app(ModelPool.of(Service(dispatcher, self.settings))), self.settings)
+        return guarded(make_app(ModelPool.of(Service(dispatcher, self.settings))), self.settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from importlib.resources import files
@@ -24,10 +24,12 @@ from pronk.errors import PronkError
 from pronk.server.errors import ANTHROPIC_PATHS, ApiError, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
+from pronk.server.paths import near_path
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.fields import IGNORED_HEADER, report_header
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
-from pronk.server.protocol.request import TextRequest
+from pronk.server.protocol.request import RequestBody, TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingRequest, ModerationRequest, TokenizeRequest
 
@@ -145,11 +147,11 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
         """Answer a conversation in the format of Anthropic's Messages API."""
         return await _reply(models, request, body, with_event_names=True)
 
-    @app.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
+    @app.post("/v1/messages/count_tokens", response_model=None)
+    async def count_tokens(body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
         async with models.use(body.model) as (service, _):
-            return {"input_tokens": await service.count_tokens(body)}
+            return _json_response({"input_tokens": await service.count_tokens(body)}, body)
 
 
 def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
@@ -158,25 +160,25 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
         """Return the embeddings of one or more texts."""
         async with models.use(body.model) as (service, arrived):
             reply = await service.embed(body, tenant_of(request.scope), arrived=arrived)
-            return await asyncio.to_thread(JSONResponse, reply)
+            return await asyncio.to_thread(_json_response, reply, body)
 
-    @app.post("/v1/moderations")
-    async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:
+    @app.post("/v1/moderations", response_model=None)
+    async def moderations(request: Request, body: ModerationRequest) -> Response:
         """Classify texts by the model's own probabilities."""
         async with models.use(body.model) as (service, arrived):
-            return await service.moderate(body, tenant_of(request.scope), arrived=arrived)
+            return _json_response(await service.moderate(body, tenant_of(request.scope), arrived=arrived), body)
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
         """Return the token ids of a text or a conversation."""
         async with models.use(body.model) as (service, _):
-            return await asyncio.to_thread(JSONResponse, await service.tokenize(body))
+            return await asyncio.to_thread(_json_response, await service.tokenize(body), body)
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
         async with models.use(body.model) as (service, _):
-            return await asyncio.to_thread(JSONResponse, await service.detokenize(body))
+            return await asyncio.to_thread(_json_response, await service.detokenize(body), body)
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
@@ -189,7 +191,10 @@ def _add_page(app: FastAPI) -> None:
     folder = files("pronk.server") / "page"
     for path, (name, media_type) in _PAGE.items():
         page = Response((folder / name).read_bytes(), media_type=media_type, headers=PAGE_HEADERS)
-        app.add_api_route(path, lambda page=page: page, response_model=None, include_in_schema=False)
+        # Clients ask with HEAD / whether the server is there.
+        app.add_api_route(
+            path, lambda page=page: page, methods=["GET", "HEAD"], response_model=None, include_in_schema=False
+        )
 
 
 async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with_event_names: bool = False) -> Response:
@@ -198,11 +203,22 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
     if not body.stream:
         async with models.use(body.model) as (service, arrived):
             reply = await service.complete(body, tenant, arrived=arrived)
-        return await asyncio.to_thread(JSONResponse, reply)
+        return await asyncio.to_thread(_json_response, reply, body)
     chunks = models.stream(body, tenant)
     first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    headers = {"Cache-Control": "no-store", **_report_header(body)}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
+    return JSONResponse(reply, headers=_report_header(body))
+
+
+def _report_header(body: RequestBody) -> dict[str, str]:
+    """Return the header that names the ignored parts of a request, if there are any."""
+    ignored = body.ignored()
+    return {IGNORED_HEADER: report_header(ignored)} if ignored else {}
 
 
 async def _events(
@@ -236,8 +252,15 @@ def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
-    api_error = _logged_error(error)
+    unknown_path = isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND
+    api_error = _unknown_path(request.url.path) if unknown_path else _logged_error(error)
     return JSONResponse(api_error.body(request.url.path), api_error.status, headers=api_error.headers)
+
+
+def _unknown_path(path: str) -> ApiError:
+    near = near_path(path)
+    hint = f"; did you mean {near}?" if near else "; see /openapi.json"
+    return ApiError(HTTPStatus.NOT_FOUND, f"path: expected one of this server, found {path!r:.80}{hint}", "not_found")
 
 
 def _logged_error(error: Exception) -> ApiError:

@@ -37,7 +37,9 @@ class ApiError(Exception):
         """Return the body of the response to a request for ``path`` as JSON values."""
         if path in ANTHROPIC_PATHS:
             other = "api_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-            error = {"type": _ANTHROPIC_TYPES.get(self.status, other), "message": self.message}
+            # Claude Code shortens a conversation when a message says this.
+            too_long = "prompt is too long: " if self.code == "context_length_exceeded" else ""
+            error = {"type": _ANTHROPIC_TYPES.get(self.status, other), "message": f"{too_long}{self.message}"}
             return {"type": "error", "error": error}
         error_type = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
@@ -98,12 +100,12 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     For a field with a union type, pydantic returns the errors of every member. The error at the most deeply nested
     field is used, because it belongs to the member that fits best.
     """
-    paths = [_field_path([part for part in problem["loc"] if part != "body"], body) for problem in problems]
+    paths = [_field_path(_location(problem), body) for problem in problems]
     problem, path = max(zip(problems, paths, strict=True), key=lambda pair: len(pair[1]))
     param = ".".join(path) or None
     error_type, code = str(problem["type"]), "invalid_value"
-    if error_type == "extra_forbidden":
-        code, message = "unknown_field", "expected only known fields, found an unknown one; remove it"
+    if error_type in ("unknown_field", "unsupported"):  # of pronk.server.protocol.fields
+        code, message = error_type, problem["msg"]
     elif error_type == "missing":
         message = "expected a value, found no such field; add it"
     elif error_type in _LENGTH_MESSAGES:
@@ -117,6 +119,16 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
         message = message.replace("String should match pattern ", "expected a string that matches ")
         message += f", found {_describe(problem['input'])}" if ", found " not in message else ""
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}" if param else message, code, param)
+
+
+def _location(problem: Mapping[str, Any]) -> list[str | int]:
+    """Return the location of a problem in the body.
+
+    An error about the name of a field has this name in its context.
+    """
+    location = [part for part in problem["loc"] if part != "body"]
+    field = problem.get("ctx", {}).get("field")
+    return location if field is None else [*location, field]
 
 
 def _field_path(location: Sequence[str | int], body: Any) -> list[str]:

@@ -9,10 +9,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pronk.server.errors import ApiError
+from pronk.server.paths import canonical_path
+from pronk.server.protocol.fields import IGNORED_HEADER
 from pronk.server.settings import ServerSettings
 
 # Browsers send at least one of these headers with a request that a page of another origin makes.
@@ -29,6 +32,30 @@ SCRIPT_PATHS = tuple(
 PROBE_PATHS = ("/health", "/ready")  # accept every Host header, because load balancers call them
 # Paths that need no API key, because their responses contain neither texts nor keys.
 PUBLIC_PATHS = frozenset({*PROBE_PATHS, "/", "/page.css", *SCRIPT_PATHS})
+
+
+def guarded(
+    app: ASGIApp,
+    settings: ServerSettings,
+    *,
+    num_connections: Callable[[], int] = lambda: 0,
+    on_response: Callable[[Scope, int], None] = lambda _scope, _status: None,
+) -> ASGIApp:
+    """Return an application behind a :class:`Guard`, whose arguments these are.
+
+    Pages of ``settings.origins``, and of no other origin, may read its responses (CORS). Without origins, no header of
+    CORS is sent.
+    """
+    guard = Guard(app, settings, num_connections=num_connections, on_response=on_response)
+    if not settings.origins:
+        return guard
+    return CORSMiddleware(
+        guard,
+        allow_origins=[*settings.origins],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],  # those that the page asks for, as clients send headers of their own
+        expose_headers=[IGNORED_HEADER, "Retry-After"],
+    )
 
 
 class Guard:
@@ -62,6 +89,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = {**scope, "path": canonical_path(scope["path"])}
         responding = False
 
         async def send_and_report(message: Message) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import cached_property
+from functools import cached_property, lru_cache
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from pronk import __version__
 from pronk.arrays import Array
 from pronk.async_llm import AsyncLLM
 from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
-from pronk.moderation import ModerationPrompt, add_system_prompt, has_system_role
+from pronk.moderation import ModerationPrompt, add_system_prompt
 from pronk.outputs import Completion, Piece
 from pronk.replicas.dispatcher import Dispatcher
 from pronk.sampling.params import SamplingParams
@@ -25,7 +26,8 @@ from pronk.server.metrics import Metrics
 from pronk.server.names import AdapterNames, drafter_selector
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
-from pronk.server.protocol.request import PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
+from pronk.server.protocol.fields import report_header
+from pronk.server.protocol.request import NO_LIMIT, PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
 from pronk.server.protocol.small_routes import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -34,8 +36,16 @@ from pronk.server.protocol.small_routes import (
     moderation,
 )
 from pronk.server.settings import ServerSettings
+from pronk.tokenization.chat.messages import join_parts
+from pronk.tokenization.chat.system_messages import (
+    has_system_role,
+    has_system_role_anywhere,
+    place_system_messages,
+)
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _TOKENIZER_THREADS = 2  # a small number leaves the other cores to the engine
 # Special tokens that ``/tokenizer_info`` publishes. A model's files may have further entries named ``…_token``, even
@@ -86,7 +96,10 @@ class Service:
         request.check(self.settings.limits)
         if request.drafter is not None:
             self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
-        return await self._run_in_pool(self._tokenize_prompts, request)
+        prepared = await self._run_in_pool(self._tokenize_prompts, request)
+        if ignored := request.ignored():
+            _log_ignored(tuple(ignored))
+        return prepared
 
     async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
         """Return the whole reply to a request.
@@ -245,9 +258,12 @@ class Service:
         if isinstance(request, CompletionRequest):
             self._check_length(*request.prompts())
             prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]
-            self._max_tokens(request.max_tokens, 0)  # only checks the limit: prepare() has another default
+            if request.max_tokens is not None:
+                max_tokens = self._max_tokens(request.max_tokens, max(map(len, prompts)))
+                request = request.model_copy(update={"max_tokens": max_tokens})
             return request.prepare(prompts, llm.tokenizer, shared_fields)
         assert isinstance(request, ConversationRequest)
+        request.note_ignored(request.unfollowed(llm.request_factory.answer_format))
         prompt = self._conversation_ids(request)
         max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt), caps=request.caps_max_tokens)
         return request.prepare(prompt, max_tokens, llm.request_factory.answer_format, shared_fields)
@@ -257,10 +273,21 @@ class Service:
         # Check the tools before the template is rendered, so that an unsupported format raises its own error.
         request.check_tools(self.engine.llm.request_factory.answer_format)
         tools = request.tool_use().template_tools()
-        messages = add_system_prompt(
-            request.checked_conversation(), self.settings.guardrails, system=self._has_system_role
-        )
-        return self._chat_ids(messages, tools, request.template_options())
+        messages = self._place_system(add_system_prompt(request.checked_conversation(), self.settings.guardrails))
+        if not request.continues_answer:
+            return self._chat_ids(messages, tools, request.template_options())
+        begun = join_parts(messages.pop())["content"]
+        self._check_length(begun)
+        return self._continue(self._chat_ids(messages, tools, request.template_options()), begun)
+
+    def _continue(self, prompt: list[int], begun: str) -> list[int]:
+        """Return a prompt with the beginning of the answer; it has no more thoughts."""
+        tokenizer, answers = self.engine.llm.tokenizer, self.engine.llm.request_factory.answer_format
+        closing = list[int]()
+        if answers.opened_by(prompt) and answers.reasoning is not None:
+            closing = tokenizer.encode(f"{answers.reasoning.end}\n\n", add_special_tokens=False)
+        ids = [*prompt, *closing, *tokenizer.encode_plain(begun)]
+        return self.engine.llm.request_factory.encode_prompt(ids)
 
     def _chat_ids(
         self,
@@ -294,9 +321,20 @@ class Service:
                 message = f"prompt: expected at most {limit} characters or token ids, found {len(text)}; shorten it"
                 raise ApiError(HTTPStatus.BAD_REQUEST, message, "context_length_exceeded")
 
+    def _place_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the conversation with system messages where the chat template takes them."""
+        later = any(message["role"] == "system" for message in messages[1:])
+        anywhere = later and self._has_system_role_anywhere
+        placed = place_system_messages(messages, first=self._has_system_role, anywhere=anywhere)
+        return [dict(message) for message in placed]
+
     @cached_property
     def _has_system_role(self) -> bool:
         return has_system_role(self.engine.llm.tokenizer)
+
+    @cached_property
+    def _has_system_role_anywhere(self) -> bool:
+        return has_system_role_anywhere(self.engine.llm.tokenizer)
 
     @cached_property
     def _longest_token_length(self) -> int:
@@ -309,7 +347,7 @@ class Service:
         """
         limit = self.settings.limits.max_tokens or self.engine.llm.config.context
         fitting = max(1, min(limit, self.engine.llm.config.context - num_prompt))
-        if requested is None or (caps and requested > fitting):
+        if requested in (None, NO_LIMIT) or (caps and requested > fitting):
             return fitting
         if requested > limit:
             raise refuse("max_tokens", f"expected at most {limit}, found {requested}")
@@ -334,3 +372,9 @@ class Service:
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:
     return [samples[index] for index in sorted(samples)]
+
+
+@lru_cache(256)
+def _log_ignored(paths: tuple[str, ...]) -> None:
+    """Log the ignored parts of a request; the cache keeps a client that repeats them from filling the log."""
+    _log.info("a request was answered without: %s", report_header(paths))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pronk.checks import check_integer, check_number
 from pronk.errors import OptionError
+
+# Origin as browsers send it: small letters, no path, no wildcard. "null" is that of any sandboxed page.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class ServerSettings:
     # Accepted names in the Host header; None accepts every name. The check stops DNS rebinding: if the name of another
     # site resolves to this server's address, requests from the site's pages have that name in the header.
     hosts: Collection[str] | None = None
+    origins: Collection[str] = ()  # origins of web pages that may use the server, such as https://example.org
     limits: RequestLimits = RequestLimits()
     allowed_drafters: Collection[str] = ()  # drafters that read files, but that requests may nevertheless select
     guardrails: str | None = None  # system prompt to add to every conversation
@@ -60,6 +65,11 @@ class ServerSettings:
                 expected = "at least 8 printable ASCII characters without spaces"
                 found = f"{len(key)} characters" if short else "another character"
                 msg = f"api-key: expected {expected}, found {found}; choose another key"
+                raise OptionError(msg)
+        for origin in self.origins:
+            if _ORIGIN.fullmatch(origin) is None:
+                expected = "an exact origin such as https://example.org or http://localhost:3000"
+                msg = f"allow-origin: expected {expected}, found {origin!r:.60}; name each origin, without a path"
                 raise OptionError(msg)
 
 

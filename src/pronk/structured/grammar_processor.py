@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 300  # maximum characters of an error message of llguidance
 _EXPECTED = "expected a grammar that can be followed to the end"
 
+_MAX_KEPT = 16  # maximum number of matchers of earlier texts per request; each has up to 150 bytes per token
+
 T = TypeVar("T")
 
 
@@ -25,6 +27,9 @@ class GrammarProcessor:
 
     Draft tokens may include a stop token or a forbidden token and tokens after it. Logits after such a token are not
     masked, because no token sampled from them becomes output.
+
+    llguidance's own rollback is not used: after it, masks may be those of another text. Matchers of earlier texts are
+    kept instead, and :meth:`rollback` copies the nearest one.
 
     ``matcher`` is at the beginning of the text, and is copied. ``stop_token_ids`` are allowed if the text is complete.
     The context begins with the token ids ``text``.
@@ -36,7 +41,7 @@ class GrammarProcessor:
         self._consumed: list[int] = []  # context tokens that the matcher has consumed
         # Number of context tokens that it has not consumed: the first stop or forbidden token, and all later tokens.
         self._num_unconsumed = 0
-        self._computed = False  # whether a mask or forced tokens were computed since the last rollback
+        self._kept: list[tuple[int, LLMatcher]] = []  # numbers of consumed tokens, ascending, and matchers of that text
         for token in text:
             self.advance(token)
 
@@ -63,14 +68,8 @@ class GrammarProcessor:
         self._num_unconsumed -= unconsumed
         consumed = count - unconsumed
         del self._consumed[len(self._consumed) - consumed :]
-        if self._matcher.is_error() or (consumed and not self._matcher.rollback(consumed)):
-            self._restart()
-        elif consumed and self._computed:
-            # llguidance has stored the mask and forced tokens of the longer text. Computing a mask replaces both.
-            self._matcher.compute_bitmask()
-            self._computed = False
-            if self._matcher.is_error():
-                self._restart()
+        if consumed or self._matcher.is_error():
+            self._restore()
 
     def allows(self, token: int) -> bool:
         """Return whether ``token`` is allowed next; always True after a stop token or a forbidden token."""
@@ -80,7 +79,7 @@ class GrammarProcessor:
             return self._matcher.is_accepting()
         if forced := self.forced():
             return token == forced[0]
-        return bool(self._result_or_restart(self._matcher.validate_tokens([token])))
+        return bool(self._result_or_restore(self._matcher.validate_tokens([token])))
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next, as the tokenizer encodes their text; ``[]`` if none must.
@@ -93,24 +92,30 @@ class GrammarProcessor:
             return []
         if self._matcher.is_stopped():
             return [min(self._stop_token_ids)] if self._matcher.is_accepting() else []
-        self._computed = True
-        return self._result_or_restart(self._matcher.compute_ff_tokens()) or []
+        return self._result_or_restore(self._matcher.compute_ff_tokens()) or []
 
-    def _result_or_restart(self, result: T) -> T | None:
-        """Return the ``result`` of a matcher call; if the call failed, restart the matcher, return ``None``."""
+    def _result_or_restore(self, result: T) -> T | None:
+        """Return the ``result`` of a matcher call; if the call failed, restore the matcher, return ``None``."""
         if not self._matcher.is_error():
             return result
-        self._restart()
+        self._restore()
         return None
 
-    def _restart(self) -> None:
-        """Replace a failed matcher, which stays failed, by a new one that has consumed the same tokens."""
-        self._matcher = self._start.deep_copy()
-        self._matcher.try_consume_tokens(self._consumed)
+    def _restore(self) -> None:
+        """Replace the matcher, which has failed or is ahead, by one that has consumed ``_consumed``."""
+        size = len(self._consumed)
+        while self._kept and self._kept[-1][0] > size:
+            self._kept.pop()
+        position, matcher = self._kept[-1] if self._kept else (0, self._start)
+        self._matcher = matcher.deep_copy()
+        self._matcher.try_consume_tokens(self._consumed[position:])
+        if position < size and not self._matcher.is_error():
+            # The branches of a token tree return to the same texts.
+            self._kept.append((size, self._matcher.deep_copy()))
+            del self._kept[:-_MAX_KEPT]
 
     def allowed_tokens(self) -> NDArray[np.bool_]:
         """Return whether each token is allowed next; the errors are those of :meth:`mask`."""
-        self._computed = True
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             msg = f"guide: {_EXPECTED}, found: {error_message(self._matcher)}; make it simpler"

@@ -208,15 +208,25 @@ class Tokenizer:
                 raise PromptError(msg) from error
             messages, tools = disguised[: len(checked)], None if tools is None else disguised[len(checked) :]
         text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options)
-        encode, ids = partial(self.encode, add_special_tokens=False), list[int]()
-        for part, hidden in reveal(text, placeholders):
-            ids += plain_ids(part, encode, self.special_ids) if hidden else encode(part)
+        ids = self._encode_revealed(text, placeholders)
         if not ids:
             msg = (
                 "the model's chat template: expected a text made of these messages, found an empty text; "
                 "use another template, or pass a prompt instead of messages"
             )
             raise PromptError(msg)
+        return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the token ids of an untrusted text: names of special tokens in it become ordinary tokens."""
+        (hidden,), placeholders = disguise([{"text": text}], self._special_names)
+        return self._encode_revealed(hidden["text"], placeholders)
+
+    def _encode_revealed(self, text: str, placeholders: Mapping[str, str]) -> list[int]:
+        """Return the token ids of a text in which :func:`disguise` has hidden names of special tokens."""
+        encode, ids = partial(self.encode, add_special_tokens=False), list[int]()
+        for part, hidden in reveal(text, placeholders):
+            ids += plain_ids(part, encode, self.special_ids) if hidden else encode(part)
         return ids
 
     @cached_property

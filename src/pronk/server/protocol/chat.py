@@ -8,41 +8,56 @@ from time import time
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta, chat_logprobs
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest, check_template_options
 from pronk.server.protocol.guides import GuidedRequest
-from pronk.server.protocol.request import RequestBody, Text, by_sample, check_max, leaps, refuse, usage
-from pronk.server.protocol.tools import MAX_TOOLS, FunctionChoice, FunctionTool, ToolCall, ToolUse, tool_call
+from pronk.server.protocol.parts import Parts, texts_of
+from pronk.server.protocol.request import (
+    MaxTokens,
+    Record,
+    Text,
+    by_sample,
+    check_max,
+    leaps,
+    refuse,
+    unsupported,
+    usage,
+)
+from pronk.server.protocol.thinking import ReasoningOptions, Thinking, ThinkingConfig
+from pronk.server.protocol.tools import (
+    MAX_ID,
+    MAX_TOOLS,
+    AnyTool,
+    AnyToolCall,
+    Choice,
+    FunctionTool,
+    SkippedCall,
+    ToolCall,
+    ToolUse,
+    tool_call,
+)
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.messages import thinking_options
 
 _MAX_CALLS = 128  # maximum number of tool calls in one message, as in the OpenAI API
 
 
-class TextPart(RequestBody):
-    """Text part of a message; other types of parts are refused."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: Text
-    annotations: list[Any] | None = Field(None, max_length=0)
-    logprobs: list[Any] | None = Field(None, description="Of an earlier answer; not used.")
-
-
-class ChatTurn(RequestBody):
+class ChatTurn(Record):
     """Base of messages: role and content."""
 
+    places: ClassVar[Sequence[str]] = ("message",)
+
     role: str
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: Text | Parts
 
     def to_template(self) -> dict[str, Any]:
         """Return the message as a dict for chat templates; the role ``developer`` becomes ``system``."""
-        parts = self.content
+        parts = [{"type": "text", "text": text} for text in texts_of(self.content)]
         return {
             "role": "system" if self.role == "developer" else self.role,
-            "content": [{"type": "text", "text": part.text} for part in parts] if isinstance(parts, list) else parts,
+            "content": self.content if isinstance(self.content, str) else parts,
         }
 
 
@@ -50,32 +65,34 @@ class ChatMessage(ChatTurn):
     """Message of ``/v1/chat/completions``; answers may be sent back as they are, empty fields included."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    name: Text | None = Field(None, max_length=64)
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
+    name: Text | None = Field(None, max_length=256)
+    refusal: Text | None = None
     reasoning_content: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_CALLS)
-    tool_call_id: Text | None = Field(None, max_length=64)
-    annotations: list[Any] | None = Field(None, max_length=0)
+    tool_calls: Annotated[list[AnyToolCall], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_CALLS)
+    tool_call_id: Text | None = Field(None, max_length=MAX_ID)
+    prefix: bool | None = Field(None, description="The last message is the beginning of the answer.")
 
-    @model_validator(mode="before")
     @classmethod
-    def _check_calls(cls, value: Any) -> Any:
-        """Check that tool fields fit the role; set missing content to ``""`` if there are calls or thoughts."""
-        if not isinstance(value, dict):
-            return value
+    def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Check that tool fields fit the role; set the missing content of an assistant's message."""
         calls, role = value.get("tool_calls"), value.get("role")
         if calls and role != "assistant":
             raise refuse("messages", f"expected tool_calls with the role 'assistant' only, found the role {role!r}")
         if (role == "tool") != (value.get("tool_call_id") is not None):
             raise refuse("messages", "expected a tool_call_id with the role 'tool', and with no other")
-        has_more = calls or (role == "assistant" and value.get("reasoning_content") is not None)
-        return {**value, "content": ""} if has_more and value.get("content") is None else value
+        if role in ("assistant", "tool") and value.get("content") is None:
+            return {**value, "content": value.get("refusal") or ""}
+        return value
+
+    @property
+    def skipped_calls(self) -> Sequence[str]:
+        """Ids of calls of tools that this server does not use."""
+        return [call.id for call in self.tool_calls or () if isinstance(call, SkippedCall)]
 
     def to_template(self) -> dict[str, Any]:
         """Return the message as a dict for chat templates, tool calls and thoughts included."""
-        calls = [call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls or ()]
+        functions = [call for call in self.tool_calls or () if isinstance(call, ToolCall)]
+        calls = [call.model_dump(include={"id", "type", "function"}) for call in functions]
         more = {"name": self.name, "tool_calls": calls or None, "tool_call_id": self.tool_call_id}
         # Templates read earlier thoughts under one of two names; most drop them before the last user message.
         more |= {"reasoning_content": self.reasoning_content, "thinking": self.reasoning_content}
@@ -178,51 +195,71 @@ def _delta(delta: Delta) -> dict[str, Any]:
 class ChatRequest(GuidedRequest, ConversationRequest):
     """Body of ``/v1/chat/completions``."""
 
-    noop_values: ClassVar = {
-        **GuidedRequest.noop_values,
-        "functions": [[]],
-        "function_call": ["none", "auto"],
-        "modalities": [["text"]],
-        "verbosity": ["medium"],
-    }
+    places: ClassVar[Sequence[str]] = ("text", "chat")
     reply_type: ClassVar = ChatReply
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1, le=2**31)
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tools: Annotated[list[AnyTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Text | None = Field(None, max_length=64)
+    reasoning: ReasoningOptions | None = None
     enable_thinking: bool | None = None
+    thinking: ThinkingConfig | bool | None = None
+    think: bool | Text | None = Field(None, description="Switch or effort of thinking, as in Ollama's API.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
+    continue_final_message: bool | None = Field(None, description="The last message is the beginning of the answer.")
+    add_generation_prompt: bool | None = Field(None, description="Not with continue_final_message.")
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refuse("top_logprobs", "expected logprobs: true, found none; add it, or leave top_logprobs out")
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
-        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise refuse("max_tokens", "expected max_completion_tokens of the same value, found another; leave one out")
+        if self.add_generation_prompt is False and not self.continues_answer:
+            raise unsupported("add_generation_prompt", "expected true, found false; add continue_final_message: true")
+        if self.continues_answer and self.messages[-1].role != "assistant":
+            found = f"found {self.messages[-1].role!r}"
+            raise refuse("messages", f"expected a last message of the role 'assistant' to continue, {found}")
+
+    @property
+    def continues_answer(self) -> bool:
+        return bool(self.continue_final_message or self.messages[-1].prefix)
 
     @property
     def requested_max_tokens(self) -> int | None:
-        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return min(limits, default=None)
 
     def conversation(self) -> list[dict[str, Any]]:
-        return [message.to_template() for message in self.messages]
+        skipped = {ident for message in self.messages for ident in message.skipped_calls}
+        return [message.to_template() for message in self.messages if message.tool_call_id not in skipped]
 
     def tool_use(self) -> ToolUse:
-        functions, parallel = [tool.function for tool in self.tools or ()], self.parallel_tool_calls is not False
-        if isinstance(self.tool_choice, FunctionChoice):
-            return ToolUse(functions, "required", self.tool_choice.function.name, parallel)
-        return ToolUse(functions, self.tool_choice or "auto", None, parallel)
+        numbered = enumerate(self.tools or ())
+        tools = [(number, tool.function) for number, tool in numbered if isinstance(tool, FunctionTool)]
+        positions, functions = [number for number, _ in tools], [function for _, function in tools]
+        return ToolUse.of(functions, positions, self.tool_choice, parallel=self.parallel_tool_calls is not False)
+
+    def thinking_wish(self) -> Thinking:
+        """Return what the request asks of thinking, in the fields of several APIs; OpenAI's come first."""
+        wishes = [Thinking.of_value("reasoning_effort", self.reasoning_effort, self.enable_thinking)]
+        if self.reasoning is not None:
+            wishes.append(self.reasoning.wish())
+        wishes.append(Thinking.of_value("think", self.think))
+        if isinstance(self.thinking, ThinkingConfig):
+            wishes.append(self.thinking.wish())
+        else:
+            wishes.append(Thinking(enabled=self.thinking))
+        return next((wish for wish in wishes if wish.asks), Thinking())
 
     def template_options(self) -> dict[str, Any]:
-        return thinking_options(self.reasoning_effort, self.enable_thinking) | (self.chat_template_kwargs or {})
+        return super().template_options() | (self.chat_template_kwargs or {})
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

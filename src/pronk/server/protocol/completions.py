@@ -6,7 +6,7 @@ from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
 from pydantic import Field
@@ -15,6 +15,7 @@ from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import Report, TokenTexts
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import (
+    MaxTokens,
     PreparedRequest,
     Prompts,
     by_sample,
@@ -34,12 +35,13 @@ _MAX_TOKENS = 16  # default of ``max_tokens`` in the OpenAI API
 class CompletionRequest(GuidedRequest):
     """Body of ``/v1/completions``."""
 
+    places: ClassVar[Sequence[str]] = ("text", "completions")
+
     prompt: Prompts
-    max_tokens: int | None = Field(None, ge=0, le=2**31)
+    max_tokens: MaxTokens | Literal[0] | None = None
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
     best_of: int | None = None
-    suffix: str | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or a list of token ids."""
@@ -53,8 +55,6 @@ class CompletionRequest(GuidedRequest):
         check_max("logprobs", self.logprobs, limits.logprobs)
         if self.best_of not in (None, self.n or 1):
             raise unsupported("best_of", f"expected the value of n, found {self.best_of}; leave it out, and use n")
-        if self.suffix:
-            raise unsupported("suffix", "expected no text after the completion, found one; leave it out")
         if self.max_tokens == 0 and not self.echo:
             raise refuse("max_tokens", "expected at least 1, or echo: true with 0; found 0")
         if self.stream and self.echo and self.logprobs is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from pronk.outputs import Piece
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser, TokenTexts
 from pronk.server.protocol.request import PreparedRequest, Reply, TextRequest, by_sample, refuse, unsupported
+from pronk.server.protocol.thinking import Thinking
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.answers import AnswerFormat
@@ -72,12 +73,26 @@ class ConversationRequest(TextRequest):
         """Return the tools of the request."""
 
     @abstractmethod
+    def thinking_wish(self) -> Thinking:
+        """Return what the request asks of thinking."""
+
+    @property
+    def continues_answer(self) -> bool:
+        """Whether the last message is the beginning of the answer, which the reply continues."""
+        return False
+
     def template_options(self) -> dict[str, Any]:
         """Return further variables for the chat template."""
+        return self.thinking_wish().template_options()
 
     def max_thought_tokens(self) -> int | None:
         """Return the thinking budget, if the request sets one."""
-        return self.thinking_budget
+        budget = self.thinking_wish().budget
+        return self.thinking_budget if budget is None else budget
+
+    def unfollowed(self, answers: AnswerFormat) -> Iterator[str]:
+        """Yield the fields that the model cannot follow, and the keywords of schemas that are not enforced."""
+        yield from self.thinking_wish().report(answers)
 
     def num_logprobs(self) -> int | None:
         """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pronk.server.protocol.request import GUIDE_KINDS, RequestBody, Text, TextRequest, Texts, refuse
+from pronk.server.protocol.request import GUIDE_KINDS, Record, RequestBody, Text, TextRequest, Texts, refuse
 from pronk.tokenization.chat.dialects import TOOL_NAME
 
 NAME_PATTERN = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-class SchemaFormat(RequestBody):
+class SchemaFormat(Record):
     """Named JSON schema. The answer follows the schema whether ``strict`` is set or not."""
 
-    name: Text = Field(pattern=NAME_PATTERN)
+    name: Text | None = Field(None, max_length=256)
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
 class ResponseFormat(RequestBody):
-    """``response_format`` of ``/v1/chat/completions`` and ``/v1/completions``."""
+    """``response_format`` of chats and completions; the field ``schema`` is llama.cpp's form."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         """Implement :meth:`TextRequest.guide_arguments` for this field."""
-        if (self.type == "json_schema") != (self.json_schema is not None):
+        schemas = [*([self.json_schema.schema_] if self.json_schema else []), *([self.schema_] if self.schema_ else [])]
+        if (self.type == "json_schema") != (self.json_schema is not None) and not self.schema_:
             raise refuse("response_format", "expected json_schema with the type 'json_schema', and with no other")
-        schema = self.json_schema.schema_ if self.json_schema else None
+        if len(schemas) > 1 or (schemas and self.type == "text"):
+            raise refuse("response_format", "expected one schema, and none with the type 'text'; leave one out")
+        schema = schemas[0] if schemas else None
         return {} if self.type == "text" else {"response_format": {"json": _ANY_OBJECT if schema is None else schema}}
 
 
@@ -41,7 +46,6 @@ class TextFormat(SchemaFormat):
     """``text.format`` of ``/v1/responses``."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Text | None = Field(None, pattern=NAME_PATTERN)  # type: ignore[assignment]
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         """Implement :meth:`TextRequest.guide_arguments` for this field."""
@@ -52,15 +56,9 @@ class TextFormat(SchemaFormat):
 
 
 class StructuredOutputs(RequestBody):
-    """``structured_outputs`` of vLLM: one of five forms; other options are limited to ``noop_values``."""
+    """``structured_outputs`` of vLLM: one of five forms."""
 
-    noop_values: ClassVar = {
-        "disable_additional_properties": [False],
-        "disable_any_whitespace": [True],
-        "disable_fallback": [True, False],
-        "structural_tag": [],
-        "whitespace_pattern": [],
-    }
+    places: ClassVar[Sequence[str]] = ("structured_outputs",)
 
     json_: dict[str, Any] | Text | None = Field(None, alias="json")
     regex: Text | None = None
@@ -78,8 +76,6 @@ class StructuredOutputs(RequestBody):
 
 class GuidedRequest(TextRequest):
     """Request with ``response_format``, ``structured_outputs`` or ``guided_*``."""
-
-    noop_values: ClassVar = {**TextRequest.noop_values, "guided_whitespace_pattern": []}
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -6,112 +6,179 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import Block
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import NAME_PATTERN
-from pronk.server.protocol.request import RequestBody, Text, TextRequest, Texts, check_max, refuse, unsupported, usage
-from pronk.server.protocol.tools import MAX_TOOLS, Function, ToolUse, tool_call
+from pronk.server.protocol.parts import Parts, ResultParts, TextPart, result_texts, texts_of
+from pronk.server.protocol.request import (
+    MaxTokens,
+    Record,
+    Skipped,
+    Text,
+    Texts,
+    check_max,
+    refuse,
+    unsupported,
+    usage,
+)
+from pronk.server.protocol.thinking import Thinking, ThinkingConfig
+from pronk.server.protocol.tools import MAX_ID, MAX_TOOLS, Function, ToolChoice, ToolUse, tool_call
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.messages import thinking_options
+from pronk.tokenization.chat.dialects import TOOL_NAME
 
 
-class CacheControl(RequestBody):
-    """Marker of a prefix to cache; not used: with the prefix cache on, the server caches every prefix."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class Cacheable(RequestBody):
-    """Base of objects that may have a marker of the prompt cache."""
-
-    cache_control: CacheControl | None = None
-
-
-class TextBlock(Cacheable):
+class TextBlock(TextPart):
     """Content block of text."""
 
     type: Literal["text"]
-    text: Text
-    citations: list[Any] | None = Field(None, max_length=0)
 
 
-class ThinkingBlock(RequestBody):
+class ThinkingBlock(Record):
     """Thoughts of an earlier answer; the signature is not checked."""
 
     type: Literal["thinking"]
     thinking: Text
-    signature: Text | None = None
+    signature: Text | None = Field(None, description="Not checked.")
 
 
-class ToolUseBlock(Cacheable):
+class ToolUseBlock(Record):
     """Tool call of an earlier answer."""
 
-    noop_values: ClassVar = {"caller": [{"type": "direct"}]}
-
     type: Literal["tool_use"]
-    id: Text = Field(max_length=64)
-    name: Text = Field(pattern=NAME_PATTERN)
+    id: Text = Field(max_length=MAX_ID)
+    name: Text = Field(max_length=256)
     input: dict[str, Any]
 
 
-class ToolResultBlock(Cacheable):
+class ToolResultBlock(Record):
     """Result of a tool call."""
 
     type: Literal["tool_result"]
-    tool_use_id: Text = Field(max_length=64)
-    content: Text | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    tool_use_id: Text = Field(max_length=MAX_ID)
+    content: Text | ResultParts | None = None
     is_error: bool | None = Field(None, description="Not used: the result says what went wrong.")
 
 
-AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+class DocumentSource(Record):
+    """Text of a document; files are refused."""
+
+    type: Literal["text"]
+    data: Text
 
 
-class MessagesTurn(RequestBody):
-    """Message: a text or a list of blocks."""
+class DocumentBlock(Record):
+    """Document whose text is given."""
 
-    role: Literal["user", "assistant"]
+    type: Literal["document"]
+    source: DocumentSource
+    title: Text | None = None
+
+
+class SearchResultBlock(Record):
+    """Result of a search by the client."""
+
+    type: Literal["search_result"]
+    source: Text
+    title: Text
+    content: Parts
+
+
+# Blocks that the model must read, but cannot: an answer without them would be wrong.
+_UNREADABLE_BLOCKS = frozenset({"image", "container_upload"})
+_BLOCKS: Mapping[str, type[Record]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+    "document": DocumentBlock,
+    "search_result": SearchResultBlock,
+    **dict.fromkeys(_UNREADABLE_BLOCKS, TextBlock),  # which says that it expects a text
+}
+
+
+def _block_kind(block: Any) -> str:
+    """Return the tag of a block, the name of its class; blocks of other servers' tools are skipped."""
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return _BLOCKS.get(str(kind), Skipped).__name__
+
+
+AnyBlock = Annotated[
+    Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
+    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
+    | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
+    | Annotated[DocumentBlock, Tag("DocumentBlock")]
+    | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
+    | Annotated[Skipped, Tag("Skipped")],
+    Discriminator(_block_kind),
+]
+_USER_BLOCKS = (TextBlock, ToolResultBlock, DocumentBlock, SearchResultBlock)
+_ANSWER_BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock)
+
+
+class MessagesTurn(Record):
+    """Message: a text or a list of blocks. A system message may stand anywhere."""
+
+    role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[AnyBlock], Field(fail_fast=True)]
 
     def to_template(self) -> list[dict[str, Any]]:
         """Return the messages for chat templates; raise ``ApiError`` if a block does not fit the role."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
-        own = (TextBlock, ThinkingBlock, ToolUseBlock) if self.role == "assistant" else (TextBlock, ToolResultBlock)
-        if foreign := [block.type for block in self.content if not isinstance(block, own)]:
-            raise refuse(
-                "messages", f"expected no block {foreign[0]!r} in a message of the role {self.role!r}, found one"
-            )
-        texts = [block.text for block in self.content if isinstance(block, TextBlock)]
+        blocks = [block for block in self.content if not isinstance(block, Skipped)]
+        own = _ANSWER_BLOCKS if self.role == "assistant" else _USER_BLOCKS if self.role == "user" else (TextBlock,)
+        if foreign := [block for block in blocks if not isinstance(block, own)]:
+            expected = f"expected no block {foreign[0].type!r} in a message of the role {self.role!r}"
+            raise refuse("messages", f"{expected}, found one")
+        text = "\n".join(_block_text(block) for block in blocks if not isinstance(block, _NO_TEXT))
         if self.role == "user":
-            results = [block for block in self.content if isinstance(block, ToolResultBlock)]
-            messages = [{"role": "tool", "tool_call_id": r.tool_use_id, "content": _text(r.content)} for r in results]
-            return [*messages, {"role": "user", "content": "\n".join(texts)}] if texts or not results else messages
-        thoughts = "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock))
+            results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+            messages = [_result_message(block) for block in results]
+            has_text = len(results) < len(blocks) or not results
+            return [*messages, {"role": "user", "content": text}] if has_text else messages
+        if self.role == "system":
+            return [{"role": "system", "content": text}] if text else []
+        thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
         calls = [
             tool_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
-            for block in self.content
+            for block in blocks
             if isinstance(block, ToolUseBlock)
         ]
         more = {"reasoning_content": thoughts, "thinking": thoughts, "tool_calls": calls}
-        return [{"role": "assistant", "content": "\n".join(texts), **{key: each for key, each in more.items() if each}}]
+        return [{"role": "assistant", "content": text, **{key: each for key, each in more.items() if each}}]
 
 
-class MessagesTool(Cacheable):
-    """Tool of the client; tools of Anthropic's servers are refused."""
+_NO_TEXT = (ThinkingBlock, ToolUseBlock, ToolResultBlock)
 
-    noop_values: ClassVar = {
-        "defer_loading": [False],
-        "allowed_callers": [["direct"]],
-        "eager_input_streaming": [True, False],
-    }
+
+def _block_text(block: Record) -> str:
+    """Return the text that the model reads of a block."""
+    match block:
+        case TextBlock():
+            return block.text
+        case DocumentBlock():
+            return f"{block.title}\n\n{block.source.data}" if block.title else block.source.data
+        case SearchResultBlock():
+            return "\n".join([f"{block.title} ({block.source})", *texts_of(block.content)])
+    msg = f"expected a block with a text, found {type(block).__name__}"
+    raise AssertionError(msg)
+
+
+def _result_message(block: ToolResultBlock) -> dict[str, Any]:
+    content = "\n".join(result_texts(block.content or ""))
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+class MessagesTool(Record):
+    """Tool of the client; tools of Anthropic's servers, which have other types, are skipped."""
 
     type: Literal["custom"] | None = None
     name: Text = Field(pattern=NAME_PATTERN)
@@ -120,41 +187,37 @@ class MessagesTool(Cacheable):
     strict: bool | None = Field(None, description="Not used: the input always follows the schema.")
 
 
-class MessagesToolChoice(RequestBody):
+def _messages_tool_kind(tool: Any) -> str:
+    if not isinstance(tool, dict):
+        return "custom" if isinstance(tool, MessagesTool) else "other"
+    name = tool.get("name")
+    usable = not isinstance(name, str) or TOOL_NAME.fullmatch(name) is not None
+    return "custom" if tool.get("type") in (None, "custom") and usable else "other"
+
+
+AnyMessagesTool = Annotated[
+    Annotated[MessagesTool, Tag("custom")] | Annotated[Skipped, Tag("other")], Discriminator(_messages_tool_kind)
+]
+
+
+class MessagesToolChoice(ToolChoice):
     """Calls that the answer may or must have."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Text | None = None
-    disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(RequestBody):
-    """Thinking: off, or on with or without a budget in tokens."""
-
-    noop_values: ClassVar = {"display": ["summarized"]}
-
-    type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(None, ge=0, le=2**31)
-
-
-class JsonFormat(RequestBody):
+class JsonFormat(Record):
     """JSON schema that the text of the answer follows."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(RequestBody):
+class OutputConfig(Record):
     """Form of the answer and effort of thinking."""
 
     format: JsonFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-
-
-class Metadata(RequestBody):
-    """Description of the client; neither used nor stored."""
-
-    user_id: Text | None = Field(None, max_length=512)
+    effort: Text | None = Field(None, max_length=64)
 
 
 @dataclass
@@ -273,24 +336,17 @@ def _signature(block: Block) -> str:
 class CountTokensRequest(ConversationRequest):
     """Body of ``/v1/messages/count_tokens``."""
 
-    noop_values: ClassVar = {
-        **TextRequest.noop_values,
-        "service_tier": ["auto", "standard_only"],
-        "context_management": [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}],
-        "mcp_servers": [[]],
-        "inference_geo": ["global"],
-        "speed": ["standard"],
-    }
+    places: ClassVar[Sequence[str]] = ("text", "messages")
 
     messages: Annotated[list[MessagesTurn], Field(fail_fast=True)] = Field(min_length=1)
     system: Text | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
     stop: Texts | None = Field(None, alias="stop_sequences")
-    metadata: Metadata | None = None  # type: ignore[assignment]
-    tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Annotated[list[AnyMessagesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
+    output_format: JsonFormat | None = Field(None, description="Former name of output_config.format.")
+    max_tokens: MaxTokens | None = None
 
     def check(self, limits: RequestLimits) -> None:
         choice = self.tool_choice
@@ -298,37 +354,48 @@ class CountTokensRequest(ConversationRequest):
             raise refuse("tool_choice", "expected a name with the type 'tool', and with no other")
         super().check(limits)
         check_max("n", self.n, 1)
-        if self.leaps or self.stream_options:
+        if self.leaps:
             raise unsupported("leaps", "expected no such field in /v1/messages, found one; use /v1/chat/completions")
-        if self.messages[-1].role != "user":
-            expected = "expected a last message of the role 'user', found 'assistant'"
-            raise unsupported("messages", f"{expected}; the beginning of an answer cannot be given, leave it out")
+
+    @property
+    def continues_answer(self) -> bool:
+        """Whether the last message is a text of the assistant, which the answer continues."""
+        last = self.messages[-1]
+        if last.role != "assistant" or isinstance(last.content, str):
+            return last.role == "assistant" and bool(last.content)
+        return bool(last.content) and isinstance(last.content[-1], TextBlock)
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_tokens
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        form = None if self.output_config is None else self.output_config.format
-        return {} if form is None else {"output_config.format": {"json": form.schema_}}
+        if self.output_config is not None and self.output_config.format is not None:
+            return {"output_config.format": {"json": self.output_config.format.schema_}}
+        return {} if self.output_format is None else {"output_format": {"json": self.output_format.schema_}}
 
     def conversation(self) -> list[dict[str, Any]]:
-        system = _text(self.system)
+        system = self.system if isinstance(self.system, str) else "\n".join(block.text for block in self.system or ())
         messages = [message for turn in self.messages for message in turn.to_template()]
         return [{"role": "system", "content": system}, *messages] if system else messages
 
     def tool_use(self) -> ToolUse:
-        functions = [
-            Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
-            for tool in self.tools or ()
-        ]
-        choice = self.tool_choice or MessagesToolChoice(type="auto")
-        kind: Literal["none", "auto", "required"] = choice.type if choice.type in ("auto", "none") else "required"
-        return ToolUse(functions, kind, choice.name, not choice.disable_parallel_tool_use, "input_schema")
+        functions, positions = list[Function](), list[int]()
+        for position, tool in enumerate(self.tools or ()):
+            if isinstance(tool, MessagesTool):
+                parameters = tool.input_schema
+                functions.append(Function(name=tool.name, description=tool.description, parameters=parameters))
+                positions.append(position)
+        return ToolUse.of(functions, positions, self.tool_choice, schema_field="input_schema")
 
-    def template_options(self) -> dict[str, Any]:
-        """Return further variables for the chat template; as in Anthropic's API, thinking is off by default."""
+    def thinking_wish(self) -> Thinking:
+        """Return what the request asks of thinking; as in Anthropic's API, thinking is off by default."""
+        wish = Thinking(enabled=False) if self.thinking is None else self.thinking.wish()
         effort = None if self.output_config is None else self.output_config.effort
-        return thinking_options(effort, self.thinking is not None and self.thinking.type != "disabled")
-
-    def max_thought_tokens(self) -> int | None:
-        return self.thinking_budget if self.thinking is None else self.thinking.budget_tokens
+        if not wish.enabled or effort is None:
+            return wish
+        hint = Thinking.of_value("output_config.effort", effort)
+        return replace(hint, enabled=True, budget=wish.budget)
 
 
 class MessagesRequest(CountTokensRequest):
@@ -337,12 +404,4 @@ class MessagesRequest(CountTokensRequest):
     reply_type: ClassVar = MessagesReply
     caps_max_tokens: ClassVar = True  # the field is required, and agents send one large number to all models
 
-    max_tokens: int = Field(ge=1, le=2**31)
-
-    @property
-    def requested_max_tokens(self) -> int | None:
-        return self.max_tokens
-
-
-def _text(content: str | Sequence[TextBlock] | None) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content or ())
+    max_tokens: MaxTokens

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from pronk.errors import GuideError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.guide import Guide, GuideKind
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError
+from pronk.server.protocol.fields import read_fields, summarize
 from pronk.server.settings import RequestLimits
 
 GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
@@ -22,29 +34,77 @@ _NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a negative seed in a requ
 
 
 class RequestBody(BaseModel):
-    """JSON object of a request. Unknown fields and numbers written as strings are refused."""
+    """JSON object of a request.
+
+    :mod:`pronk.server.protocol.fields` decides about fields that the object does not have. Numbers written as strings
+    are refused.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    # Unsupported field of the OpenAI API or of vLLM to its accepted values, which request the server's usual behaviour.
-    noop_values: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    places: ClassVar[Sequence[str]] = ()  # parts of the table of fields that apply
+    is_record: ClassVar[bool] = False  # whether unknown fields are ignored, as the object only describes something
+    field_names: ClassVar[frozenset[str]] = frozenset()  # names of the fields in JSON
 
-    @model_validator(mode="before")
+    _ignored: list[str] = PrivateAttr(default_factory=list)  # names of ignored and renamed fields of this object
+
     @classmethod
-    def _drop_unused(cls, value: Any) -> Any:
-        """Drop null fields and no-op values; of the unknown fields, keep one for the error message."""
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        cls.field_names = frozenset(info.alias or name for name, info in cls.model_fields.items())
+
+    @classmethod
+    def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the object in the form of this class; it may have the form of another API."""
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Sort the fields of an object before they are validated."""
         if not isinstance(value, dict):
-            return value
-        given = {name: content for name, content in value.items() if content is not None}
-        for name in cls.noop_values.keys() & given.keys():
-            found, accepted = json.dumps(given.pop(name)), [json.dumps(noop) for noop in cls.noop_values[name]]
-            if found not in accepted:
-                expected = " or ".join(accepted) or "no such field"
-                msg = f"expected {expected}, found {found:.40}; other values are not supported, leave the field out"
-                raise unsupported(name, msg)
-        names = {info.alias or name for name, info in cls.model_fields.items()}
-        known = {name: content for name, content in given.items() if name in names}
-        unknown = next((name for name in given if name not in known), None)
-        return known if unknown is None else {**known, unknown: None}
+            return validate(value)
+        fields = read_fields(cls.adapt(value), cls.field_names, cls.places, is_record=cls.is_record)
+        body = validate(fields.known)
+        body._ignored = fields.ignored  # noqa: SLF001 - this class's own attribute
+        return body
+
+    def ignored(self) -> list[str]:
+        """Return the paths of all ignored and renamed fields, such as ``messages[].phase``."""
+        return summarize(self.report(""))
+
+    def note_ignored(self, names: Iterable[str]) -> None:
+        """Add names to :meth:`ignored` that only the model knows."""
+        self._ignored.extend(names)
+
+    def report(self, path: str) -> Iterator[str]:
+        """Yield the path of each ignored field in this object, whose own path is ``path``."""
+        prefix = f"{path}." if path else ""
+        yield from (f"{prefix}{name}" for name in self._ignored)
+        for name, info in type(self).model_fields.items():
+            yield from _report(getattr(self, name), f"{prefix}{info.alias or name}")
+
+
+def _report(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, RequestBody):
+        yield from value.report(path)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _report(each, f"{path}[{number}]")
+
+
+class Record(RequestBody):
+    """Object that describes something that the client has, such as a message; unknown fields are ignored."""
+
+    is_record: ClassVar = True
+
+
+class Skipped(Record):
+    """Object of a type that this server does not use, such as a tool of another server."""
+
+    type: str
+
+    def report(self, path: str) -> Iterator[str]:
+        yield f"{path} ({self.type})"
 
 
 def _encodable(text: str) -> str:
@@ -60,6 +120,17 @@ Text = Annotated[str, AfterValidator(_encodable)]  # without lone surrogates, wh
 # fail_fast: a list with millions of wrong elements produces one error, not millions.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True)]
+
+
+NO_LIMIT = 2**31  # value of a maximum number of tokens: as many as fit
+
+
+def _read_limit(limit: int) -> int:
+    """Return the limit that -1 (until the end) and -2 (until the context is full) mean in llama.cpp."""
+    return NO_LIMIT if limit in (-1, -2) else limit
+
+
+MaxTokens = Annotated[int, Field(ge=1, le=NO_LIMIT), BeforeValidator(_read_limit)]
 
 
 def _prompt_type(prompt: Any) -> str:
@@ -87,7 +158,7 @@ def list_prompts(prompts: Any) -> list[str | list[int]]:
 class StreamOptions(RequestBody):
     """``stream_options``: token counts in a stream."""
 
-    noop_values: ClassVar = {"include_obfuscation": [False]}
+    is_record: ClassVar = True  # options of other servers concern the events, never the text
 
     include_usage: bool = False
     continuous_usage_stats: bool = False  # field of vLLM, whose benchmark clients always set it
@@ -100,11 +171,11 @@ class TextRequest(RequestBody):
     ``min_p``, ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``, ``bad_words`` and ``ignore_eos``.
     """
 
-    noop_values: ClassVar = {"service_tier": ["auto", "default"], "store": [False]}
+    places: ClassVar[Sequence[str]] = ("text",)
 
     model: Text | None = None
     temperature: float | None = Field(None, ge=0.0, le=100.0)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_p: float | None = Field(None, ge=0.0, le=1.0)
     top_k: int | None = Field(None, ge=0, le=2**31)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     n: int | None = Field(None, ge=1)
@@ -120,15 +191,11 @@ class TextRequest(RequestBody):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Text | None = Field(None, max_length=512, description="Neither used nor stored.")
-    safety_identifier: Text | None = Field(None, max_length=512, description="Neither used nor stored.")
-    prompt_cache_key: Text | None = Field(None, max_length=512, description="Not used: the cache compares token ids.")
-    metadata: dict[Text, Text] | None = Field(None, max_length=16, description="Neither used nor stored.")
     drafter: Text | None = Field(None, min_length=1, max_length=256)
     rule: Literal["coupled", "rejection", "block"] | None = None
     guide_mode: Literal["forced", "plain", "jump"] | None = None
     priority: int | None = Field(None, ge=-1000, le=1000)
-    cache_salt: Text | None = Field(None, min_length=1, max_length=256)
+    cache_salt: Text | None = Field(None, min_length=1, max_length=1024)
     leaps: bool | None = Field(None, description="Report id, text, drafter and step of each streamed token.")
 
     @field_validator("logit_bias")
@@ -165,9 +232,8 @@ class TextRequest(RequestBody):
             longest = max(map(len, texts), default=0)
             if longest > limits.stop_length:
                 raise refuse(name, f"expected at most {limits.stop_length} characters each, found {longest}")
-        for name, given in (("stream_options", self.stream_options is not None), ("leaps", self.leaps)):
-            if given and not self.stream:
-                raise refuse(name, "expected stream: true, found no stream; add it, or leave the field out")
+        if self.leaps and not self.stream:
+            raise refuse("leaps", "expected stream: true, found no stream; add it, or leave the field out")
         fields = [*self.guide_arguments()]
         if len(fields) > 1:
             raise refuse(fields[1], f"expected one form of the answer, found {fields[0]} and {fields[1]}")
@@ -203,6 +269,8 @@ class TextRequest(RequestBody):
         unchanged = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop", "guide_mode")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         given = {name: value for name in (*unchanged, *penalties) if (value := getattr(self, name)) is not None}
+        if given.get("top_p") == 0.0:  # as in OpenAI's API: the likeliest token alone
+            given |= {"top_p": 1.0, "top_k": 1}
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,

@@ -6,143 +6,210 @@ with the items of earlier responses copied unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from pronk.server.protocol.chat import ChatTurn, TextPart
+from pronk.server.protocol.chat import ChatTurn
 from pronk.server.protocol.conversation import ConversationRequest
-from pronk.server.protocol.guides import NAME_PATTERN, TextFormat
-from pronk.server.protocol.request import RequestBody, Text, TextRequest, check_max, unsupported
+from pronk.server.protocol.guides import TextFormat
+from pronk.server.protocol.parts import Parts, ResultParts, result_texts, texts_of
+from pronk.server.protocol.request import (
+    MaxTokens,
+    Record,
+    Skipped,
+    Text,
+    check_max,
+    unsupported,
+)
 from pronk.server.protocol.responses_reply import ResponsesReply
-from pronk.server.protocol.tools import MAX_TOOLS, Function, ToolUse, tool_call
+from pronk.server.protocol.thinking import ReasoningOptions, Thinking
+from pronk.server.protocol.tools import (
+    MAX_ID,
+    MAX_TOOLS,
+    Choice,
+    Function,
+    FunctionTool,
+    ToolChoice,
+    ToolUse,
+    complete_arguments,
+    tool_call,
+    tool_kind,
+)
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.messages import thinking_options
 
-Status = Literal["in_progress", "completed", "incomplete"]
+_NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees
 
 
 class InputItem(ChatTurn):
     """Message in ``input``, possibly copied unchanged from an earlier response."""
 
     type: Literal["message"] | None = None
-    id: str | None = None
-    status: str | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    name: None = None
 
 
-class CallItem(RequestBody):
-    """Tool call of an earlier response."""
+class AgentMessage(Record):
+    """Message of another agent, which the model reads as one of the user."""
+
+    type: Literal["agent_message"]
+    content: Text | Parts
+
+
+class CallItem(Record):
+    """Tool call of an earlier response. A cut call has incomplete arguments, which are completed."""
 
     type: Literal["function_call"]
-    id: Text | None = None
-    call_id: Text = Field(max_length=64)
-    name: Text = Field(pattern=NAME_PATTERN)
-    arguments: Text
-    status: Status | None = None
+    call_id: Text = Field(max_length=MAX_ID)
+    name: Text = Field(max_length=256)
+    namespace: Text | None = Field(None, max_length=256)
+    arguments: Text  # JSON
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        return complete_arguments(value)
 
 
-class CallOutputItem(RequestBody):
-    """Result of a tool call."""
+class CallOutputItem(Record):
+    """Result of a tool call; images in it are replaced by a note, as the model reads text alone."""
 
     type: Literal["function_call_output"]
-    id: Text | None = None
-    call_id: Text = Field(max_length=64)
-    output: Text | Annotated[list[TextPart], Field(fail_fast=True)]
-    status: Status | None = None
+    call_id: Text = Field(max_length=MAX_ID)
+    output: Text | ResultParts | dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The result as text."""
+        if isinstance(self.output, dict):
+            return json.dumps(self.output, ensure_ascii=False)
+        return self.output if isinstance(self.output, str) else "\n".join(result_texts(self.output))
 
 
-class ThoughtText(RequestBody):
+class ThoughtText(Record):
     """Text of thoughts."""
 
-    type: Literal["reasoning_text", "summary_text"]
-    text: Text
+    type: Text
+    text: Text = ""
 
 
-class ThoughtItem(RequestBody):
-    """Thoughts of an earlier response."""
-
-    noop_values: ClassVar = {"encrypted_content": [""]}
+class ThoughtItem(Record):
+    """Thoughts of an earlier response; encrypted thoughts of another server are ignored."""
 
     type: Literal["reasoning"]
-    id: Text | None = None
     summary: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
     content: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
-    status: Status | None = None
 
 
-def _item_type(item: Any) -> str:
-    """Return the type of an item; a message may leave it out."""
+class Namespace(Record):
+    """Group of functions, such as those of an MCP server; the model sees ``NAMESPACE__FUNCTION``."""
+
+    type: Literal["namespace"]
+    name: Text = Field(max_length=128)
+    description: Text | None = None
+    tools: Annotated[list[NamespaceTool], Field(fail_fast=True)] | None = None
+
+    def functions(self) -> Iterator[tuple[Function, tuple[str, str]]]:
+        """Yield each function under the name that the model sees, with its namespace and its own name."""
+        for tool in self.tools or ():
+            if isinstance(tool, FunctionTool):
+                name = f"{self.name}{_NAMESPACE_SEPARATOR}{tool.function.name}"
+                yield tool.function.model_copy(update={"name": name}), (self.name, tool.function.name)
+
+
+class ToolsItem(Record):
+    """Tools that the conversation adds: ``additional_tools``, and the result of a search for tools."""
+
+    type: Literal["additional_tools", "tool_search_output"]
+    role: Text | None = None
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = None
+
+
+class ItemReference(Record):
+    """Item of a stored response, which this server does not have."""
+
+    type: Literal["item_reference"]
+
+
+def _tool_kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "namespace" if kind == "namespace" else tool_kind(tool)
+
+
+NamespaceTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[Skipped, Tag("other")], Discriminator(tool_kind)
+]
+ResponsesTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[Namespace, Tag("namespace")]
+    | Annotated[Skipped, Tag("other")],
+    Discriminator(_tool_kind),
+]
+
+_ITEMS: Mapping[str, type[Record]] = {
+    "message": InputItem,
+    "agent_message": AgentMessage,
+    "function_call": CallItem,
+    "function_call_output": CallOutputItem,
+    "reasoning": ThoughtItem,
+    "additional_tools": ToolsItem,
+    "tool_search_output": ToolsItem,
+    "item_reference": ItemReference,
+}
+
+
+def _item_kind(item: Any) -> str:
+    """Return the tag of an item: the name of its class. A message may leave out its type."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return str(kind or "message")
+    return _ITEMS.get(str(kind or "message"), Skipped).__name__
 
 
 Item = Annotated[
-    Annotated[InputItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ThoughtItem, Tag("reasoning")],
-    Discriminator(_item_type),
+    Annotated[InputItem, Tag("InputItem")]
+    | Annotated[AgentMessage, Tag("AgentMessage")]
+    | Annotated[CallItem, Tag("CallItem")]
+    | Annotated[CallOutputItem, Tag("CallOutputItem")]
+    | Annotated[ThoughtItem, Tag("ThoughtItem")]
+    | Annotated[ToolsItem, Tag("ToolsItem")]
+    | Annotated[ItemReference, Tag("ItemReference")]
+    | Annotated[Skipped, Tag("Skipped")],
+    Discriminator(_item_kind),
 ]
 
 
-class TextOptions(RequestBody):
-    """Options of the answer's text."""
-
-    noop_values: ClassVar = {"verbosity": ["medium"]}
+class TextOptions(Record):
+    """Options of the answer's text; no model has a verbosity."""
 
     format: TextFormat | None = None
-
-
-class ReasoningOptions(RequestBody):
-    """Options of thoughts. Thoughts are returned as they are, so a ``summary`` is not made."""
-
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-
-
-class ResponsesTool(Function):
-    """Tool; functions are the only type."""
-
-    type: Literal["function"]
-
-
-class ResponsesToolChoice(RequestBody):
-    """Function that the answer must call."""
-
-    type: Literal["function"]
-    name: Text
 
 
 class ResponsesRequest(ConversationRequest):
     """Body of ``/v1/responses``."""
 
-    noop_values: ClassVar = {
-        **TextRequest.noop_values,
-        "background": [False],
-        "previous_response_id": [],
-        "truncation": ["disabled"],
-    }
+    places: ClassVar[Sequence[str]] = ("text", "responses")
     messages_field: ClassVar = "input"
     reply_type: ClassVar = ResponsesReply
 
     input: Text | Annotated[list[Item], Field(fail_fast=True)] = Field(min_length=1)
     instructions: Text | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_output_tokens: MaxTokens | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: list[Text] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    metadata: dict[str, Any] | None = Field(None, description="Repeated in the response, and not stored.")
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         check_max("n", self.n, 1)
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
+        if any(isinstance(item, ItemReference) for item in self.input):
+            expected = "expected items with their content, found an item_reference"
+            raise unsupported("input", f"{expected}; responses are not stored, send the whole item")
         if self.leaps:
             raise unsupported("leaps", "expected no such field in /v1/responses, found true; use /v1/chat/completions")
 
@@ -159,27 +226,43 @@ class ResponsesRequest(ConversationRequest):
         return self.top_logprobs or 0
 
     def conversation(self) -> list[dict[str, Any]]:
-        messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
         for item in self.input:
             if isinstance(item, CallOutputItem):
-                content = item.output if isinstance(item.output, str) else "\n".join(part.text for part in item.output)
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
+            elif isinstance(item, AgentMessage):
+                messages.append({"role": "user", "content": "\n".join(texts_of(item.content))})
             elif isinstance(item, InputItem) and item.role != "assistant":
                 messages.append(item.to_template())
-            else:
+            elif isinstance(item, (InputItem, CallItem, ThoughtItem)):
                 _add_to_answer(messages, item)
         return messages
 
-    def tool_use(self) -> ToolUse:
-        choice, parallel = self.tool_choice, self.parallel_tool_calls is not False
-        if isinstance(choice, ResponsesToolChoice):
-            return ToolUse(self.tools or (), "required", choice.name, parallel, "parameters")
-        return ToolUse(self.tools or (), choice or "auto", None, parallel, "parameters")
+    def all_tools(self) -> list[FunctionTool | Namespace | Skipped]:
+        """Return the tools of the request, and those that items of the input add."""
+        added = [item.tools or [] for item in self.input if isinstance(item, ToolsItem)]
+        return [tool for tools in ([*(self.tools or ())], *added) for tool in tools]
 
-    def template_options(self) -> dict[str, Any]:
-        return thinking_options(None if self.reasoning is None else self.reasoning.effort)
+    def namespaces(self) -> Mapping[str, tuple[str, str]]:
+        """Map the name of a function that the model sees to its namespace and its own name."""
+        groups = [tool for tool in self.all_tools() if isinstance(tool, Namespace)]
+        return {function.name: names for group in groups for function, names in group.functions()}
+
+    def tool_use(self) -> ToolUse:
+        functions, positions = list[Function](), list[int]()
+        for position, tool in enumerate(self.all_tools()):
+            if isinstance(tool, Skipped):
+                continue
+            found = [tool.function] if isinstance(tool, FunctionTool) else [each for each, _ in tool.functions()]
+            functions += found
+            positions += [position] * len(found)
+        parallel = self.parallel_tool_calls is not False
+        return ToolUse.of(functions, positions, self.tool_choice, parallel=parallel, schema_field="parameters")
+
+    def thinking_wish(self) -> Thinking:
+        return Thinking() if self.reasoning is None else self.reasoning.wish()
 
     def described(self) -> dict[str, Any]:
         """Return the options of the request as the response repeats them."""
@@ -199,12 +282,17 @@ class ResponsesRequest(ConversationRequest):
             "store": False,
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "text": {"format": described},
-            "tool_choice": choice.model_dump() if isinstance(choice, ResponsesToolChoice) else choice or "auto",
-            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "tool_choice": choice.model_dump(exclude_none=True) if isinstance(choice, ToolChoice) else choice or "auto",
+            "tools": [_described_tool(tool) for tool in self.tools or ()],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",
         }
+
+
+def _described_tool(tool: FunctionTool | Namespace | Skipped) -> dict[str, Any]:
+    """Return a tool as a response repeats it."""
+    return {"type": "function", **tool.function.model_dump()} if isinstance(tool, FunctionTool) else tool.model_dump()
 
 
 def _add_to_answer(messages: list[dict[str, Any]], item: InputItem | CallItem | ThoughtItem) -> None:
@@ -217,7 +305,8 @@ def _add_to_answer(messages: list[dict[str, Any]], item: InputItem | CallItem | 
         if last is None:
             last = {"role": "assistant", "content": ""}
             messages.append(last)
-        last.setdefault("tool_calls", []).append(tool_call(item.call_id, item.name, item.arguments))
+        name = item.name if item.namespace is None else f"{item.namespace}{_NAMESPACE_SEPARATOR}{item.name}"
+        last.setdefault("tool_calls", []).append(tool_call(item.call_id, name, item.arguments))
     elif last is not None and not last["content"] and "tool_calls" not in last:
         last["content"] = item.to_template()["content"]
     else:

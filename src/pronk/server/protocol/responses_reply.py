@@ -36,6 +36,7 @@ class ResponsesReply(AnswerReply):
         self._id = uuid4().hex
         self._created = int(time())
         self._numbers = count()
+        self._namespaces = self.request.namespaces()
         (self._parser,) = self.parsers
         self._empty = Block("text", 0)  # the only block of an empty answer that may have had others
         self._open: Block | None = None  # block whose item is not closed yet
@@ -138,8 +139,10 @@ class ResponsesReply(AnswerReply):
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         if block.call is not None:
-            call = {"call_id": block.call.ident, "name": block.call.name, "arguments": block.content}
-            return {**item, "type": "function_call", **call}
+            namespace, name = self._namespaces.get(str(block.call.name), (None, block.call.name))
+            call = {"call_id": block.call.ident, "name": name, "arguments": block.content}
+            own = {} if namespace is None else {"namespace": namespace}
+            return {**item, "type": "function_call", **call, **own}
         if block.kind == "thought":
             thoughts = {"type": "reasoning_text", "text": block.content}
             return {**item, "type": "reasoning", "summary": [], "content": [thoughts]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 from pydantic import Field
@@ -17,6 +17,8 @@ from pronk.server.settings import RequestLimits
 
 class TokenizeRequest(RequestBody):
     """Body of ``/tokenize``: either ``prompt`` or ``messages``."""
+
+    places: ClassVar[Sequence[str]] = ("tokenize",)
 
     model: Text | None = None
     prompt: Text | None = None
@@ -35,11 +37,12 @@ class DetokenizeRequest(RequestBody):
 class EmbeddingRequest(RequestBody):
     """Body of ``/v1/embeddings``; the OpenAI API lacks ``pooling`` and ``normalize``."""
 
+    places: ClassVar[Sequence[str]] = ("embeddings",)
+
     model: Text | None = None
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=2**31)
-    user: Text | None = Field(None, max_length=512, description="Neither used nor stored.")
     pooling: Literal["mean", "last"] | None = Field(None, description="Tokens to pool; default: mean.")
     normalize: bool | None = Field(None, description="Whether vectors have length 1; default: true.")
 

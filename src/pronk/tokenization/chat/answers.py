@@ -18,6 +18,7 @@ from pronk.tokenization.chat.dialects import (
     find_tool_dialect,
     plain_text,
 )
+from pronk.tokenization.chat.template import in_channels, nearest_effort
 from pronk.tokenization.chat.thoughts import ChannelReader, Thought, ThoughtReader
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -62,6 +63,12 @@ class AnswerFormat:
     def opened_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the begin marker of thoughts."""
         return self.thinking_markers is not None and self.thinking_markers.opened_by(prompt)
+
+    def nearest_effort(self, effort: str) -> str:
+        """Return the effort that the chat template follows: ``on`` if it can only switch thinking on."""
+        source = self.tokenizer.chat_template or ""
+        followed = nearest_effort({"reasoning_effort": effort}) if in_channels(source) else {"reasoning_effort": effort}
+        return str(followed["reasoning_effort"]) if effort == "none" or "reasoning_effort" in source else "on"
 
     def grammar(self, *, tools: bool) -> AnswerGrammar:
         """Return the builder of grammars; with ``tools``, a model without calls raises a PromptError."""

@@ -16,7 +16,7 @@ from secrets import token_hex
 from pronk.tokenization.chat.dialects import MAX_IDENT, TOOL_NAME, TokenSymbols, ToolDialect, plain_text
 from pronk.tokenization.chat.keywords import KeywordArguments
 
-_MAX_CALL_START = 200  # maximum characters from a call's beginning to the end of its tool's name, which has up to 64
+_MAX_CALL_START = 264  # maximum characters from a call's beginning to the end of its tool's name, which has up to 128
 _OUTSIDE_STRING = re.compile(r'["{}\[\]]')  # characters of JSON that begin a string or change the nesting
 _INSIDE_STRING = re.compile(r'["\\]')  # characters of JSON that end a string or escape the next character
 

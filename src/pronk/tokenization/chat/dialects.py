@@ -100,7 +100,8 @@ def plain_text(symbols: str) -> str:
     return _SURROGATES.sub("", symbols)
 
 
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # names of tools that OpenAI's API allows
+# Names of tools. OpenAI's API allows up to 64 letters, digits, _ and -; those of MCP servers are longer.
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 MAX_IDENT = 40  # characters of a call's id that a model may write; Mistral's have 9
 
 _PROBE = "zanzibar_9"  # name of a tool for a trial rendering; no template contains this name

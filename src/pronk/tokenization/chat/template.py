@@ -121,7 +121,12 @@ default_renderer = Renderer()
 
 
 # Each effort of OpenAI's API that gpt-oss does not know, and the nearest one that it knows.
-_NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+_NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def in_channels(source: str) -> bool:
+    """Return whether a template writes the harmony format of gpt-oss."""
+    return "<|channel|>" in source and "<|message|>" in source
 
 
 def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -216,7 +221,7 @@ class ChatTemplate:
             reason = reply.get("error", "it takes too long, or too much memory, to compile")
             refuse("chat template", f"expected valid Jinja, found an error: {reason}", TokenizerError)
         self._loops_over_content = reply["loops_over_content"]
-        self._in_channels = "<|channel|>" in source and "<|message|>" in source  # the harmony format of gpt-oss
+        self._in_channels = in_channels(source)
         writes_none = "tool_calls" not in source
         forms = ((texts, keywords) for marker, texts, keywords in _UNWRITTEN_CALLS if marker in source and writes_none)
         self._call_form = next(forms, None)

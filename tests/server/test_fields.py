@@ -1,0 +1,349 @@
+"""Fields that pronk does not have: what changes the answer is refused, what asks for nothing is accepted and named."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+import pytest
+
+from pronk.server.protocol.chat import ChatRequest
+from pronk.server.protocol.fields import IGNORED_HEADER, report_header
+from server.serving import Running, running
+from server.tool_models import tool_model
+
+ASK: dict[str, Any] = {
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+}
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+CLEAR_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]}
+
+
+@pytest.fixture(scope="module")
+def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Server of a model that calls tools and thinks."""
+    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3")) as made:
+        yield made
+
+
+def ignored(answer: httpx.Response) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    header = answer.headers.get(IGNORED_HEADER, "")
+    return [unquote(path) for path in header.split(", ")] if header else []
+
+
+ACCEPTED: list[tuple[str, dict[str, Any], list[str]]] = [
+    *(
+        (route, {name: value}, [name])
+        for route in ASK
+        for name, value in {
+            "store": True,
+            "user": "me",
+            "metadata": {"a": {"b": [1]}},
+            "service_tier": "flex",
+            "prompt_cache_key": "k",
+            "prompt_cache_retention": "24h",
+            "cache_prompt": True,
+            "keep_alive": "5m",
+            "id_slot": 3,
+            "prediction": {"type": "content", "content": "x"},
+            "verbosity": "low",
+            "x_trace": "abc",
+            "my_session_id": "abc",
+            "client_metadata": {"a": "b"},
+        }.items()
+        if not (route == RESPONSES and name == "metadata")  # which a response repeats
+    ),
+    (CHAT, {"stream_options": {"include_obfuscation": True, "new": 1}}, ["stream_options.include_obfuscation"]),
+    (CHAT, {"messages": [{"role": "user", "content": "Hi", "phase": "x"}]}, ["messages[0].phase"]),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "e"}}]}]},
+        ["messages[0].content[0].cache_control"],
+    ),
+    (RESPONSES, {"truncation": "auto"}, ["truncation"]),
+    (RESPONSES, {"text": {"verbosity": "low"}}, ["text.verbosity"]),
+    (RESPONSES, {"reasoning": {"summary": "auto"}}, ["reasoning.summary"]),
+    (MESSAGES, {"context_management": CLEAR_THOUGHTS}, ["context_management"]),
+    (MESSAGES, {"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, ["mcp_servers"]),
+    (
+        MESSAGES,
+        {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "scope": "global"}}]},
+        ["system[0].cache_control"],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("route", "more", "expected"), ACCEPTED)
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_that_ask_for_nothing_are_accepted_and_named(
+    client: httpx.Client, route: str, more: dict[str, Any], expected: list[str], *, stream: bool
+) -> None:
+    answer = client.post(route, json={**ASK[route], "stream": stream, **more})
+    assert set(expected) <= {*ignored(answer)}
+
+
+@pytest.mark.parametrize("route", ASK)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"store": False},
+        {"mirostat": 0, "typical_p": 1.0, "dry_multiplier": 0.0, "xtc_probability": 0},
+        {"top_k": -1},
+        {"skip_special_tokens": True, "use_beam_search": False, "best_of": 1, "truncate_prompt_tokens": -1},
+        {"unheard_of": None, "unheard_of_2": False, "unheard_of_3": [], "unheard_of_4": {}, "unheard_of_5": ""},
+    ],
+    ids=str,
+)
+def test_neutral_values_are_the_same_as_no_field(client: httpx.Client, route: str, more: dict[str, Any]) -> None:
+    body = {**ASK[route], "temperature": 0}
+    plain, got = client.post(route, json=body), client.post(route, json={**body, **more})
+    assert [name for name in ignored(got) if name != "store"] == []
+    assert text_of(got.json()) == text_of(plain.json()) != ""
+
+
+def text_of(reply: Any) -> str:
+    """Return the text of a reply in any of the formats."""
+    if "choices" in reply:
+        choice = reply["choices"][0]
+        return str(choice["text"] if "text" in choice else choice["message"]["content"])
+    if "output" in reply:
+        return "".join(part["text"] for item in reply["output"] for part in item.get("content", []))
+    return "".join(block.get("text", "") for block in reply["content"])
+
+
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    *(
+        (route, {name: value}, name, advice)
+        for route in ASK
+        for name, value, advice in (
+            ("mirostat", 2, "use min_p"),
+            ("typical_p", 0.5, "use top_p or min_p"),
+            ("skip_special_tokens", False, "leave the field out"),
+            ("do_sample", False, "use temperature: 0"),
+            ("images", ["x"], "send text only"),
+            ("use_beam_search", True, "use n"),
+            ("temprature", 0.5, "use temperature"),
+            ("nonsense", 1, "remove it"),
+        )
+    ),
+    (CHAT, {"grammar": "root ::= x"}, "grammar", "use guided_grammar, in llguidance's dialect of Lark"),
+    (RESPONSES, {"grammar": "root ::= x"}, "grammar", "use text.format"),
+    (CHAT, {"functions": [{"name": "f"}]}, "functions", "use tools"),
+    (CHAT, {"echo": True}, "echo", "use /v1/completions"),
+    (CHAT, {"modalities": ["audio"]}, "modalities", "the model answers with text"),
+    (RESPONSES, {"previous_response_id": "r"}, "previous_response_id", "send the whole conversation in input"),
+    (RESPONSES, {"background": True}, "background", "read the stream instead"),
+    (RESPONSES, {"messages": [{}]}, "messages", "use input"),
+    (MESSAGES, {"reasoning_effort": "low"}, "reasoning_effort", "use output_config.effort"),
+    (CHAT, {"options": {"mirostat": 1}}, "mirostat", "use min_p"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "messages.0.images", "send text only"),
+]
+
+
+@pytest.mark.parametrize(("route", "more", "param", "advice"), REFUSED)
+def test_fields_that_change_the_answer_are_refused_with_what_to_use(
+    client: httpx.Client, route: str, more: dict[str, Any], param: str, advice: str
+) -> None:
+    answer = client.post(route, json={**ASK[route], **more})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error.get("param", param) == param  # Anthropic's errors have no such field
+    assert error["message"].startswith(f"{param}: expected ")
+    assert error["message"].endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("route", "alias", "own"),
+    [
+        *((route, {"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}) for route in ASK),
+        (CHAT, {"n_predict": 3}, {"max_tokens": 3}),
+        (CHAT, {"options": {"num_predict": 3, "num_ctx": 4096}}, {"max_tokens": 3}),
+        (CHAT, {"random_seed": 3, "temperature": 1}, {"seed": 3, "temperature": 1}),
+        ("/v1/completions", {"max_new_tokens": 3}, {"max_tokens": 3}),
+        (RESPONSES, {"max_tokens": 3}, {"max_output_tokens": 3}),
+        (MESSAGES, {"max_completion_tokens": 3}, {"max_tokens": 3}),
+    ],
+)
+def test_other_names_of_a_field_are_read_as_that_field(
+    client: httpx.Client, route: str, alias: dict[str, Any], own: dict[str, Any]
+) -> None:
+    limits = {"max_tokens", "max_output_tokens"}
+    limited = {name for name in (*alias, *own) if "max" in name or name in ("n_predict", "options")}
+    body = {name: value for name, value in ASK[route].items() if not (limited and name in limits)}
+    body = {"temperature": 0, **body}
+    named, got = client.post(route, json={**body, **own}), client.post(route, json={**body, **alias})
+    assert text_of(got.json()) == text_of(named.json()) != ""
+    assert any("(as " in path for path in ignored(got))
+    assert ignored(named) == []
+
+
+def test_two_names_of_one_field_with_different_values_are_refused(client: httpx.Client) -> None:
+    body = {**ASK[CHAT], "repeat_penalty": 1.5, "repetition_penalty": 1.2}
+    answer = client.post(CHAT, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "repeat_penalty"
+    assert ignored(client.post(CHAT, json={**body, "repetition_penalty": 1.5})) == ["repeat_penalty"]
+
+
+@pytest.mark.parametrize("value", [-1, -2])
+def test_a_negative_limit_is_no_limit(client: httpx.Client, value: int) -> None:
+    for route in (CHAT, "/v1/completions"):
+        long = {"prompt": [5] * 2000} if route != CHAT else {"messages": [{"role": "user", "content": "a " * 990}]}
+        body = {**long, "max_tokens": value, "temperature": 0, "ignore_eos": True}
+        answer = client.post(route, json=body).json()
+        assert answer["usage"]["total_tokens"] == 2048  # the model's context
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+FLAT = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+OTHER_TOOLS = ["web_search", "image_generation", "tool_search", "custom", "mcp", "local_shell", "unheard_of"]
+
+
+@pytest.mark.parametrize("kind", OTHER_TOOLS)
+def test_tools_of_other_kinds_are_skipped(tooled: Running, kind: str) -> None:
+    own = {CHAT: TOOL, RESPONSES: FLAT, MESSAGES: {"name": "f", "input_schema": {"type": "object"}}}
+    with tooled.client() as client:
+        for route, tool in own.items():
+            other = {"type": kind if kind != "custom" or route != MESSAGES else "web_search_20250305", "name": "w"}
+            answer = client.post(route, json={**ASK[route], "tools": [other, tool]})
+            assert ignored(answer) == [f"tools[0] ({other['type']})"]
+            only = client.post(route, json={**ASK[route], "tools": [other]})
+            assert ignored(only) == [f"tools[0] ({other['type']})"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+        {"type": "image_generation_call", "id": "i", "result": None},
+        {"type": "tool_search_call", "call_id": "t", "arguments": {}},
+        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "unheard_of"},
+    ],
+    ids=lambda item: item["type"],
+)
+def test_items_of_other_tools_are_skipped(client: httpx.Client, item: dict[str, Any]) -> None:
+    ask = {"role": "user", "content": "Hi"}
+    body = {"max_output_tokens": 4, "temperature": 0}
+    plain = client.post(RESPONSES, json={**body, "input": [ask]})
+    got = client.post(RESPONSES, json={**body, "input": [item, ask]})
+    assert ignored(got) == [f"input[0] ({item['type']})"]
+    assert text_of(got.json()) == text_of(plain.json())
+
+
+def test_functions_of_a_namespace_are_called_by_their_own_names(tooled: Running) -> None:
+    space = {
+        "type": "namespace",
+        "name": "mcp__git",
+        "description": "d",
+        "tools": [FLAT, {"type": "custom", "name": "c"}],
+    }
+    body = {"max_output_tokens": 64, "tool_choice": "required", "temperature": 0}
+    for more in ({"tools": [space]}, {"input": [{"type": "additional_tools", "role": "developer", "tools": [space]}]}):
+        asked = [*more.get("input", []), {"role": "user", "content": "Hi"}]
+        with tooled.client() as client:
+            answer = client.post(RESPONSES, json={**body, **more, "input": asked, "parallel_tool_calls": False})
+            assert len(ignored(answer)) == 1
+            (call,) = [item for item in answer.json()["output"] if item["type"] == "function_call"]
+            assert (call["namespace"], call["name"]) == ("mcp__git", "f")
+            result = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
+            again = client.post(RESPONSES, json={**body, **more, "input": [*asked, call, result]})
+        assert again.status_code == 200, again.text
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}, {"f"}),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}, {"g"}),
+        ({"type": "function", "name": "g"}, {"g"}),
+        ({"type": "tool", "name": "g"}, {"g"}),
+        ("any", {"f", "g"}),
+        ({"type": "any"}, {"f", "g"}),
+    ],
+    ids=str,
+)
+def test_choices_of_tools_in_the_forms_of_other_apis(tooled: Running, choice: Any, names: set[str]) -> None:
+    tools = [TOOL, {"name": "g", "input_schema": {"type": "object", "properties": {}}}]
+    body = {**ASK[CHAT], "max_tokens": 40, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    with tooled.client() as client:
+        message = client.post(CHAT, json=body).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] in names
+
+
+EFFORTS = [
+    ("qwen3", {"reasoning_effort": "max"}, ["reasoning_effort (as on)"]),
+    ("qwen3", {"reasoning_effort": "none"}, []),
+    ("qwen3", {"reasoning_effort": "default"}, ["reasoning_effort"]),
+    ("qwen3", {"reasoning": {"effort": "ultra"}}, ["reasoning.effort"]),
+    ("qwen3", {"think": True}, []),
+    ("qwen3", {"think": "high"}, ["think (as on)"]),
+    ("qwen3", {"thinking": {"type": "enabled", "budget_tokens": 4}}, []),
+    ("none", {"reasoning_effort": "max"}, ["reasoning_effort"]),
+    ("none", {"thinking": {"type": "adaptive"}}, ["thinking"]),
+    ("none", {"thinking": {"type": "disabled"}}, []),
+    ("none", {"think": False}, []),
+]
+
+
+@pytest.mark.parametrize(("family", "more", "expected"), EFFORTS)
+def test_hints_of_thinking_are_mapped_or_named(
+    tooled: Running, client: httpx.Client, family: str, more: dict[str, Any], expected: list[str]
+) -> None:
+    with tooled.client() as thinking:
+        answer = (thinking if family == "qwen3" else client).post(CHAT, json={**ASK[CHAT], **more})
+    assert ignored(answer) == expected
+
+
+def test_images_in_results_of_tools_become_notes(tooled: Running) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "seen"}, image]}
+    talk = [*ASK[MESSAGES]["messages"], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    with tooled.client() as client:
+        answer = client.post(MESSAGES, json={**ASK[MESSAGES], "messages": talk})
+        assert ignored(answer) == ["messages[2].content[0].content[1] (image)"]
+        seen = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+        items = [
+            {"role": "user", "content": "Hi"},
+            {"type": "function_call", "call_id": "t", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "t", "output": [seen]},
+        ]
+        answer = client.post(RESPONSES, json={**ASK[RESPONSES], "input": items})
+        assert ignored(answer) == ["input[2].output[0] (input_image)"]
+        refused = client.post(RESPONSES, json={**ASK[RESPONSES], "input": [{"role": "user", "content": [seen]}]})
+        assert refused.status_code == 400
+
+
+def test_the_header_is_one_line_of_limited_length() -> None:
+    paths = [f"tools[{n}].function.parameters.properties.naïve,\r\nX: y" for n in range(99)]
+    header = report_header(paths)
+    assert header.isascii()
+    assert header.isprintable()
+    assert len(header) < 1100
+    first, *_, last = header.split(", ")
+    assert unquote(first) == paths[0]
+    assert last == f"and {99 - header.count(', ')} more"
+
+
+def test_fields_of_a_long_conversation_are_named_once() -> None:
+    messages = [{"role": "user", "content": "x", "id": str(n)} for n in range(50)]
+    body = ChatRequest.model_validate({"messages": [*messages, {"role": "user", "content": "x", "phase": "y"}]})
+    assert body.ignored() == ["messages[].id", "messages[50].phase"]
+
+
+def test_log_names_what_was_ignored_once(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pronk")
+    for _ in range(3):
+        client.post(CHAT, json={**ASK[CHAT], "store": True, "my_trace": json.dumps("secret")})
+    found = [record.getMessage() for record in caplog.records if "my_trace" in record.getMessage()]
+    assert len(found) == 1
+    assert "secret" not in found[0]
