@@ -31,7 +31,7 @@ INSTALL := { $(PY) -m pip --version || $(PY) -m ensurepip; } >/dev/null 2>&1; \
 demo: $(INSTALLED)
 	@$(VENV)/bin/pronk pull smollm2 >/dev/null
 	@echo "> $$(cat examples/question.txt)" >&2
-	@$(VENV)/bin/pronk chat --stats --max-tokens 192 <examples/question.txt
+	@$(VENV)/bin/pronk chat --stats --max-tokens 192 --seed 2 <examples/question.txt
 
 # mypy has one thread: meanwhile the compiler builds what the sanitizers test.
 test: $(INSTALLED_DEV)

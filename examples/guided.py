@@ -1,6 +1,6 @@
 """Generate JSON that fits a schema, then compare the probabilities of three texts.
 
-Run it with ``python examples/guided.py`` after ``pip install 'pronk[guided]'``; the argument is another model.
+Run it with ``python examples/guided.py`` after ``pip install '.[guided]'``; the argument is another model.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ except OptionError as error:
     arguments = [sys.executable, "-c", code, repr((modules, EXTRAS))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    message = "workers: expected torch, found none; pip install 'pronk[parallel]'"
+    message = "workers: expected torch, found none; run pip install '.[parallel]' in a clone of pronk"
     assert done.stdout == f"{message}\n"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import DType
-from pronk.checks import require_extra
+from pronk.checks import install_extra, require_extra
 from pronk.errors import OptionError
 from pronk.kernels.library import CHOICES, KernelsError
 from pronk.models.backend import Backend, KernelBackend
@@ -51,6 +51,6 @@ def open_torch(device: str, dtype: DType, reason: str) -> TorchBackend:
     try:
         from pronk.torch_backend.backend import TorchBackend  # noqa: PLC0415 - torch is optional
     except ImportError as error:
-        msg = f"{reason}: expected torch that can be imported, found {str(error)[:80]!r}; pip install 'pronk[torch]'"
+        msg = f"{reason}: expected torch that can be imported, found {str(error)[:80]!r}; {install_extra('torch')}"
         raise OptionError(msg) from error
     return TorchBackend(device, dtype)

@@ -77,12 +77,17 @@ def check_path(name: str, value: object) -> str | None:
     return value
 
 
+def install_extra(extra: str) -> str:
+    """Return the advice to install an extra of pronk. pip finds pronk in its clone only: no index has it."""
+    return f"run pip install '.[{extra}]' in a clone of pronk"
+
+
 def require_extra(purpose: str, extra: str, *modules: str) -> None:
-    """Raise ``OptionError`` if one of ``modules`` is missing; ``pip install 'pronk[extra]'`` installs all.
+    """Raise ``OptionError`` if one of ``modules`` is missing, which the extra of this name installs.
 
     ``purpose`` is the option or command that needs them; the message begins with it.
     """
     missing = ", ".join(name for name in modules if importlib.util.find_spec(name) is None)
     if missing:
-        msg = f"{purpose}: expected {missing}, found none; pip install 'pronk[{extra}]'"
+        msg = f"{purpose}: expected {missing}, found none; {install_extra(extra)}"
         raise OptionError(msg)

@@ -17,6 +17,7 @@ from pronk.engine.engine import Engine, prefill_size
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.engine.scoring import score
+from pronk.hub.recommendations import add_known_sampling
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
@@ -93,7 +94,7 @@ class LLM:
                 later requests.
             adapters: folders of LoRA adapters that PEFT has saved, by name; calls choose one with ``adapter``, and rows
                 of other requests keep their bits (:mod:`pronk.models.adapters`).
-            device: ``"cpu"``, or a torch device, which needs ``pip install 'pronk[torch]'``.
+            device: ``"cpu"``, or a torch device, which needs the extra ``torch``.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
             weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
                 when loading (the LM head always to 8 bits), which makes decoding faster and changes the output.
@@ -118,7 +119,7 @@ class LLM:
                 this is faster; the text is the same. ``"tensor"`` splits attention heads and MLP columns; the text
                 then depends on the number of workers, but not on the drafter.
             kernels: ``"auto"`` (the CPU's widest instruction set), an instruction set such as ``"avx2"``, or
-                ``"torch"`` (``pronk[torch]``), with which the text may depend on the batch and the drafter.
+                ``"torch"`` (the extra ``torch``), with which the text may depend on the batch and the drafter.
             budget: ``"auto"`` drafts what maximizes expected tokens per second, and limits the time that speculation
                 may lose. ``"all"`` verifies every draft token, whatever measured times say. The text is the same.
             calibration: whether new requests start with the acceptance rates of earlier requests; no text is kept. A
@@ -134,7 +135,7 @@ class LLM:
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(model, progress=progress)
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
-        self.config = read_config(self.path, opened, context)
+        self.config = add_known_sampling(read_config(self.path, opened, context))
         num_prefilled = prefill_size(prefill_chunk, self.config)
         self.adapters = Adapters(adapters, self.config, workers)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size, opened)
@@ -273,15 +274,16 @@ class LLM:
         """Answer a conversation, rendered with the model's chat template.
 
         Messages are those of :mod:`pronk.tokenization.chat.messages`: ``{"role": "user", "content": "…"}``. Without
-        ``params``, the sampling options are those of the model's files, ``config.sampling``. ``template_options`` are
-        variables of the template: ``{"enable_thinking": False}``.
+        ``params``, they are those of :meth:`get_default_sampling_params`. ``template_options`` are variables of the
+        template: ``{"enable_thinking": False}``.
 
         Raises:
             PromptError: messages are malformed, or the template refuses them, times out or renders nothing.
             TokenizerError: the chat template is missing or damaged.
         """
         ids = self.chat_ids(messages, template_options=template_options)
-        return self.generate(ids, params or recommended_params(self.config), drafter=drafter, adapter=adapter)
+        params = params or self.get_default_sampling_params()
+        return self.generate(ids, params, drafter=drafter, adapter=adapter)
 
     def stream_chat(
         self,
@@ -294,7 +296,16 @@ class LLM:
     ) -> Generator[Piece]:
         """Answer a conversation and yield the tokens; see :meth:`chat`."""
         ids = self.chat_ids(messages, template_options=template_options)
-        return self.stream(ids, params or recommended_params(self.config), drafter=drafter, adapter=adapter)
+        params = params or self.get_default_sampling_params()
+        return self.stream(ids, params, drafter=drafter, adapter=adapter)
+
+    def get_default_sampling_params(self, **options: Any) -> SamplingParams:
+        """Return the parameters of :meth:`chat` without ``params``: those recommended for the model.
+
+        An option is that of the model's files, or else that of the model's row in the table of short names, or else
+        that of ``SamplingParams()``, which is greedy. ``options`` replace them: ``max_tokens=64``.
+        """
+        return recommended_params(self.config, **options)
 
     def choose(self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None) -> Choice:
         """Return the log-probabilities of given continuations of a prompt, computed in one token tree.

@@ -179,7 +179,7 @@ def test_a_missing_package_is_named_with_its_installation(method: str, llm: LLM,
         peer = Peer(PEERS[method], llm.path, dtype="float32", threads=1)
         with (
             closing(peer),
-            pytest.raises(PeerError, match=rf"{package} is not installed: pip install 'pronk\[peers\]'"),
+            pytest.raises(PeerError, match=rf"{package} is not installed; run pip install '\.\[peers\]'"),
         ):
             peer.load()
     else:
@@ -193,7 +193,7 @@ def test_a_missing_package_is_named_with_its_installation(method: str, llm: LLM,
         (3, "expected a JSON answer to generate, found b'Loading weights"),
         (4, "expected 2 tokens, found 1"),
         (6, "died during generate: exit status 3"),
-        (7, r"llama_cpp is not installed: pip install 'pronk\[peers\]'"),
+        (7, r"llama_cpp is not installed; run pip install '\.\[peers\]' in a clone of pronk"),
         (8, "transformers: RuntimeError: out of luck"),
     ],
 )

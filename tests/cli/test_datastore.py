@@ -122,7 +122,7 @@ def test_mistakes(run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch
     assert_mistake(run("build", text / "notes.c", text / "code", *at), "expected a new or empty folder")
     assert_mistake(run("info", out), "expected a datastore with datastore.json, found none; make one with")
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
-    assert_mistake(run("build", out, text / "code", *at), "pip install 'pronk[datastore]'")
+    assert_mistake(run("build", out, text / "code", *at), "run pip install '.[datastore]' in a clone of pronk")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
 
 

@@ -36,7 +36,7 @@ def test_without_ray(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", find)
-    message = "replicas: expected ray, found none; pip install 'pronk[ray]'"
+    message = "replicas: expected ray, found none; run pip install '.[ray]' in a clone of pronk"
     assert_mistake(command("serve", "--port", 0, "--replicas", 2), message)
 
 

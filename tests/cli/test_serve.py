@@ -81,5 +81,5 @@ def test_without_the_extra(command: Command, monkeypatch: pytest.MonkeyPatch, tm
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", find)
     files = [] if name == "serve" else [str(tmp_path / "in"), str(tmp_path / "out")]
-    message = f"{name}: expected uvicorn, found none; pip install 'pronk[serve]'"
+    message = f"{name}: expected uvicorn, found none; run pip install '.[serve]' in a clone of pronk"
     assert_mistake(command(name, *files), message)

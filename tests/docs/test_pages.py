@@ -174,8 +174,8 @@ def test_llms_txt_lists_all_pages(tools: list[str], tmp_path: Path) -> None:
 
 
 def test_make_docs(tmp_path: Path) -> None:
-    """The generator finds no fault; needs ``pronk[docs]``."""
-    pytest.importorskip("zensical", reason="pip install 'pronk[docs]'")
+    """The generator finds no fault; needs the extra docs."""
+    pytest.importorskip("zensical", reason="pip install '.[docs]'")
     done = subprocess.run(
         [sys.executable, "tools/docs/build.py"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -248,7 +248,9 @@ def test_missing_torch_is_one_line(
 ) -> None:
     monkeypatch.setattr("pronk.backends.load_kernels", lambda choice: load_kernels(choice, tmp_path / "lost.so"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(OptionError, match=r"^.+: expected torch, found none; pip install 'pronk\[torch\]'$") as error:
+    with pytest.raises(
+        OptionError, match=r"^.+: expected torch, found none; run pip install '\.\[torch\]' in a clone of pronk$"
+    ) as error:
         LLM(checkpoint("llama"), **options)  # type: ignore[arg-type]
     one_line(error)
 

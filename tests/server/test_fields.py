@@ -139,7 +139,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, {"previous_response_id": "r"}, "previous_response_id", "send the whole conversation in input"),
     (RESPONSES, {"background": True}, "background", "read the stream instead"),
     (RESPONSES, {"messages": [{}]}, "messages", "use input"),
-    (MESSAGES, {"reasoning_effort": "low"}, "reasoning_effort", "use output_config.effort"),
+    (MESSAGES, {"response_format": {"type": "json_object"}}, "response_format", "use output_config.format"),
     (CHAT, {"options": {"mirostat": 1}}, "mirostat", "use min_p"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "messages.0.images", "send text only"),
 ]

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -249,6 +250,35 @@ def test_page_fits_a_narrow_screen(visit: Visits) -> None:
     assert page.evaluate(width) == 360
     page.keyboard.press("Escape")
     expect(page.locator("#settings")).to_be_hidden()
+
+
+def test_sampling_starts_at_what_is_recommended(browser: Browser) -> None:
+    """The fields show the recommended values until other ones are entered; clearing a field restores its value."""
+    model = LLM(threads=1, drafter="suffix")
+    model.config = replace(model.config, sampling={"temperature": 0.3, "top_p": 0.9, "repetition_penalty": 1.1})
+    with running(model, keys=()) as made, Visits(browser, made.url) as visits:
+        page = visits(settings={"max_tokens": "8"})
+        bodies = list[dict[str, Any]]()
+        page.on("request", lambda each: each.method == "POST" and bodies.append(json.loads(each.post_data or "")))
+        expect(page.locator("#summary")).to_contain_text("temperature 0.3")
+        assert page.input_value("[name=temperature]") == "0.3"
+        assert page.input_value("[name=top_p]") == "0.9"
+        ask(page)
+        assert (bodies[-1]["temperature"], bodies[-1]["top_p"]) == (0.3, 0.9)
+        page.click("#open-settings")
+        page.fill("[name=temperature]", "0")
+        page.keyboard.press("Escape")
+        expect(page.locator("#summary")).to_contain_text("temperature 0 ")
+        ask(page)
+        assert (bodies[-1]["temperature"], bodies[-1]["top_p"]) == (0, 0.9)
+        page.reload()
+        expect(page.locator("#summary")).to_contain_text("temperature 0 ")
+        page.click("#open-settings")
+        page.fill("[name=temperature]", "")
+        page.keyboard.press("Escape")
+        expect(page.locator("#summary")).to_contain_text("temperature 0.3")
+        ask(page)
+        assert bodies[-1]["temperature"] == 0.3
 
 
 def test_colours_follow_the_system_or_the_setting(visit: Visits) -> None:

@@ -176,7 +176,7 @@ class TestErrors:
 
     def test_without_the_extra(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "llguidance", None)
-        with pytest.raises(OptionError, match=r"pip install 'pronk\[guided\]'"):
+        with pytest.raises(OptionError, match=r"run pip install '\.\[guided\]' in a clone of pronk"):
             Grammars(llm.tokenizer, llm.config.vocab_size, [0]).compile(Guide(regex="a"))
 
     def test_a_model_without_an_end(self, llm: LLM) -> None:

@@ -164,7 +164,7 @@ def test_command_makes_a_drafter_that_serves(
 def test_training_needs_torch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     found = refusal(f"{name} --source {tmp_path}=1 --out {tmp_path / 'run'}")
-    assert found == "train: expected torch, found none; pip install 'pronk[train]'"
+    assert found == "train: expected torch, found none; run pip install '.[train]' in a clone of pronk"
     assert "Usage" in run_command(f"{name} --help")
 
 

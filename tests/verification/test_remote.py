@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import typer
 from pronk.cli.verify import verify
 from pronk.errors import OptionError
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
 from pronk.verification.remote import TEXTS, RemoteReport, RemoteServer, RemoteSettings, verify_server_steps
 from pronk.verification.remote.checks import CHECKS, _RouteVerifier
 from pronk.verification.remote.client import ROUTES, Answer, RemoteToken, ServerUnreachableError
@@ -271,3 +273,16 @@ def test_pronk_serve_passes() -> None:
     cache = report.get("cache", "chat")
     assert cache is not None
     assert "cached tokens" in cache.note
+
+
+@pytest.mark.parametrize("name", [None, "tiny"])
+def test_defaults_of_the_server_are_turned_off(name: str | None) -> None:
+    """A penalty that the server recommends would make other tokens the greedy ones than the likeliest."""
+    llm = LLM(threads=1)
+    plain = llm.generate("def add(a, b):", SamplingParams(max_tokens=20)).text
+    llm.config = replace(llm.config, sampling={"temperature": 0.9, "repetition_penalty": 1.9})
+    with running(llm, keys=()) as made, RemoteServer(made.url, model=name) as server:
+        assert server.connect() == "tiny"
+        assert server.neutral_options["repetition_penalty"] == 1.0
+        assert server.ask("completions", "def add(a, b):", 20)[0].text == plain
+        assert server.ask("completions", "def add(a, b):", 20, repetition_penalty=1.9)[0].text != plain

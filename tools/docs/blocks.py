@@ -3,8 +3,9 @@
     python tools/docs/blocks.py    # after a change of an option or of a result
 
 A block in ``README.md`` and ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and ``<!-- end -->``. The
-kinds are ``options`` (of a drafter, from its class), ``figures`` (of a drafter, from ``benchmarks/results``) and
-``speedups`` (of a drafter, by model, from the same). The tests fail if a block or a plot is not up to date.
+kinds are ``options`` (of a drafter, from its class), ``figures`` (of a drafter, from ``benchmarks/results``),
+``speedups`` (of a drafter, by model, from the same) and ``fields`` (that the server does not have). The tests fail if a
+block or a plot is not up to date.
 """
 
 from __future__ import annotations
@@ -23,13 +24,27 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plots import PLOTS, REAL, REAL_ELSEWHERE, faster_mode, real_rows
 
 from pronk.drafters import REGISTRY
+from pronk.server.protocol.fields import TABLE, Accepted, Envelope, Refused, Renamed, Treatment
 
 __all__ = ["ROOT", "pages", "update"]
+
+# Headings of the parts of the table of fields.
+FIELD_PLACES = {
+    "text": "All routes that generate text",
+    "chat": "`/v1/chat/completions`",
+    "completions": "`/v1/completions`",
+    "responses": "`/v1/responses`",
+    "messages": "`/v1/messages`",
+    "message": "Messages in a conversation",
+    "structured_outputs": "`structured_outputs`",
+    "embeddings": "`/v1/embeddings`",
+    "tokenize": "`/tokenize`",
+}
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
-_BLOCK = re.compile(r"(<!-- begin: (options|figures|speedups) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- begin: (options|figures|speedups|fields) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
@@ -135,6 +150,28 @@ def speedups(name: str) -> str:
     )
 
 
+def fields(_: str) -> str:
+    """Return the fields that the server accepts, renames and refuses, by route."""
+    return "\n\n".join(_fields_of(place, rows) for place, rows in TABLE.items())
+
+
+def _fields_of(place: str, rows: dict[str, Treatment]) -> str:
+    accepted = ", ".join(f"`{name}`" for name, row in rows.items() if isinstance(row, Accepted))
+    renamed = ", ".join(f"`{name}` (`{row.name}`)" for name, row in rows.items() if isinstance(row, Renamed))
+    opened = ", ".join(f"`{name}`" for name, row in rows.items() if isinstance(row, Envelope))
+    refused: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if isinstance(row, Refused):
+            neutral = " or ".join(json.dumps(each) for each in row.neutral)
+            refused.setdefault(row.advice, []).append(f"`{name}`" + (f" (but {neutral})" if neutral else ""))
+    lines = [f"### {FIELD_PLACES[place]}", ""]
+    lines += [f"- Accepted: {accepted}."] if accepted else []
+    lines += [f"- Other names: {renamed}."] if renamed else []
+    lines += [f"- Objects with options of the request: {opened}."] if opened else []
+    lines += [f"- Refused, {advice}: {', '.join(names)}." for advice, names in refused.items()]
+    return "\n".join(lines)
+
+
 def table(head: list[str], rows: list[list[Any]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -148,7 +185,7 @@ def pages() -> list[Path]:
 
 def update(text: str) -> str:
     """Return the text of a page with all blocks up to date."""
-    kinds = {"options": options, "figures": figures, "speedups": speedups}
+    kinds = {"options": options, "figures": figures, "speedups": speedups, "fields": fields}
     return _BLOCK.sub(lambda match: f"{match[1]}{kinds[match[2]](match[3])}\n{match[4]}", text)
 
 

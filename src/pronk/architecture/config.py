@@ -102,13 +102,16 @@ class ModelConfig:
     dtype: str = "float32"  # data type of the weights that are not quantized
     # ``quantization_config`` of config.json; ``None`` if it has none
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
-    # Sampling options that the model's files recommend, by their names in SamplingParams
+    name: str = field(default="", hash=False, compare=False)  # name that the model's files give it; "" if none
+    # Sampling options that are recommended for the model, by their names in SamplingParams
     sampling: Mapping[str, float] = field(default_factory=dict, hash=False, compare=False)
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the configuration, 16 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:16]
+        """Hash of the fields that are compared, 16 hexadecimal digits."""
+        values = asdict(self)
+        compared = {each.name: values[each.name] for each in fields(self) if each.compare}
+        return hashlib.sha256(json.dumps(compared, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def query_scale(self) -> float:

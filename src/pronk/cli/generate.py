@@ -85,7 +85,7 @@ def chat(
     """Chat with the model.
 
     Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands. Defaults of temperature, top-k, top-p,
-    min-p and repetition penalty are those of the model's files; of --max-tokens, 1024 or half the context.
+    min-p and the penalties are those recommended for the model; of --max-tokens, 1024 or half the context.
 
     [bold]Examples[/]
 

@@ -197,7 +197,7 @@ def model_options(
         str,
         _model(
             "CPU kernels. auto: the fastest that this processor supports; or amx, avx512_bf16, avx512, avx2 or "
-            "portable. torch: torch's operators, with pronk[torch]."
+            "portable. torch: torch's operators, with the extra torch."
         ),
     ] = "auto",
     calibration: Annotated[

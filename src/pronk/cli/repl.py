@@ -34,8 +34,8 @@ _MAX_TOKENS = 1024  # default of an answer, at most half the context
 class ChatSession:
     """One conversation, read from a terminal or a pipe.
 
-    Sampling options that are not in ``given``, the names of those that the user has set, are replaced by what the
-    model's files recommend.
+    Sampling options that are not in ``given``, the names of those that the user has set, are replaced by those that
+    are recommended for the model.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pronk.checks import require_extra
+from pronk.checks import install_extra, require_extra
 from pronk.cli.options import panel
 from pronk.errors import OptionError
 
@@ -95,7 +95,7 @@ class ReplicaOptions:
         try:
             from pronk.replicas.cluster import ReplicaPlan
         except ImportError as error:
-            msg = f"replicas: expected Ray Serve, found no package {error.name}; run: pip install 'pronk[ray]'"
+            msg = f"replicas: expected Ray Serve, found no package {error.name}; {install_extra('ray')}"
             raise OptionError(msg) from error
 
         llm_options = {**options, "threads": threads, "model": model}

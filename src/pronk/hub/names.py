@@ -79,7 +79,11 @@ class PackageFile(NamedTuple):
 
 
 class KnownModel(NamedTuple):
-    """A row of the table of short names."""
+    """A row of the table of short names.
+
+    ``sampling`` has the options of ``SamplingParams`` that are recommended for the model. In the file, they stand next
+    to their ``source``.
+    """
 
     name: str
     model: HubModel
@@ -87,6 +91,8 @@ class KnownModel(NamedTuple):
     license: str
     sha256: str = ""  # of the file; empty: the Hub's own hash is checked
     package: PackageFile | None = None
+    names: tuple[str, ...] = ()  # names that files of the model give it, in any quantization
+    sampling: Mapping[str, float] = MappingProxyType({})
 
 
 @cache
@@ -101,7 +107,17 @@ def _known(name: str, row: dict[str, Any]) -> KnownModel:
     assert match is not None, row
     model = HubModel(match["repo"], match["file"] or "", match["quantization"] or "", row.get("revision"))
     package = PackageFile(**row["package"]) if "package" in row else None
-    return KnownModel(name, model, row["parameters"], row["license"], row.get("sha256", ""), package)
+    sampling = {option: value for option, value in row["sampling"].items() if option != "source"}
+    return KnownModel(
+        name,
+        model,
+        row["parameters"],
+        row["license"],
+        sha256=row.get("sha256", ""),
+        package=package,
+        names=tuple(row["names"]),
+        sampling=MappingProxyType(sampling),
+    )
 
 
 def parse_name(name: str, revision: str | None = None) -> HubModel | None:

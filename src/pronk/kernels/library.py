@@ -1,7 +1,7 @@
 """Find, check and load the compiled kernels with :mod:`ctypes`.
 
 The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all its versions. Without a usable
-library, torch computes instead if it is installed (``pronk[torch]``), with a warning of one line.
+library, torch computes instead if it is installed (the extra ``torch``), with a warning of one line.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ def read_config(folder: Path, opened: GgufCheckpoint | None = None, context: int
     """Read the config of a model folder or GGUF file, which may be ``opened`` already.
 
     End-of-text ids in ``generation_config.json`` override those in ``config.json``; its sampling options, or those of
-    the GGUF file, are in ``sampling``. ``context`` is the maximum number of tokens of a text, prompt and output;
+    the GGUF file, are in ``sampling``. ``name`` is ``general.name`` of a GGUF file, or the last part of
+    ``_name_or_path`` in ``config.json``. ``context`` is the maximum number of tokens of a text, prompt and output;
     ``None``: that of the model.
 
     Raises:
@@ -65,7 +66,8 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
 
         opened = opened or GgufCheckpoint(folder)
         values = {name: opened.header.get(key) for key, name in GGUF_KEYS.items()}
-        return replace(parse_gguf(opened), sampling=recommended_sampling(values, str(folder)))
+        sampling = recommended_sampling(values, str(folder))
+        return replace(parse_gguf(opened), name=_as_name(opened.header.get("general.name")), sampling=sampling)
     if not folder.is_dir():
         msg = f"no such folder: {str(folder)!r}; expected a folder with config.json, *.safetensors and tokenizer.json"
         raise ConfigError(msg)
@@ -81,7 +83,12 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
         config = parse_config(raw | _separate_quantization(folder, raw))
         if config.quantization is not None:
             parse_scheme(config.quantization)  # raises a ConfigError if the format is not supported
-    return replace(config, sampling=sampling)
+    return replace(config, name=_as_name(raw.get("_name_or_path")), sampling=sampling)
+
+
+def _as_name(value: object) -> str:
+    """Return the name in a metadata value: the last part of ``owner/name``; empty without a text."""
+    return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else ""
 
 
 def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:

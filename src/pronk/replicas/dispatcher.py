@@ -16,6 +16,7 @@ from pronk.async_llm import AdmissionLimit, EngineLoad
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.request_factory import RequestFactory
 from pronk.errors import ClosedError, DeadlineError, OptionError, ResumeError
+from pronk.hub.recommendations import add_known_sampling
 from pronk.llm import Prompt
 from pronk.models.loader import read_config
 from pronk.outputs import Piece
@@ -76,7 +77,7 @@ class ModelReader:
             OptionError: the replica has another model.
         """
         self.path, self.about = path, about
-        self.config = read_config(path, context=context)
+        self.config = add_known_sampling(read_config(path, context=context))
         self.tokenizer = Tokenizer.load(path, self.config.vocab_size)
         check_model(path, self.config, self.tokenizer, about.model)
         self.request_factory = RequestFactory(self.config, self.tokenizer, None)

@@ -1,4 +1,8 @@
-"""Sampling settings that a model's files recommend, the defaults of conversations."""
+"""Sampling options that are recommended for a model: the defaults of conversations and of the server.
+
+An option is that of the call, or else that of the model's files (:func:`recommended_sampling`), or else that of the
+model's row in the table of short names (:mod:`pronk.hub.recommendations`), or else that of ``SamplingParams()``.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,17 @@ GGUF_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
+# Options of SamplingParams that can be recommended.
+RECOMMENDABLE = (*GGUF_KEYS.values(), "presence_penalty")
 
 
 def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, float]:
-    """Return the sampling options among the values of ``generation_config.json`` or of :data:`GGUF_KEYS`.
+    """Return the options among the values of ``generation_config.json`` or of :data:`GGUF_KEYS`.
 
     ``do_sample: false`` means greedy decoding, ``true`` without a temperature the temperature 1; ``top_k`` below 0
     means all tokens. If an option is out of its range, all are ignored with a warning, which names ``file``.
     """
-    options = {name: values[name] for name in GGUF_KEYS.values() if values.get(name) is not None}
+    options = {name: values[name] for name in RECOMMENDABLE if values.get(name) is not None}
     if values.get("do_sample") is not None:
         options["temperature"] = options.get("temperature", 1.0) if values["do_sample"] else 0.0
     if isinstance(options.get("top_k"), int):
@@ -40,7 +46,11 @@ def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, floa
     return options
 
 
-def recommended_params(config: ModelConfig) -> SamplingParams:
-    """Return the default parameters of conversations with a model; greedy if its files recommend nothing."""
-    options: dict[str, Any] = dict(config.sampling)
-    return SamplingParams(**options)
+def recommended_params(config: ModelConfig, **options: Any) -> SamplingParams:
+    """Return the parameters recommended for conversations with a model; ``options`` override them."""
+    return SamplingParams(**{**config.sampling, **options})
+
+
+def sampling_values(params: SamplingParams) -> dict[str, float]:
+    """Return the values of all options that can be recommended."""
+    return {name: getattr(params, name) for name in RECOMMENDABLE}

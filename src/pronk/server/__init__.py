@@ -1,6 +1,6 @@
 """Server for clients of OpenAI and Anthropic.
 
-``pip install 'pronk[serve]'`` installs its dependencies.
+The extra ``serve`` installs its dependencies.
 
 A request passes four modules: ``guard`` checks its headers and reads its body, ``protocol`` validates the body,
 ``service`` runs it on the engine thread, and ``app`` sends the response.

@@ -13,6 +13,7 @@ from time import monotonic, perf_counter
 from typing import Any, Literal
 
 from pronk.errors import DeadlineError, OverloadedError, PronkError
+from pronk.sampling.defaults import recommended_params, sampling_values
 from pronk.server.errors import ApiError, unknown_model
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import MemoryEstimate, ModelLoader
@@ -317,7 +318,8 @@ class ModelPool:
     def _set_loaded(self, model: PooledModel, service: Service) -> None:
         llm, drafters = service.engine.llm, [*service.settings.allowed_drafters]
         names = {"drafter": llm.get_proposer().name, "drafters": drafters}
-        model.details = {"max_model_len": llm.config.context} | names
+        sampling = {"sampling": sampling_values(recommended_params(llm.config))}
+        model.details = {"max_model_len": llm.config.context} | names | sampling
         model.service, model.state, model.error, model.last_use = service, "loaded", None, monotonic()
 
     def _set_failed(self, model: PooledModel, error: Exception) -> None:

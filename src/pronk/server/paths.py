@@ -36,5 +36,6 @@ def near_path(path: str) -> str | None:
     """Return the path of the server that is most like an unknown one, if any is."""
     known = (*API_PATHS, *OTHER_PATHS)
     same_end = [each for each in known if path.rstrip("/").endswith(each.removeprefix(_VERSION))]
-    near = same_end or get_close_matches(path, known, 1)
-    return near[0] if near else None
+    if same_end:
+        return max(same_end, key=len)
+    return next(iter(get_close_matches(path, known, 1)), None)

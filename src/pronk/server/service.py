@@ -20,6 +20,7 @@ from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
 from pronk.moderation import ModerationPrompt, add_system_prompt
 from pronk.outputs import Completion, Piece
 from pronk.replicas.dispatcher import Dispatcher
+from pronk.sampling.defaults import recommended_params, sampling_values
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError, to_api_error
 from pronk.server.metrics import Metrics
@@ -251,8 +252,9 @@ class Service:
     def _tokenize_prompts(self, request: TextRequest) -> PreparedRequest:
         """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
         llm = self.engine.llm
-        defaults = {name: value for name, value in llm.config.sampling.items() if getattr(request, name) is None}
-        request = request.model_copy(update=defaults)
+        defaults = sampling_values(recommended_params(llm.config))
+        missing = {name: value for name, value in defaults.items() if getattr(request, name) is None}
+        request = request.model_copy(update=missing)
         name = self.names.shown_as(request.model)
         shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):

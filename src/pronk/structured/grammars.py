@@ -32,6 +32,7 @@ from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from pronk.checks import install_extra
 from pronk.errors import GuideError
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
 from pronk.structured.grammar_processor import MAX_MESSAGE, GrammarProcessor, error_message
@@ -145,7 +146,7 @@ class Grammars:
         try:
             from llguidance import LLTokenizer  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as error:
-            msg = "guide: expected llguidance, found it not installed; run pip install 'pronk[guided]'"
+            msg = f"guide: expected llguidance, found it not installed; {install_extra('guided')}"
             raise GuideError(msg) from error
         if not self._stop_token_ids:
             msg = "guide: expected a model with a token that ends a text, found none in its config.json"

@@ -1,1 +1,1 @@
-"""Backend of torch (``pronk[torch]``), for accelerators and processors without pronk's kernels."""
+"""Backend of torch (the extra ``torch``), for accelerators and processors without pronk's kernels."""

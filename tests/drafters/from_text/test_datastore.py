@@ -273,7 +273,9 @@ def test_random_files_raise_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_missing_sorting_library_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
-    with pytest.raises(OptionError, match=r"expected pydivsufsort .*pip install 'pronk\[datastore\]'") as caught:
+    with pytest.raises(
+        OptionError, match=r"expected pydivsufsort .*run pip install '\.\[datastore\]' in a clone of pronk"
+    ) as caught:
         make(tmp_path / "new", [[A]])
     assert "\n" not in str(caught.value)
     assert Datastore.open(folder).find([0, 1], 16).length

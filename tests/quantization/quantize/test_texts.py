@@ -80,7 +80,7 @@ def test_short_and_missing_texts_are_refused(model: Path, tmp_path: Path) -> Non
 
 def test_calibration_needs_torch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    message = r"calibrate: expected torch, found none; pip install 'pronk\[train\]'"
+    message = r"calibrate: expected torch, found none; run pip install '\.\[train\]' in a clone of pronk"
     with pytest.raises(OptionError, match=message):
         read_texts(model, rows(tmp_path / "rows.jsonl", 900))
     assert read_texts(model).calibration is None

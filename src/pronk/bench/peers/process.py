@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pronk.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
+from pronk.checks import install_extra
 from pronk.errors import OptionError, PronkError, refuse
 
 # Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.
@@ -180,7 +181,7 @@ class Peer:
         reports = isinstance(answer, dict) and isinstance(answer.get("error"), str)
         if reports:
             missing = answer.get("missing")
-            reason = f"{missing} is not installed: pip install 'pronk[peers]'" if missing else answer["error"]
+            reason = f"{missing} is not installed; {install_extra('peers')}" if missing else answer["error"]
         if op == "load" or not reports:
             self.close()
         msg = f"{self.name}: {reason}"

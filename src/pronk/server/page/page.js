@@ -31,7 +31,8 @@ const page = {
     $("send").hidden = running !== null;
     $("stop").hidden = running === null;
     if (running) announce("Answering.");
-    else if (knownModels.length > 1) loadModels(); // a request may have loaded one model and unloaded another
+    // A request may have loaded a model and unloaded another.
+    else if (knownModels.length > 1 || knownModels.some(({ sampling }) => !sampling)) loadModels();
     refresh();
   },
   attach(answer) {
@@ -85,9 +86,11 @@ function refresh() {
   document.body.classList.toggle("begun", turns.length > 0);
   $("clear").disabled = turns.length === 0 || running !== null;
   $("send").disabled = !message.value.trim();
-  const { temperature, seed } = settings.values;
+  const { seed } = settings.values;
+  const temperature = settings.effective("temperature");
   const drafter = settings.drafter || page.drafter();
-  $("summary").textContent = [drafter, `temperature ${temperature}`, `seed ${seed}`].filter(Boolean).join(" · ");
+  const shown = [drafter, temperature && `temperature ${temperature}`, `seed ${seed}`];
+  $("summary").textContent = shown.filter(Boolean).join(" · ");
 }
 
 function announce(text) {
@@ -265,7 +268,8 @@ function modelOptions() {
 function showModel() {
   const found = knownModels.find(({ id }) => id === settings.values.model);
   if (!found) return;
-  const { id, max_model_len: context, drafter, error } = found;
+  const { id, max_model_len: context, drafter, error, sampling } = found;
+  settings.recommend(sampling);
   const known = context ? `context ${count(context)} · ${drafter}` : "";
   let name = make("b", "", id);
   if (knownModels.length > 1) {

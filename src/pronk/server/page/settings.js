@@ -4,8 +4,8 @@ const DEFAULTS = {
   model: "",
   drafter: "",
   other: "",
-  temperature: "0",
-  top_p: "1",
+  temperature: "",
+  top_p: "",
   seed: "7",
   max_tokens: "",
   system: "",
@@ -15,8 +15,13 @@ const DEFAULTS = {
 const STORE = "pronk.settings";
 const KEY = "pronk.key";
 
-/** Settings as strings of the form fields, so that incomplete input is preserved. */
+/**
+ * Settings as strings of the form fields, so that incomplete input is preserved. An empty temperature or top p means
+ * the value recommended for the model; its field shows this value, if it is known.
+ */
 export class Settings {
+  #recommended = {};
+
   constructor(form) {
     this.form = form;
     this.values = { ...DEFAULTS };
@@ -36,10 +41,23 @@ export class Settings {
   /** Called after every change. */
   onchange = () => {};
 
+  /** Set the sampling options recommended for the model, as in /v1/models; undefined until it was loaded. */
+  recommend({ temperature, top_p } = {}) {
+    const { temperature: shownTemperature, top_p: shownTopP } = this.#recommended;
+    if (temperature === shownTemperature && top_p === shownTopP) return; // keep what is being typed
+    this.#recommended = { temperature, top_p };
+    this.show();
+  }
+
+  /** Return the value that a field shows: what was set, or what is recommended. */
+  effective(name) {
+    return this.values[name] || String(this.#recommended[name] ?? "");
+  }
+
   /** Write the values into the form. */
   show() {
     for (const field of this.form.elements) {
-      if (field.name) field.value = this.values[field.name];
+      if (field.name) field.value = this.effective(field.name);
     }
     const { drafter } = this.form.elements;
     if (drafter.selectedIndex < 0) drafter.value = "";
@@ -59,12 +77,14 @@ export class Settings {
   /** Return the options of a request, or null if a form field is invalid. */
   options() {
     if (!this.form.checkValidity()) return null;
-    const { model, temperature, top_p, seed, max_tokens } = this.values;
+    const { model, seed, max_tokens } = this.values;
+    const temperature = this.effective("temperature");
+    const top_p = this.effective("top_p");
     const drafter = this.drafter;
     return {
       ...(model && { model }),
-      temperature: Number(temperature),
-      top_p: Number(top_p),
+      ...(temperature && { temperature: Number(temperature) }),
+      ...(top_p && { top_p: Number(top_p) }),
       seed: Number(seed),
       ...(max_tokens && { max_tokens: Number(max_tokens) }),
       ...(drafter && { drafter }),
@@ -85,8 +105,8 @@ export class Settings {
   }
 
   #read() {
-    for (const field of this.form.elements) {
-      if (field.name) this.values[field.name] = field.value;
+    for (const { name, value } of this.form.elements) {
+      if (name) this.values[name] = value === String(this.#recommended[name] ?? "") ? "" : value;
     }
     document.getElementById("other-field").hidden = this.values.drafter !== "other";
     this.#store();

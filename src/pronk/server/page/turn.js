@@ -119,7 +119,8 @@ export class Turn {
 
   #offerAll() {
     const { page, answer, body } = this;
-    const settings = [body.drafter ?? page.drafter(), `temperature ${body.temperature}`, `seed ${body.seed}`];
+    const temperature = body.temperature === undefined ? "" : `temperature ${body.temperature}`;
+    const settings = [body.drafter ?? page.drafter(), temperature, `seed ${body.seed}`];
     const offers = [];
     if (!this.failed) {
       if (body.drafter !== "autoregressive" && answer.tokens.length) {
@@ -129,7 +130,7 @@ export class Turn {
       offers.push(button("Copy", "plain", (event) => copy(answer.content, event.target)));
     }
     offers.push(button(this.failed ? "Try again" : "Regenerate", "plain again", () => page.regenerate(this)));
-    if (!this.failed && body.temperature > 0) {
+    if (!this.failed && body.temperature !== 0) {
       offers.push(button("Regenerate with a new seed", "plain again", () => page.regenerate(this, true)));
     }
     offers.push(button("Edit the message", "plain again", () => this.#edit()));

@@ -206,11 +206,8 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     tools: Annotated[list[AnyTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Text | None = Field(None, max_length=64)
     reasoning: ReasoningOptions | None = None
-    enable_thinking: bool | None = None
     thinking: ThinkingConfig | bool | None = None
-    think: bool | Text | None = Field(None, description="Switch or effort of thinking, as in Ollama's API.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
     continue_final_message: bool | None = Field(None, description="The last message is the beginning of the answer.")
     add_generation_prompt: bool | None = Field(None, description="Not with continue_final_message.")
@@ -246,17 +243,11 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         positions, functions = [number for number, _ in tools], [function for _, function in tools]
         return ToolUse.of(functions, positions, self.tool_choice, parallel=self.parallel_tool_calls is not False)
 
-    def thinking_wish(self) -> Thinking:
-        """Return what the request asks of thinking, in the fields of several APIs; OpenAI's come first."""
-        wishes = [Thinking.of_value("reasoning_effort", self.reasoning_effort, self.enable_thinking)]
-        if self.reasoning is not None:
-            wishes.append(self.reasoning.wish())
-        wishes.append(Thinking.of_value("think", self.think))
+    def own_wishes(self) -> list[Thinking]:
+        wishes = [] if self.reasoning is None else [self.reasoning.wish()]
         if isinstance(self.thinking, ThinkingConfig):
-            wishes.append(self.thinking.wish())
-        else:
-            wishes.append(Thinking(enabled=self.thinking))
-        return next((wish for wish in wishes if wish.asks), Thinking())
+            return [*wishes, self.thinking.wish()]
+        return [*wishes, Thinking(enabled=self.thinking)]
 
     def template_options(self) -> dict[str, Any]:
         return super().template_options() | (self.chat_template_kwargs or {})

@@ -14,7 +14,7 @@ from pronk.errors import GuideError, OptionError, PromptError, PronkError
 from pronk.outputs import Piece
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser, TokenTexts
-from pronk.server.protocol.request import PreparedRequest, Reply, TextRequest, by_sample, refuse, unsupported
+from pronk.server.protocol.request import PreparedRequest, Reply, Text, TextRequest, by_sample, refuse, unsupported
 from pronk.server.protocol.thinking import Thinking
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
@@ -51,6 +51,9 @@ class ConversationRequest(TextRequest):
     reply_type: ClassVar[Callable[..., Reply]]  # class of the reply, with the fields of :class:`AnswerReply`
     caps_max_tokens: ClassVar = False  # whether a larger ``requested_max_tokens`` than fits means what fits
 
+    reasoning_effort: Text | None = Field(None, max_length=64)
+    enable_thinking: bool | None = None
+    think: bool | Text | None = Field(None, description="Switch or effort of thinking, as in Ollama's API.")
     thinking_budget: int | None = Field(None, ge=0, le=2**31)
 
     @abstractmethod
@@ -72,9 +75,15 @@ class ConversationRequest(TextRequest):
     def tool_use(self) -> ToolUse:
         """Return the tools of the request."""
 
-    @abstractmethod
+    def own_wishes(self) -> list[Thinking]:
+        """Return what the fields of this API ask of thinking, those that come first before others."""
+        return []
+
     def thinking_wish(self) -> Thinking:
-        """Return what the request asks of thinking."""
+        """Return what the request asks of thinking; OpenAI's field comes first."""
+        effort = Thinking.of_value("reasoning_effort", self.reasoning_effort, self.enable_thinking)
+        wishes = [effort, *self.own_wishes(), Thinking.of_value("think", self.think)]
+        return next((wish for wish in wishes if wish.asks), Thinking())
 
     @property
     def continues_answer(self) -> bool:

@@ -172,7 +172,6 @@ _RESPONSES: dict[str, Treatment] = {
     **_refused(names="previous_response_id conversation", advice="send the whole conversation in input"),
     **_refused(names="prompt", advice="send instructions and input"),
     **_refused(names="messages", advice="use input"),
-    **_refused(names="reasoning_effort", advice="use reasoning.effort"),
     **_refused(names="response_format grammar ebnf json_schema format", advice="use text.format"),
     "max_tokens": Renamed("max_output_tokens"),
     "max_completion_tokens": Renamed("max_output_tokens"),
@@ -190,7 +189,6 @@ _MESSAGES: dict[str, Treatment] = {
     **_accepted("fallback_credit_token user_profile_id"),
     **_refused(names="thread", advice="send the whole conversation in messages"),
     **_refused(names="response_format grammar ebnf json_schema format", advice="use output_config.format"),
-    **_refused(names="reasoning_effort", advice="use output_config.effort"),
     "max_output_tokens": Renamed("max_tokens"),
     "max_completion_tokens": Renamed("max_tokens"),
 }
@@ -215,9 +213,10 @@ _STRUCTURED_OUTPUTS: dict[str, Treatment] = {
 
 # Options of `/v1/embeddings`, which has few.
 _EMBEDDINGS: dict[str, Treatment] = {
-    **_accepted("user metadata input_type task truncate truncate_prompt_tokens late_chunking priority"),
+    **_accepted("user metadata input_type task truncate late_chunking priority"),
     **_accepted("embedding_type embed_dtype embd_normalize keep_alive endianness mm_processor_kwargs"),
     **_refused(True, names="add_special_tokens"),
+    **_refused(-1, names="truncate_prompt_tokens", advice="send shorter texts"),
     "normalized": Renamed("normalize"),
     "prompt": Renamed("input"),
     "options": Accepted(),
@@ -230,7 +229,8 @@ _TOKENIZE: dict[str, Treatment] = {
     "add_special": Renamed("add_special_tokens"),
 }
 
-_TABLE: Mapping[str, dict[str, Treatment]] = {
+# The table by place: an object of a request, or a route.
+TABLE: Mapping[str, dict[str, Treatment]] = {
     "text": _TEXT,
     "chat": _CHAT,
     "completions": _COMPLETIONS,
@@ -273,7 +273,7 @@ def read_fields(given: Mapping[str, Any], known: Collection[str], places: Sequen
     Raises:
         PydanticCustomError: a field changes the answer, or is an unknown option.
     """
-    rows: ChainMap[str, Treatment] = ChainMap(*(_TABLE[place] for place in reversed(places)))
+    rows: ChainMap[str, Treatment] = ChainMap(*(TABLE[place] for place in reversed(places)))
     fields = Fields()
     for name, value in given.items():
         if value is None:

@@ -388,14 +388,14 @@ class CountTokensRequest(ConversationRequest):
                 positions.append(position)
         return ToolUse.of(functions, positions, self.tool_choice, schema_field="input_schema")
 
-    def thinking_wish(self) -> Thinking:
-        """Return what the request asks of thinking; as in Anthropic's API, thinking is off by default."""
+    def own_wishes(self) -> list[Thinking]:
+        """Return the switch, and the effort if the switch is on; as in Anthropic's API, it is off by default."""
         wish = Thinking(enabled=False) if self.thinking is None else self.thinking.wish()
         effort = None if self.output_config is None else self.output_config.effort
         if not wish.enabled or effort is None:
-            return wish
+            return [wish]
         hint = Thinking.of_value("output_config.effort", effort)
-        return replace(hint, enabled=True, budget=wish.budget)
+        return [replace(hint, enabled=True, budget=wish.budget)]
 
 
 class MessagesRequest(CountTokensRequest):

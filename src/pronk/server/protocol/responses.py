@@ -261,8 +261,8 @@ class ResponsesRequest(ConversationRequest):
         parallel = self.parallel_tool_calls is not False
         return ToolUse.of(functions, positions, self.tool_choice, parallel=parallel, schema_field="parameters")
 
-    def thinking_wish(self) -> Thinking:
-        return Thinking() if self.reasoning is None else self.reasoning.wish()
+    def own_wishes(self) -> list[Thinking]:
+        return [] if self.reasoning is None else [self.reasoning.wish()]
 
     def described(self) -> dict[str, Any]:
         """Return the options of the request as the response repeats them."""

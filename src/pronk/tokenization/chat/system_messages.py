@@ -65,7 +65,9 @@ def place_system_messages(
             _add_to_user(placed, waiting)
             waiting = []
         placed.append(message)
-    if waiting:
+    if waiting and first and not placed:
+        placed.append({"role": "system", "content": _joined(waiting)})
+    elif waiting:
         _add_to_user(placed, waiting)
     return placed
 

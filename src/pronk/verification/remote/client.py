@@ -15,6 +15,8 @@ from typing import Any, Literal, Self
 import httpx
 
 from pronk.errors import PronkError
+from pronk.sampling.defaults import sampling_values
+from pronk.sampling.params import SamplingParams
 
 Route = Literal["completions", "chat"]
 ROUTES: tuple[Route, ...] = ("completions", "chat")
@@ -64,6 +66,9 @@ class RemoteServer:
     timeout: float = 120.0  # seconds to wait for an answer
     software: str = ""  # header ``Server`` of the last answer
     num_requests: int = 0
+    # Options that turn off penalties and other defaults, which a server lists as ``sampling`` of its model: the checks
+    # compare greedy tokens with log-probabilities, which are those before penalties.
+    neutral_options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         base = self.url.rstrip("/").removesuffix("/v1") + "/v1"
@@ -87,17 +92,24 @@ class RemoteServer:
         self._client.close()
 
     def connect(self) -> str:
-        """Return the name of the model.
+        """Return the name of the model; read the server's defaults, if the server lists them.
 
         Raises ``ServerUnreachableError`` if there is no server, or it names no model.
         """
-        if self.model is None:
-            try:
-                self.model = str(self._send("GET", "models", None)["data"][0]["id"])
-            except (UnsupportedError, LookupError, TypeError) as error:
-                msg = f"model: expected a list of models at {self.url}, found none ({error}); give --model"
-                raise ServerUnreachableError(msg) from error
-        return self.model
+        try:
+            models = {str(each["id"]): each.get("sampling") for each in self._send("GET", "models", None)["data"]}
+            name = next(iter(models)) if self.model is None else self.model
+        except (UnsupportedError, LookupError, TypeError, AttributeError, StopIteration) as error:
+            if self.model is not None:
+                return self.model
+            msg = f"model: expected a list of models at {self.url}, found none ({error}); give --model"
+            raise ServerUnreachableError(msg) from error
+        recommended = models.get(name)
+        if isinstance(recommended, Mapping):
+            neutral = sampling_values(SamplingParams())
+            self.neutral_options = {option: neutral[option] for option in recommended if option in neutral}
+        self.model = name
+        return name
 
     def ask(self, route: Route, prompt: str, max_tokens: int, **options: Any) -> list[Answer]:
         """Return the choices of an answer without stream.
@@ -141,7 +153,8 @@ class RemoteServer:
             return list(pool.map(call, calls))
 
     def _body(self, route: Route, prompt: str, max_tokens: int, options: Mapping[str, Any]) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0.0, **options}
+        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0.0}
+        body |= {**self.neutral_options, **options}
         top = body.pop("top", None)
         if route == "completions":
             return body | {"prompt": prompt} | ({} if top is None else {"logprobs": top})

@@ -1,6 +1,6 @@
 """Building a datastore: write the token ids of all documents to a file, then sort their suffixes.
 
-The sort needs the package ``pydivsufsort`` (``pip install 'pronk[datastore]'``); reading a datastore does not. Sorting
+The sort needs the package ``pydivsufsort`` (the extra ``datastore``); reading a datastore does not. Sorting
 takes 20 bytes of memory per token (50 for vocabularies of 65,536 ids or more), and 1 to 2 seconds for 10 M tokens.
 """
 
@@ -14,6 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
+from pronk.checks import install_extra
 from pronk.drafters.from_text.datastore.reader import (
     FORMAT,
     HEADER,
@@ -36,7 +37,7 @@ def require_sorter() -> ModuleType:
     try:
         import pydivsufsort  # noqa: PLC0415 - optional dependency
     except ImportError as error:
-        msg = f"datastore: expected pydivsufsort to sort with, found none ({error}); pip install 'pronk[datastore]'"
+        msg = f"datastore: expected pydivsufsort to sort with, found none ({error}); {install_extra('datastore')}"
         raise OptionError(msg) from error
     return pydivsufsort
 

@@ -1,0 +1,57 @@
+"""Generated bodies of the three APIs: no server error, one-line refusals, and answers that are accepted again."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from server.bodies import CHAT, LIMIT, RESPONSES, ROUTES, Bodies, shrink
+from server.serving import Running, running
+from server.tool_models import tool_model
+
+
+@pytest.fixture(scope="module", params=["qwen3", "mistral list"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tool_model(tmp_path_factory.mktemp("model"), request.param)) as made:
+        yield made
+
+
+def answer_of(route: str, reply: dict[str, Any]) -> list[Any]:
+    """Return the answer as the client appends it to the conversation."""
+    if route == CHAT:
+        return [reply["choices"][0]["message"]]
+    return list(reply["output"]) if route == RESPONSES else [{"role": "assistant", "content": reply["content"]}]
+
+
+@pytest.mark.parametrize("count", [170, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("route", ROUTES)
+def test_generated_bodies(server: Running, route: str, count: int) -> None:
+    """Of 1,000 bodies (two models and three routes), each is answered or refused in one line."""
+    statuses, field = Counter[int](), "input" if route == RESPONSES else "messages"
+    with server.client() as client:
+        for seed in range(count):
+            body = Bodies(random.Random(f"{route} {seed}")).body(route)
+            answer = client.post(route, json=body)
+            statuses[answer.status_code] += 1
+            if answer.status_code >= 500:
+                small = shrink(body, lambda each: client.post(route, json=each).status_code >= 500)
+                pytest.fail(f"seed {seed}: {answer.status_code} {answer.text} for {json.dumps(small)}")
+            if answer.status_code != 200:
+                error = answer.json()["error"]
+                assert error["message"], seed
+                assert "\n" not in error["message"], seed
+                continue
+            if body.get("stream"):
+                assert "internal server error" not in answer.text, (seed, body)
+                continue
+            talk = body[field] if isinstance(body[field], list) else [{"role": "user", "content": body[field]}]
+            following = {**body, field: [*talk, *answer_of(route, answer.json())], LIMIT[route]: 1}
+            again = client.post(route, json={**following, "stop": None, "stop_sequences": None})
+            if again.status_code != 200:
+                assert "continue" in again.text or "context" in again.text, (seed, again.text, json.dumps(following))
+    assert server.drained
+    assert statuses[200] > count // 4
+    assert statuses[400] > count // 20
