@@ -31,6 +31,7 @@ ROUTES = [
     "/v1/moderations",
     "/tokenize",
     "/detokenize",
+    "/tokenizer_info",
     "/v1/models/{name}",
 ]
 # A few invalid requests go to one route of each form of body; the slow test sends many to all routes. Any name is

@@ -31,6 +31,12 @@ BEGIN_THOUGHT, END_THOUGHT = 1, 2  # token ids of <think> and </think> in "qwen3
 
 def tool_model(folder: Path, family: str) -> LLM:
     """Return a copy of pronk-tiny with the template of a family; "deepseek" has no tokens for its markers."""
+    write_tool_model(folder, family)
+    return LLM(folder, prefix_cache=True, max_batch=8, threads=1, budget="all")
+
+
+def write_tool_model(folder: Path, family: str, context: int = 2048) -> None:
+    """Write the copy of :func:`tool_model` into a folder; ``context`` is in tokens."""
     for path in TINY.iterdir():
         if path.is_file():
             shutil.copy(path, folder / path.name)
@@ -47,4 +53,6 @@ def tool_model(folder: Path, family: str) -> LLM:
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["chat_template"] = SOURCES[family]
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return LLM(folder, prefix_cache=True, max_batch=8, threads=1, budget="all")
+    shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    shape["max_position_embeddings"] = context
+    (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")

@@ -180,6 +180,12 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
         async with models.use(body.model) as (service, _):
             return await asyncio.to_thread(_json_response, await service.detokenize(body), body)
 
+    @app.get("/tokenizer_info")
+    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+        """Describe the tokenizer of a model: special tokens, chat template, maximum length."""
+        async with models.use(model) as (service, _):
+            return service.tokenizer_info()
+
 
 def _add_page(app: FastAPI) -> None:
     folder = files("pronk.server") / "page"

@@ -49,6 +49,9 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _TOKENIZER_THREADS = 2  # a small number leaves the other cores to the engine
+# Special tokens that ``/tokenizer_info`` publishes. A model's files may have further entries named ``…_token``, even
+# an access token.
+_PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls mask".split())
 
 
 class Service:
@@ -196,6 +199,16 @@ class Service:
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
         decode = self.engine.llm.tokenizer.decode
         return {"prompt": await self._run_in_pool(lambda: decode(request.tokens, skip_special_tokens=False))}
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Return special tokens, chat template and maximum length, in the form of ``tokenizer_config.json``."""
+        llm = self.engine.llm
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **{name: llm.tokenizer.special_tokens.get(name) for name in _PUBLISHED_TOKENS},
+            "chat_template": llm.tokenizer.chat_template,
+            "model_max_length": llm.config.context,
+        }
 
     async def _steps(
         self, prompts: Sequence[list[int]], params: SamplingParams, request: TextRequest, tenant: str, arrived: float

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -102,6 +103,11 @@ class Tokenizer:
         if given:
             config["chat_template"] = self.chat_template if len(given) == 1 and self.chat_template else given
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of special tokens by the names that templates use: ``{"eos_token": "<|end|>"}``."""
+        return MappingProxyType(self._special_tokens)
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,71 @@
+"""A process of ``pronk serve``, its model as a library, and environments of clients."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.environments import Environment, install
+from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
+from server.serving import KEY
+from server.tool_models import write_tool_model
+
+Install = Callable[..., Environment]
+Greedy = Callable[..., str]
+CONTEXT = 16384  # tokens; the prompts of agents do not fit in the 2048 of pronk-tiny
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a copy of pronk-tiny that calls tools."""
+    made = tmp_path_factory.mktemp("hermes")
+    write_tool_model(made, "hermes", CONTEXT)
+    return made
+
+
+@pytest.fixture(scope="session")
+def url(folder: Path) -> Iterator[str]:
+    """Serve the model of ``folder`` as ``tiny``; yield the address."""
+    options = ["--model", f"tiny={folder}", "--port", "0", "--threads", "1", "--api-key", KEY]
+    command = [sys.executable, "-m", "pronk", "serve", *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+            assert found is not None, line + process.stdout.read()
+            yield found[0]
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="session")
+def library(folder: Path) -> LLM:
+    """Return the server's model as a library, the reference for answers of the server."""
+    return LLM(folder, threads=1)
+
+
+@pytest.fixture(scope="session")
+def greedy(library: LLM) -> Greedy:
+    """Return ``greedy(messages, max_tokens, tools=None)``: the greedy answer to a conversation."""
+
+    def answer(messages: list[dict[str, Any]], max_tokens: int, tools: Any = None) -> str:
+        prompt = library.chat_ids(messages, tools=tools)
+        return library.generate(prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0)).text
+
+    return answer
+
+
+@pytest.fixture
+def installed(pytestconfig: pytest.Config, tmp_path: Path) -> Install:
+    """Return ``installed(requirement)``: the environment with a client at its newest version."""
+    assert pytestconfig.cache is not None
+    cache = Path(pytestconfig.cache.mkdir("clients"))
+    return lambda requirement, **options: install(requirement, cache, tmp_path, **options)
