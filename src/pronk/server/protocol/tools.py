@@ -11,9 +11,11 @@ from pydantic import Field
 
 from pronk.errors import OptionError
 from pronk.sampling.guide import MAX_SIZE
+from pronk.sampling.json_schema.relax import Relaxed
 from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.request import RequestBody, Text, refuse
-from pronk.tokenization.chat.answer_grammar import arguments_schema
+from pronk.tokenization.chat.answer_grammar import relax_arguments, relax_tools
+from pronk.tokenization.chat.keywords import not_followed
 
 MAX_TOOLS = 128  # maximum number of tools in one request, as in the OpenAI API
 
@@ -35,7 +37,10 @@ class ToolCall(RequestBody):
 
 
 class Function(RequestBody):
-    """Function that the model may call. The arguments follow the schema whether ``strict`` is set or not."""
+    """Function that the model may call.
+
+    The arguments follow the schema as far as a grammar can enforce it, whether ``strict`` is set or not.
+    """
 
     name: Text = Field(pattern=NAME_PATTERN)
     description: Text | None = None
@@ -121,15 +126,41 @@ class ToolUse:
         return plain
 
     def schemas(self) -> Mapping[str, str]:
-        """Return the schema of each allowed tool; raise ``ApiError`` if that of any tool is invalid."""
-        schemas = {}
+        """Return the schema of each allowed tool, as far as a grammar can enforce it.
+
+        Raises ``ApiError`` if the schema of any tool allows no object.
+        """
+        relaxed = {function.name: each.schema for function, each in zip(self.functions, self._relaxed(), strict=True)}
+        return {name: json.dumps(relaxed[name], ensure_ascii=False) for name in self.allowed_names}
+
+    def not_enforced(self, *, python_syntax: bool = False) -> list[str]:
+        """Return the keywords that calls need not follow, such as ``tools.0.function.parameters.not``.
+
+        Args:
+            python_syntax: whether the model writes calls in Python's syntax (``ToolDialect.has_keywords``), in which
+                fewer keywords are enforced.
+
+        Raises ``ApiError`` if the schema of any tool allows no object.
+        """
+        fields = list[str]()
+        allowed = {*self.allowed_names}
+        for number, (function, relaxed) in enumerate(zip(self.functions, self._relaxed(), strict=True)):
+            if function.name not in allowed:
+                continue
+            paths = [*relaxed.dropped, *(not_followed(relaxed.schema) if python_syntax else [])]
+            field = f"tools.{number}.{self.schema_field}"
+            fields += [f"{field}.{path}" if path else field for path in dict.fromkeys(paths)]
+        return fields
+
+    def _relaxed(self) -> Sequence[Relaxed]:
+        """Return the relaxed schema of each function."""
         for number, function in enumerate(self.functions):
             try:
-                schemas[function.name] = arguments_schema(function.parameters)
+                relax_arguments(function.parameters)
             except OptionError as error:
                 field, message = f"tools.{number}.{self.schema_field}", str(error).removeprefix("guide: json: ")
-                raise refuse(field, message) from error
-        return {name: schemas[name] for name in self.allowed_names}
+                raise refuse(field, f"{message} (tool {function.name!r})") from error
+        return relax_tools([function.parameters for function in self.functions])
 
 
 def tool_call(ident: str | None, name: str | None, arguments: str) -> dict[str, Any]:
