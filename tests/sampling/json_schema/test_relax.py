@@ -6,6 +6,7 @@ fits the schema has a text in the grammar. Both are checked with random schemas,
 
 import json
 import random
+import re
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -283,6 +284,14 @@ def test_alternatives_of_which_no_value_matches_two(schema: dict[str, Any], is_e
     assert ("oneOf" in relax(schema).dropped) != is_exact
 
 
+def test_control_characters_beside_intersected_objects() -> None:
+    """Such a grammar has no escapes of control characters, so that a value with one could not be written."""
+    objects = [{"properties": {"a": {}}}, {"properties": {"b": {}}}]
+    schema = {"properties": {"c": {"const": "\u0003"}}, "required": ["c"], "type": "object"}
+    assert relax(schema).dropped == ()
+    assert relax({**schema, "allOf": objects}).dropped == ("properties.c.const",)
+
+
 def test_circles_that_no_text_ends_are_left_out() -> None:
     for schema in (
         {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
@@ -338,3 +347,45 @@ def test_deep_schemas_are_cut() -> None:
     for _ in range(40):
         schema = {"type": "object", "properties": {"a": schema}}
     assert relax(schema).dropped == (".".join(["properties.a"] * 33),)
+
+
+KEYWORDS = [
+    "type", "enum", "const", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "properties", "patternProperties",
+    "additionalProperties", "required", "propertyNames", "minProperties", "maxProperties", "dependentRequired",
+    "dependencies", "items", "prefixItems", "additionalItems", "contains", "minContains", "maxItems", "uniqueItems",
+    "maxLength", "pattern", "format", "minimum", "exclusiveMaximum", "multipleOf", "$ref", "$id", "$anchor", "$defs",
+    "$dynamicRef", "$schema", "default", "unevaluatedItems", "title", "x-guidance",
+]  # fmt: skip
+SCRAPS = [
+    None, True, False, 0, 1, -1, 2.5, float("inf"), 10**400, "", "string", "(?=a)", "#", "#/$defs/a", "a", "^a", [], {},
+    "http://x", "//[", "http://[", "#/%zz", "\0",
+]  # fmt: skip
+
+
+def scraps(dice: random.Random, depth: int) -> Any:
+    """Return a random JSON value whose keys are mostly keywords."""
+    kind = dice.random()
+    if depth <= 0 or kind < 0.35:
+        return dice.choice(SCRAPS)
+    if kind < 0.5:
+        return [scraps(dice, depth - 1) for _ in range(dice.randint(0, 3))]
+    return {dice.choice([*KEYWORDS, "a"]): scraps(dice, depth - 1) for _ in range(dice.randint(1, 4))}
+
+
+def test_every_json_value_can_be_relaxed() -> None:
+    for seed in range(400):
+        dice = random.Random(seed)
+        schema = {"properties": {"a": scraps(dice, 3)}, "allOf": [scraps(dice, 3)], "$defs": {"a": scraps(dice, 2)}}
+        relaxed = relax(schema)
+        assert next(texts(relaxed.schema, dice, longest=60)) is not None
+        error = _error(schema)
+        assert error is None or re.fullmatch(r"guide: json: .*expected .*, found .*; (change|remove) it", error)
+        assert error is None or relaxed.dropped
+
+
+def _error(schema: dict[str, Any]) -> str | None:
+    try:
+        check(schema)
+    except GuideError as error:
+        return str(error)
+    return None

@@ -27,6 +27,7 @@ from pronk.sampling.json_schema.values import (
     MAX_EXACT,
     MAX_INTEGER,
     digits_of,
+    has_controls,
     has_type,
     is_exact,
     is_exact_value,
@@ -263,6 +264,19 @@ class _Translator:
         return tuple(dict.fromkeys(names)) if "type" in given else TYPES
 
     def _numbers(self, given: Given, path: Path, *, integers_only: bool) -> dict[str, Any]:
+        bounds = self._bounds(given, path, MAX_INTEGER if integers_only else MAX_EXACT)
+        lowest = max((bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds), default=None)
+        highest = min((bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds), default=None)
+        if lowest is not None and highest is not None:
+            self._is_risky |= highest - lowest <= 1
+            if not integers_only and lowest < highest:
+                bounds = without_integer_bounds(bounds, lowest, highest)
+        if "multipleOf" in given:
+            bounds |= self._multiple_of(given["multipleOf"], (*path, "multipleOf"))
+        return bounds
+
+    def _bounds(self, given: Given, path: Path, limit: int) -> dict[str, Any]:
+        """Return the bounds that llguidance reads exactly, of absolute values up to ``limit``."""
         found = dict[str, Any]()
         for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
             if key not in given:
@@ -272,21 +286,13 @@ class _Translator:
                 continue
             if not is_number(value):
                 self._fault((*path, key), "a number", value)
-            elif not is_exact(value, MAX_INTEGER if integers_only else MAX_EXACT):
+            elif not is_exact(value, limit):
                 self._fault((*path, key), "a number with at most 15 digits", value)
             else:
                 found[key] = value
         for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if given.get(exclusive) is True and inclusive in found:
                 found[exclusive] = found.pop(inclusive)
-        lowest = max((found[key] for key in ("minimum", "exclusiveMinimum") if key in found), default=None)
-        highest = min((found[key] for key in ("maximum", "exclusiveMaximum") if key in found), default=None)
-        if lowest is not None and highest is not None:
-            self._is_risky |= highest - lowest <= 1
-            if not integers_only and lowest < highest:
-                found = without_integer_bounds(found, lowest, highest)
-        if "multipleOf" in given:
-            found |= self._multiple_of(given["multipleOf"], (*path, "multipleOf"))
         return found
 
     def _multiple_of(self, value: Any, path: Path) -> dict[str, Any]:
@@ -476,6 +482,9 @@ class _Translator:
         if not all(map(is_exact_value, values)):
             self._fault(path, "numbers with at most 15 digits", value)
             return {}
+        if not self._names_by_pattern and any(map(has_controls, values)):
+            self._fault(path, "strings without control characters beside intersected objects", value)
+            return {}
         return {"const": values[0]} if keyword == "const" else {"enum": values}
 
     def _leave_out_not_checkable(self, given: Given, types: Collection[str], path: Path) -> None:
@@ -502,4 +511,6 @@ def _allows_names(schema: Any) -> bool:
     """Return whether a schema of ``propertyNames`` allows every name."""
     if not isinstance(schema, Mapping):
         return schema is True
-    return _CONSTRAIN_STRINGS.isdisjoint(schema) and "string" in schema.get("type", "string")
+    types = schema.get("type", "string")
+    has_strings = types == "string" or (isinstance(types, list) and "string" in types)
+    return has_strings and _CONSTRAIN_STRINGS.isdisjoint(schema)

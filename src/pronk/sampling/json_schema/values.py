@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from math import inf, isfinite, nextafter
 from typing import Any
 
 MAX_EXACT = 2**53  # integers up to this bound are exact as floating-point numbers
 MAX_INTEGER = 2**63 - 1
+_CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # without those that have short escapes, such as \n
 
 
 def without_integer_bounds(bounds: Mapping[str, Any], lowest: float, highest: float) -> dict[str, Any]:
@@ -50,6 +52,15 @@ def is_exact_value(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(is_exact_value, value))
     return not isinstance(value, (int, float)) or is_exact(value, MAX_EXACT)
+
+
+def has_controls(value: Any) -> bool:
+    r"""Return whether a string in a value has characters that JSON writes as ``\u0003``."""
+    if isinstance(value, str):
+        return _CONTROLS.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(map(has_controls, value.values()))
+    return isinstance(value, list) and any(map(has_controls, value))
 
 
 def plain_value(value: Any) -> Any:

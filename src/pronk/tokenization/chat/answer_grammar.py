@@ -251,7 +251,7 @@ def relax_arguments(parameters: Mapping[str, Any] | None, multiple: int = 1) -> 
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     value = parameters.get("type", "object")
     names = value if isinstance(value, list) else [value]
-    is_valid = all(isinstance(name, str) and name in TYPES for name in names)
+    is_valid = bool(names) and all(name in TYPES for name in names)
     if is_valid and "object" not in names:
         refuse("guide: json", f"expected a schema of the type 'object', found the type {value!r:.60}", OptionError)
     relaxed = relax(json.loads(schema_text({**parameters, "type": "object"})), multiple)
