@@ -22,7 +22,7 @@ from pronk.sampling.json_schema.translation import (
 from pronk.sampling.json_schema.trial import MAX_UNTRIED_CHARS, accepts
 
 _CACHE_SIZE = 256  # schemas; that of a tool usually has a few thousand characters
-_MAX_MENDS = 16  # keywords and schemas that are left out because llguidance does not accept them
+_MAX_MENDS = 16  # times that a part is left out because llguidance does not accept it
 _MAX_SAFE_SIZE = 2**14  # characters up to which a schema without risky keywords always compiles
 _ESCAPES = 'nrbtf\\"'  # of strings, without that of control characters
 _MAX_SHOWN = 200  # characters of a path in an error
@@ -88,20 +88,20 @@ def _cached(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]
     schema = json.loads(text)
     references = References(schema)
     left_out = set[Path]()
-    found = translate(references.root, references, left_out, multiple)
-    while () not in left_out and not _can_be_followed(found):
-        if len(left_out) >= _MAX_MENDS:
-            left_out.add(())
-        elif len(json.dumps(found.schema)) <= MAX_UNTRIED_CHARS:
-            left_out.add(_failing_part(references, left_out))
+    for _ in range(_MAX_MENDS):
+        found = translate(references.root, references, left_out, multiple)
+        if () in left_out or _can_be_followed(found):
+            return found, found.faults
+        if _size(found) <= MAX_UNTRIED_CHARS:
+            left_out |= _failing_part(references, left_out)
         else:
             left_out |= _failing_properties(references, left_out) or {()}
-        found = translate(references.root, references, left_out, multiple)
+    found = translate(references.root, references, {()}, multiple)
     return found, found.faults
 
 
-def _failing_part(references: References, left_out: set[Path]) -> Path:
-    """Return the path of the keyword, or else of the innermost schema, that llguidance does not accept."""
+def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
+    """Return the paths of the keywords, or else of the innermost schema, that llguidance does not accept."""
     target = references.root
     inner: SchemaPart | None = references.root
     candidates = [*referenced(target, references, left_out), *parts(target)]
@@ -110,25 +110,36 @@ def _failing_part(references: References, left_out: set[Path]) -> Path:
         inner = next((each for each in candidates if not _is_accepted(each, references, left_out)), None)
         candidates = [] if inner is None else [*parts(inner)]
     keywords = target.schema if isinstance(target.schema, Mapping) else {}
-    for keyword in _LEAST_IMPORTANT:
-        path = (*target.path, keyword)
-        is_kept = keyword in keywords and path not in left_out
-        if is_kept and _is_accepted(target, references, {*left_out, path}):
-            return path
-    return target.path
+    paths = [(*target.path, keyword) for keyword in _LEAST_IMPORTANT if keyword in keywords]
+    found = set[Path]()
+    for path in paths:
+        found.add(path)
+        if _is_accepted(target, references, left_out | found):
+            break
+    else:
+        return {target.path}
+    for path in paths:  # keep those that are harmless without the others
+        if _is_accepted(target, references, left_out | (found - {path})):
+            found.discard(path)
+    return found
 
 
 def _failing_properties(references: References, left_out: set[Path]) -> set[Path]:
-    """Return the paths of the root's properties that llguidance does not accept.
+    """Return the paths of the root's properties that llguidance does not accept, or else of the long ones.
 
-    A schema of many characters is compiled in another process, so its other parts are not tried one by one.
+    A schema of many characters is compiled in another process, which may take seconds, so long parts are not tried.
     """
-    properties = [target for target in parts(references.root) if target.path[0] == "properties"]
-    return {
-        target.path
-        for target in properties
-        if target.path not in left_out and not _is_accepted(target, references, left_out)
-    }
+    failing = set[Path]()
+    long = set[Path]()
+    for part in parts(references.root):
+        if part.path[0] != "properties" or part.path in left_out:
+            continue
+        found = translate(part, references, left_out)
+        if _size(found) > MAX_UNTRIED_CHARS:
+            long.add(part.path)
+        elif not _can_be_followed(found):
+            failing.add(part.path)
+    return failing or long
 
 
 def _is_accepted(target: SchemaPart, references: References, left_out: set[Path]) -> bool:
@@ -136,9 +147,13 @@ def _is_accepted(target: SchemaPart, references: References, left_out: set[Path]
 
 
 def _can_be_followed(found: TranslatedSchema) -> bool:
-    if not found.is_risky and len(json.dumps(found.schema)) <= _MAX_SAFE_SIZE:
+    if not found.is_risky and _size(found) <= _MAX_SAFE_SIZE:
         return True
     return is_finite(found.schema) and accepts(_with_options(found))
+
+
+def _size(found: TranslatedSchema) -> int:
+    return len(json.dumps(found.schema))
 
 
 def _with_options(found: TranslatedSchema, style: Mapping[str, Any] = JSON_DUMPS_STYLE) -> Mapping[str, Any]:
