@@ -105,18 +105,18 @@ DEEP: Any = {"type": "string"}
 for _ in range(80):
     DEEP = {"type": "array", "items": DEEP}
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"guided_json": {"not": {}}}, "guided_json", "expected one that can be followed, found: "),
-    ({"guided_json": {"$ref": "http://elsewhere/"}}, "guided_json", "expected one that can be followed"),
+    ({"guided_json": {"not": {}}}, "guided_json", "expected keywords that can be checked from left to right, found 'n"),
+    ({"guided_json": {"$ref": "http://elsewhere/"}}, "guided_json", "guided_json: $ref: expected a reference to a"),
     ({"guided_json": DEEP}, "guided_json", "expected a schema of at most 64 levels"),
     ({"guided_json": "{"}, "guided_json", "expected a schema, found text that is not JSON"),
     ({"guided_json": "5"}, "guided_json", "expected a schema, an object or true, found 5"),
     ({"guided_json": 5}, "guided_json", "expected a valid dictionary, found 5"),
-    ({"guided_json": {"type": "string", "format": "colour"}}, "guided_json", "expected one that can be followed"),
+    ({"guided_json": {"items": {"format": 3}}}, "guided_json", "guided_json: items.format: expected the name of"),
     ({"guided_json": {"multipleOf": 1e-30}}, "guided_json", "expected"),
     (
         {"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"type": "array"}]}}}},
         "guided_json",
-        "expected one that can be followed",
+        "$defs.a.allOf.0: expected a schema that is simpler, and that some value matches, found '$ref'; remove it",
     ),
     ({"guided_regex": "(" * 5000}, "guided_regex", "expected one that can be followed"),
     ({"guided_regex": "(?=a)b"}, "guided_regex", "expected one that can be followed"),
@@ -138,7 +138,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": NAMED, "schema": {"type": "object"}}},
      "response_format", "expected one schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {**NAMED, "schema": {"not": {}}}}},
-     "response_format", "expected one that can be followed"),
+     "response_format", "expected keywords that can be checked from left to right, found 'not'; remove it"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "response_format and guided"),
     ({"guided_json": {}, "guided_choice": ["a"]}, "guided_choice", "found guided_json and guided_choice"),
     ({"guided_json": SCHEMA, "ignore_eos": True}, "ignore_eos", "expected False with a guide"),

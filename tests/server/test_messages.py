@@ -242,7 +242,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
       "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice: expected the name of one of the tools"),
     ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]},
      "tools.0.input_schema: expected a schema of the type 'object'"),
-    ({"tools": [{"name": "f", "input_schema": {"not": {}}}]}, "tools: expected one that can be followed"),
+    ({"tools": [{"name": "f", "input_schema": {"type": "null"}}]}, "found the type 'null' (tool 'f')"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format: "),
     ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice: expected the name of one of the tools"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice: expected a name with the type 'tool'"),

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,7 @@ from pronk.engine.stats import Stats
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.protocol.answers import AnswerParser
+from pronk.server.protocol.tools import Function, ToolUse
 from pronk.tokenization.chat.answers import AnswerFormat
 from server.serving import KEY, Running, running
 from server.tool_models import tool_model
@@ -223,9 +225,6 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **function}}
 
 
-DEEP: Any = {"type": "object"}
-for _ in range(80):
-    DEEP = {"type": "object", "properties": {"a": DEEP}}
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(name=5)]}, "tools.0.function.name", "expected a valid string"),
     ({"tools": [tool(), tool()]}, "tools", "expected distinct names, found"),
@@ -234,12 +233,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice", "found the type 'web_search'"),
     ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "rm"}]}},
      "tool_choice", "found 'rm'"),
-    ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters", "the type 'object'"),
-    ({"tools": [tool(parameters=DEEP)]}, "tools.0.function.parameters", "expected a schema of at most 64 levels"),
-    ({"tools": [tool(parameters={"not": {}})]}, "tools", "expected one that can be followed"),
-    ({"tools": [tool(parameters={"$ref": "http://x"})]}, "tools", "expected one that can be followed"),
+    ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters",
+     "expected a schema of the type 'object', found the type 'array' (tool 'f')"),
     ({"tools": [tool(description="x" * 300_000)]}, "tools", "expected at most 262144 characters"),
-    ({"tools": [tool(parameters={"title": "x" * 300_000})]}, "tools.0.function.parameters", "expected at most 262144"),
+    ({"tools": [tool(parameters={"title": "x" * 300_000})]}, "tools", "expected at most 262144 characters"),
     ({"tools": [tool(description="x " * 50_000)]}, "", "(context 2048)"),
     ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "expected 'none', 'auto', 'required' or 'any'"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "found 'rm'"),
@@ -263,6 +260,40 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": 5}}]}]},
      "messages.0.tool_calls.0.function.arguments", "expected a valid string"),
 ]  # fmt: skip
+
+
+DEEP: Any = {"type": "object"}
+for _ in range(80):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
+RELAXED: list[tuple[dict[str, Any], Any]] = [
+    (DEEP, [".".join(["properties.a"] * 33)]),
+    ({"not": {}}, ["not"]),
+    ({"$ref": "http://x"}, ["$ref"]),
+    ({"properties": {"m": {"uniqueItems": True, "format": "colour"}}, "if": {}, "then": {}},
+     ["if", "then", "properties.m.uniqueItems"]),
+    ({"properties": {"m": {"propertyNames": {"type": "string"}, "uniqueItems": False}}}, []),
+    ({"type": "object", "properties": [], "required": "a", "$schema": "http://unknown/"}, ["properties", "required"]),
+    ({"properties": {"a": {}}, "required": ["a", "b"], "additionalProperties": False}, ["required"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
+@pytest.mark.parametrize(("parameters", "dropped"), RELAXED, ids=range(len(RELAXED)))
+@pytest.mark.parametrize("strict", [None, True])
+def test_keywords_of_tools_that_no_grammar_enforces_are_left_out(
+    tooled: Running, parameters: dict[str, Any], dropped: list[str], strict: bool | None
+) -> None:
+    function = {"parameters": parameters} | ({} if strict is None else {"strict": strict})
+    tools = [tool(name="g"), tool(**function)]
+    for choice in ("auto", "required"):
+        asked = {"messages": ASK, "max_tokens": 4, "tools": tools, "tool_choice": choice}
+        with tooled.client() as client:
+            answer = client.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 200, answer.text
+    use = ToolUse([Function(name="g"), Function(name="f", **function)])
+    assert sorted(use.not_enforced()) == [f"tools.1.function.parameters.{path}" for path in sorted(dropped)]
+    assert replace(use, choice="none").not_enforced() == []
+    assert replace(use, name="g").not_enforced() == []
 
 
 @pytest.mark.parametrize("tooled", ["hermes"], indirect=True)

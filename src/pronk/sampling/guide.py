@@ -22,6 +22,7 @@ JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "key_separator": ": ",
     "lenient": False,
 }
+WHITESPACE_STYLE: Mapping[str, Any] = {"whitespace_flexible": True, "lenient": False}
 
 MAX_SIZE = 2**18  # maximum characters of a schema, expression or grammar, or of all texts of a choice together
 MAX_CHOICES = 1024
@@ -65,7 +66,7 @@ class Guide:
             msg = f"guide: whitespace: expected it with json only, found it with {given[0]}; remove it"
             raise GuideError(msg)
         if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
+            object.__setattr__(self, "json", _checked_schema(self.json))
         elif self.choice is not None:
             object.__setattr__(self, "choice", check_texts("guide: choice", self.choice))
         elif not isinstance(text := getattr(self, given[0]), str) or not text:
@@ -100,33 +101,46 @@ class Guide:
         return values | ({"whitespace": True} if self.whitespace else {})
 
 
-def _schema_text(schema: object) -> str:
+def _checked_schema(schema: object) -> str:
     """Return a schema as JSON text; keep the order of the properties, which is the order of generation."""
+    if isinstance(schema, str) and len(schema) > MAX_SIZE:
+        return schema  # refused by its size
     try:
-        parsed = jsonlib.loads(schema) if isinstance(schema, str) and len(schema) <= MAX_SIZE else schema
+        parsed = jsonlib.loads(schema) if isinstance(schema, str) else schema
         too_deep = _depth(parsed) > _MAX_DEPTH
-        text = (
-            schema
-            if isinstance(schema, str)
-            else jsonlib.dumps(_to_json_values(parsed), ensure_ascii=False, allow_nan=False)
-        )
     except RecursionError:
-        too_deep, parsed, text = True, {}, ""
-    except jsonlib.JSONDecodeError as error:
-        msg = f"guide: json: expected a schema, found text that is not JSON (line {error.lineno}: {error.msg})"
-        raise GuideError(msg) from error
-    except (TypeError, ValueError) as error:
-        msg = f"guide: json: expected a schema of JSON values, found other values ({error})"
+        too_deep = True
+    except ValueError as error:
+        reason = f"line {error.lineno}: {error.msg}" if isinstance(error, jsonlib.JSONDecodeError) else error
+        msg = f"guide: json: expected a schema, found text that is not JSON ({reason})"
         raise GuideError(msg) from error
     if too_deep:
         msg = f"guide: json: expected a schema of at most {_MAX_DEPTH} levels, found more; use $ref"
         raise GuideError(msg)
-    if not isinstance(parsed, (Mapping, bool)) and not (isinstance(schema, str) and len(schema) > MAX_SIZE):
+    if not isinstance(parsed, (Mapping, bool)):
         msg = f"guide: json: expected a schema, an object or true, found {parsed!r:.60}"
         raise GuideError(msg)
     if parsed is False:
         msg = "guide: json: expected a schema that some value matches, found false"
         raise GuideError(msg)
+    return schema if isinstance(schema, str) else schema_text(parsed)
+
+
+def schema_text(schema: Mapping[str, Any] | bool) -> str:
+    """Return a schema as JSON text; raise a ``GuideError`` if it has other values than JSON's."""
+    try:
+        text = jsonlib.dumps(_to_json_values(schema), ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        msg = f"guide: json: expected valid Unicode, found half a character (lone surrogate): {half!r}"
+        raise GuideError(msg) from error
+    except (TypeError, ValueError) as error:
+        msg = f"guide: json: expected a schema of JSON values, found other values ({error})"
+        raise GuideError(msg) from error
+    except RecursionError as error:
+        msg = "guide: json: expected a schema of fewer levels, found too many; use $ref"
+        raise GuideError(msg) from error
     return text
 
 

@@ -16,11 +16,11 @@ from checkpoints import byte_tokenizer
 from pronk.errors import OptionError, PromptError, TokenizerError
 from pronk.sampling.guide import Guide
 from pronk.structured.grammars import Grammars
-from pronk.tokenization.chat.answer_grammar import AnswerGrammar, arguments_schema
+from pronk.tokenization.chat.answer_grammar import AnswerGrammar, arguments_schema, relax_arguments, relax_tools
 from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.dialects import TOOL_DIALECTS, TokenSymbols, find_tool_dialect
-from pronk.tokenization.chat.keywords import KeywordArguments, keyword_rules, write_call
+from pronk.tokenization.chat.keywords import KeywordArguments, keyword_rules, not_followed, write_call
 from pronk.tokenization.chat.template import ChatTemplate
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
@@ -259,7 +259,7 @@ def test_unknown_formats_are_refused(template: str, message: str) -> None:
     ("parameters", "message"),
     [
         ({"type": "string"}, "expected a schema of the type 'object', found the type 'string'"),
-        ({"type": ["object", "null"]}, "expected a schema of the type 'object', found the type"),
+        ({"type": ["string", "null"]}, "expected a schema of the type 'object', found the type"),
         ({"properties": {"a": {"default": {1, 2}}}}, "expected a schema of JSON values, found other values"),
         ({"properties": {"a\ud800": {}}}, "expected valid Unicode, found half a character"),
     ],
@@ -482,21 +482,56 @@ def test_schemas_cannot_change_how_json_is_written() -> None:
         form.guide({"add": arguments_schema(loose)}, allow_text=False, allow_multiple=False)
     ).new_processor()
     assert tokenizer.decode(follower.forced()).startswith('{"name": "add", "parameters": {"a":')
-    with pytest.raises(OptionError, match="guide: grammar: expected one that can be followed"):
-        compile_guide(
-            form.guide(
-                {"f": arguments_schema({"not": {}, "x-guidance": {"lenient": True}})},
-                allow_text=False,
-                allow_multiple=True,
-            )
-        )
+    assert arguments_schema({"not": {}, "x-guidance": {"lenient": True}}) == arguments_schema({})
 
 
-def test_schemas_that_are_too_large_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("parameters", "dropped"),
+    [
+        ({"type": ["object", "null"]}, ()),
+        ({"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]}, ()),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}}}}, ()),
+        ({"type": "obj"}, ("type",)),
+        ({"type": None}, ("type",)),
+        ({"anyOf": [{"type": "string"}]}, ("anyOf",)),
+        ({"const": 3}, ("const",)),
+        (
+            {"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}}, "required": ["a"]},
+            ("properties.a.minimum",),
+        ),
+    ],
+)
+def test_parameters_that_allow_an_object(parameters: dict[str, Any], dropped: Sequence[str]) -> None:
+    tokenizer = tool_tokenizer("hermes")
+    assert tuple(relax_arguments(parameters).dropped) == dropped
+    schema = arguments_schema(parameters)
+    text = random_text(tokenizer, Guide(grammar=f"start: %json {schema}"), 1, {})
+    assert tokenizer.decode(text).startswith("{")
+
+
+def test_schemas_that_are_too_large_together_are_left_out() -> None:
+    """The largest schemas become those of any object; the grammar of all tools is small enough to be compiled."""
     form = Form(tool_tokenizer("hermes"))
-    large = arguments_schema({"type": "object", "description": "x" * 200_000})
-    with pytest.raises(OptionError, match="guide: grammar: expected at most 262144 characters"):
-        form.guide({"f": large, "g": large}, allow_text=True, allow_multiple=True)
+    large = {"properties": {f"name_{number}": {"enum": [*range(40)]} for number in range(400)}}
+    long = {"properties": {"a": {"type": "array", "maxItems": 9000}}}
+    found = relax_tools([ADD, large, long, large, None, large])
+    assert [each.dropped for each in found] == [(), ("",), (), ("",), (), ()]
+    schemas = {f"tool_{number}": json.dumps(each.schema) for number, each in enumerate(found)}
+    guide = form.guide(schemas, allow_text=True, allow_multiple=True)
+    assert follow(form.tokenizer, guide, '<tool_call>\n{"name": "tool_').allows(form.tokenizer.encode("1")[0])
+    described = relax_tools([{"description": "x" * 200_000}] * 3)  # descriptions do not count
+    assert [each.dropped for each in described] == [(), (), ()]
+
+
+def test_multiples_of_all_tools_have_a_small_common_multiple() -> None:
+    parameters = [{"properties": {"a": {"type": "integer", "multipleOf": each}}} for each in (7, 11, 13, 14, 17)]
+    found = [each.dropped for each in relax_tools(parameters)]
+    assert found == [(), (), (), (), ("properties.a.multipleOf",)]
+    tokenizer = tool_tokenizer("hermes")
+    schemas = {f"tool_{number}": arguments_schema(each) for number, each in enumerate(parameters[:4])}
+    Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(
+        Form(tokenizer).guide(schemas, allow_text=True, allow_multiple=True)
+    )
 
 
 def test_ids_that_mistral_models_write_are_dropped() -> None:
@@ -735,18 +770,35 @@ def test_optional_arguments_and_booleans_are_guided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "found"),
+    ("schema", "written", "left_out"),
     [
-        ({"properties": {"a-b": {}}}, "the argument 'a-b'"),
-        ({"properties": {}, "required": ["a"]}, "the argument 'a'"),
-        ({"anyOf": [{"required": ["a"]}], "properties": {"a": {}}}, "the key 'anyOf'"),
-        ({"patternProperties": {"x": {}}}, "the key 'patternProperties'"),
+        ({"properties": {"a-b": {}, "c": {"const": 1}}}, {")", "c=1)"}, ["properties.a-b"]),
+        ({"properties": {"a-b": {}}, "required": ["a-b"]}, {")"}, ["required", "properties.a-b"]),
+        ({"properties": {"a": {"const": 1}}, "anyOf": [{"required": ["a"]}]}, {")", "a=1)"}, ["anyOf"]),
+        ({"patternProperties": {"x": {}}}, {")"}, []),
+        ({"properties": {"a": False, "b": {"const": 1}}}, {")", "b=1)"}, []),
+        ({"properties": {"a": {"minimum": 2, "maximum": 1, "type": "integer"}}}, {")"}, []),
+        (
+            {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "maxProperties": 1, "additionalProperties": False},
+            {")", "a=1)", "b=2)", "a=1, b=2)"},
+            ["maxProperties"],
+        ),
+        ({"required": ["a"], "additionalProperties": {"const": 1}}, {"a=1)"}, []),
+        ({"$ref": "#/$defs/d", "$defs": {"d": {"properties": {"a": {"const": 1}}}}}, {")", "a=1)"}, []),
+        ({"properties": {"a": {"const": 1}}, "uniqueItems": True, "title": "t", "if": {}}, {")", "a=1)"}, []),
     ],
 )
-def test_schemas_that_keywords_cannot_follow_are_refused(schema: dict[str, Any], found: str) -> None:
-    form = Form(tool_tokenizer("lfm2"))
-    with pytest.raises(OptionError, match=f"guide: json: expected 'properties' .*, found {found}; change the schema"):
-        form.guide({"f": arguments_schema(schema)}, allow_text=False, allow_multiple=False)
+def test_keywords_that_calls_in_python_leave_out(
+    schema: dict[str, Any], written: set[str], left_out: Sequence[str]
+) -> None:
+    relaxed = relax_arguments(schema)
+    guide = Guide(grammar="\n".join(keyword_rules("start", json.dumps(relaxed.schema))))
+    tokenizer = tool_tokenizer("lfm2")
+    assert {tokenizer.decode(random_text(tokenizer, guide, seed, {})) for seed in range(20)} == written
+    assert not_followed(relaxed.schema) == left_out
+    form = Form(tokenizer)
+    guide = form.guide({"f": json.dumps(relaxed.schema)}, allow_text=True, allow_multiple=True)
+    Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide)
 
 
 def test_calls_of_lfm2_5_are_written_without_a_list_of_tools_in_markers() -> None:

@@ -107,6 +107,9 @@ class ConversationRequest(TextRequest):
     def unfollowed(self, answers: AnswerFormat) -> Iterator[str]:
         """Yield the fields that the model cannot follow, and the keywords of schemas that are not enforced."""
         yield from self.thinking_wish().report(answers)
+        dialect = answers.dialect
+        if self.tool_use().allowed_names and not isinstance(dialect, PromptError):
+            yield from self.tool_use().not_enforced(python_syntax=dialect.has_keywords)
 
     def num_logprobs(self) -> int | None:
         """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""

@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
@@ -14,10 +13,12 @@ from pydantic_core import from_json
 
 from pronk.errors import OptionError
 from pronk.sampling.guide import MAX_SIZE
+from pronk.sampling.json_schema.relax import Relaxed
 from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.request import Record, Skipped, Text, refuse, unsupported
-from pronk.tokenization.chat.answer_grammar import arguments_schema
+from pronk.tokenization.chat.answer_grammar import relax_arguments, relax_tools
 from pronk.tokenization.chat.dialects import TOOL_NAME
+from pronk.tokenization.chat.keywords import not_followed
 
 MAX_TOOLS = 1024  # maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send more
 MAX_ID = 512  # maximum number of characters of the id of a call
@@ -54,7 +55,10 @@ class SkippedCall(Skipped):
 
 
 class Function(Record):
-    """Function that the model may call. The arguments follow the schema whether ``strict`` is set or not."""
+    """Function that the model may call.
+
+    The arguments follow the schema as far as a grammar can enforce it, whether ``strict`` is set or not.
+    """
 
     name: Text = Field(pattern=NAME_PATTERN)
     description: Text | None = None
@@ -230,15 +234,46 @@ class ToolUse:
         return plain
 
     def schemas(self) -> Mapping[str, str]:
-        """Return the schema of each allowed tool; raise ``ApiError`` if that of any tool is invalid."""
-        schemas = {}
-        for number, function in zip(self.positions or count(), self.functions, strict=False):
+        """Return the schema of each allowed tool, as far as a grammar can enforce it.
+
+        Raises ``ApiError`` if the schema of any tool allows no object.
+        """
+        relaxed = {function.name: each.schema for function, each in zip(self.functions, self._relaxed(), strict=True)}
+        return {name: json.dumps(relaxed[name], ensure_ascii=False) for name in self.allowed_names}
+
+    def not_enforced(self, *, python_syntax: bool = False) -> list[str]:
+        """Return the keywords that calls need not follow, such as ``tools[0].function.parameters.not``.
+
+        Args:
+            python_syntax: whether the model writes calls in Python's syntax (``ToolDialect.has_keywords``), in which
+                fewer keywords are enforced.
+
+        Raises ``ApiError`` if the schema of any tool allows no object.
+        """
+        fields = list[str]()
+        allowed = {*self.allowed_names}
+        numbered = zip(self._positions(), self.functions, self._relaxed(), strict=True)
+        for number, function, relaxed in numbered:
+            if function.name not in allowed:
+                continue
+            paths = [*relaxed.dropped, *(not_followed(relaxed.schema) if python_syntax else [])]
+            field = f"tools[{number}].{self.schema_field}"
+            fields += [f"{field}.{path}" if path else field for path in dict.fromkeys(paths)]
+        return fields
+
+    def _positions(self) -> Sequence[int]:
+        """Return the index of each function in the request's list of tools."""
+        return self.positions or range(len(self.functions))
+
+    def _relaxed(self) -> Sequence[Relaxed]:
+        """Return the relaxed schema of each function."""
+        for number, function in zip(self._positions(), self.functions, strict=True):
             try:
-                schemas[function.name] = arguments_schema(function.parameters)
+                relax_arguments(function.parameters)
             except OptionError as error:
                 field, message = f"tools.{number}.{self.schema_field}", str(error).removeprefix("guide: json: ")
-                raise refuse(field, message) from error
-        return {name: schemas[name] for name in self.allowed_names}
+                raise refuse(field, f"{message} (tool {function.name!r})") from error
+        return relax_tools([function.parameters for function in self.functions])
 
 
 _MODES: Mapping[str, Literal["none", "auto", "required"]] = {

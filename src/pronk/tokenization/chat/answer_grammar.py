@@ -37,12 +37,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pronk.errors import OptionError, refuse
-from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
+from pronk.sampling.guide import MAX_SIZE, Guide, schema_text
+from pronk.sampling.json_schema.relax import Relaxed, check, relax
+from pronk.sampling.json_schema.translation import TYPES
 from pronk.tokenization.chat.calls import AFTER_NAME, BEFORE_NAME, OPENINGS
 from pronk.tokenization.chat.dialects import MAX_IDENT, ReasoningFormat, TokenSymbols, ToolDialect
 from pronk.tokenization.chat.keywords import keyword_rules
@@ -50,6 +52,7 @@ from pronk.tokenization.chat.keywords import keyword_rules
 # Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins with thoughts.
 Thinking = Literal["never", "optional", "open"]
 
+_MAX_SCHEMAS_SIZE = MAX_SIZE // 2  # all schemas of a grammar together; the rest is left to names and to a form
 _MAX_SPACE = 16  # characters of white space at one place of a call without markers, so that it cannot go on for ever
 _SPACES = r"[ \t\r\n]*"
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an escaped character, or a slash, which Lark needs escaped
@@ -76,8 +79,8 @@ class AnswerGrammar:
 
         ``schemas`` has the schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the tool's name.
         ``form`` is the required form of the text. ``allow_text``: allow text, in this form, instead of calls.
-        ``allow_multiple``: allow more than one call. ``thinking`` is the place of thoughts. Schemas that are too large,
-        or cannot be followed in the dialect, raise an OptionError.
+        ``allow_multiple``: allow more than one call. ``thinking`` is the place of thoughts. Schemas that are too large
+        together raise an OptionError; those of :func:`relax_tools` are not.
         """
         # Whether an answer without calls may have anything besides its text.
         has_headers = self.reasoning is not None and (thinking != "never" or bool(self.reasoning.before_text))
@@ -207,14 +210,52 @@ def _spaced(text: str) -> str:
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
-    """Return the JSON schema of a tool's arguments, an object; ``None``: the tool has no arguments."""
+    """Return the JSON schema of a tool's arguments, relaxed by :func:`relax_arguments`."""
+    return json.dumps(relax_arguments(parameters).schema, ensure_ascii=False)
+
+
+def relax_tools(parameters: Sequence[Mapping[str, Any] | None]) -> list[Relaxed]:
+    """Return the schemas of the arguments of all tools of an answer, which fit into one grammar together.
+
+    If they do not fit, the largest schemas are left out, so that these tools' arguments are any objects.
+
+    Raises:
+        OptionError: see :func:`relax_arguments`.
+    """
+    relaxed = list[Relaxed]()
+    multiple = 1
+    for each in parameters:
+        relaxed.append(relax_arguments(each, multiple))
+        multiple = relaxed[-1].multiple
+    anything = replace(relax_arguments({}), dropped=("",))
+    sizes = [len(json.dumps(each.schema)) for each in relaxed]
+    for number in sorted(range(len(relaxed)), key=sizes.__getitem__, reverse=True):
+        if sum(sizes) <= _MAX_SCHEMAS_SIZE:
+            break
+        relaxed[number] = anything
+        sizes[number] = 0
+    return relaxed
+
+
+def relax_arguments(parameters: Mapping[str, Any] | None, multiple: int = 1) -> Relaxed:
+    """Return the schema of a tool's arguments, an object, without all that a grammar cannot enforce.
+
+    Args:
+        parameters: schema of an object; ``None``: the tool has no arguments.
+        multiple: ``multiple`` of the schemas of the other tools.
+
+    Raises:
+        OptionError: the schema allows no object, or is not one of JSON values.
+    """
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
-    kind = parameters.get("type", "object")
-    if kind != "object":
-        refuse("guide: json", f"expected a schema of the type 'object', found the type {kind!r:.60}", OptionError)
-    # llguidance reads its own options, here the white space of json.dumps, from the key "x-guidance" of a schema.
-    return Guide(json={**parameters, "type": "object", "x-guidance": JSON_DUMPS_STYLE}).source
+    value = parameters.get("type", "object")
+    names = value if isinstance(value, list) else [value]
+    is_valid = bool(names) and all(name in TYPES for name in names)
+    if is_valid and "object" not in names:
+        refuse("guide: json", f"expected a schema of the type 'object', found the type {value!r:.60}", OptionError)
+    relaxed = relax(json.loads(schema_text({**parameters, "type": "object"})), multiple)
+    return relaxed if is_valid else replace(relaxed, dropped=("type", *relaxed.dropped))
 
 
 def _form(guide: Guide) -> str:
@@ -226,6 +267,5 @@ def _form(guide: Guide) -> str:
         return f"/{escaped}/".replace("\n", "\\n")
     if guide.grammar is not None:
         return f"%lark {{\n{guide.grammar}\n}}"
-    schema = json.loads(guide.source)
-    style = {"whitespace_flexible": True, "lenient": False} if guide.whitespace else JSON_DUMPS_STYLE
-    return f"%json {json.dumps({**({} if schema is True else schema), 'x-guidance': {**style}}, ensure_ascii=False)}"
+    schema = check(json.loads(guide.source), whitespace=guide.whitespace)
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pronk.errors import OptionError, refuse
+from pronk.sampling.json_schema.trial import accepts
 
 _NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
 _SPECIAL = re.compile("[\ud800-\udfff]")  # symbols of special tokens
@@ -23,11 +24,9 @@ _CONSTANTS = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(true|false|
 _PYTHON = {"true": "True", "false": "False", "null": "None"}
 # Backslashes that begin no escape of a Python string; Python would warn of them.
 _NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
-# Keys of a schema that the grammar follows or that constrain nothing.
-_KNOWN_KEYS = frozenset(
-    "type properties required additionalProperties description title $defs definitions $schema $id examples default "
-    "x-guidance".split()
-)
+
+# Keywords of a translated schema that keyword arguments do not follow.
+_CONSTRAINTS = frozenset({"allOf", "anyOf", "$ref", "const", "enum", "minProperties", "maxProperties"})
 
 
 class KeywordArguments:
@@ -127,7 +126,8 @@ def _literal(value: object) -> str:
 def keyword_rules(rule: str, schema: str) -> list[str]:
     """Return the rules for keyword arguments that fit a schema, and for the closing parenthesis.
 
-    The arguments are in the order of the schema's properties.
+    The arguments are in the order of the schema's properties. The rules follow the schemas of the properties and
+    ``required``; :func:`not_followed` returns the rest.
 
     Example, for an optional ``a`` and a required ``b``::
 
@@ -135,34 +135,82 @@ def keyword_rules(rule: str, schema: str) -> list[str]:
         args_after_1: ", b=" args_1 ")"
         args_0: %json {…}
 
-    Raises:
-        OptionError: the schema has a key that such rules cannot follow.
+    Args:
+        rule: name of the first rule.
+        schema: schema of an object, translated by :mod:`pronk.sampling.json_schema`.
     """
-    root = json.loads(schema)
-    properties, required = root.get("properties", {}), root.get("required", [])
-    unknown = [key for key in root if key not in _KNOWN_KEYS]
-    unnamed = [name for name in [*properties, *required] if not (name in properties and name.isidentifier())]
-    if unknown or unnamed:
-        found = f"the key {unknown[0]!r:.60}" if unknown else f"the argument {unnamed[0]!r:.60}"
-        expected = "'properties' whose names are identifiers, and no other constraints, as calls are in Python's syntax"
-        refuse("guide: json", f"expected {expected}, found {found}; change the schema of the tool", OptionError)
-    names, shared = [*properties], {key: root[key] for key in ("$defs", "definitions", "x-guidance") if key in root}
+    arguments = _Arguments.of(json.loads(schema))
+    names = [*arguments.values]
+    required = arguments.required
     rules, first = list[str](), list[str]()
     for number, name in enumerate(names):
         after = f"{rule}_after_{number + 1}" if number + 1 < len(names) else '")"'
-        rules.append(f"{rule}_{number}: {_value(properties[name], shared)}")
+        rules.append(f"{rule}_{number}: {_value(arguments.values[name], arguments.shared)}")
         if all(earlier not in required for earlier in names[:number]):
             first.append(f"{json.dumps(f'{name}=')} {rule}_{number} {after}")
         if number:
             written = f"{json.dumps(f', {name}=')} {rule}_{number} {after}"
             rules.append(f"{rule}_after_{number}: {written}" + ("" if name in required else f" | {after}"))
-    if not set(names) & {*required}:
+    if not required:
         first.append('")"')
     return [f"{rule}: {' | '.join(first)}", *rules]
+
+
+def not_followed(schema: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the keywords of a translated schema that :func:`keyword_rules` leaves out.
+
+    Calls in Python's syntax have no place for properties whose names are not identifiers.
+    """
+    return _Arguments.of(schema).not_followed
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Keyword arguments of a schema.
+
+    Attributes:
+        values: schema of each argument's value, by the argument's name.
+        required: names of arguments that a call must have.
+        shared: keys for the schema of each value: definitions and options.
+        not_followed: paths of the keywords that are left out.
+    """
+
+    values: Mapping[str, Any]
+    required: Collection[str]
+    shared: Mapping[str, Any]
+    not_followed: list[str]
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> _Arguments:
+        shared = {key: schema[key] for key in ("$defs", "x-guidance") if key in schema}
+        root = {key: value for key, value in schema.items() if key not in shared}
+        while {*root} <= {"type", "$ref"} and "$ref" in root:
+            target = schema["$defs"][root["$ref"].removeprefix("#/$defs/")]
+            root = {} if isinstance(target, bool) else target
+        properties = root.get("properties", {})
+        others = root.get("additionalProperties", True) or True
+        values = {name: properties.get(name, others) for name in [*properties, *root.get("required", [])]}
+        followed = {
+            name: value for name, value in values.items() if name.isidentifier() and _is_possible(value, shared)
+        }
+        unnamed = [name for name in values if not name.isidentifier()]
+        required = [name for name in root.get("required", []) if name in followed]
+        left_out = [key for key in root if key in _CONSTRAINTS]
+        left_out += ["required"] if len(required) < len(root.get("required", [])) else []
+        return cls(followed, required, shared, left_out + [f"properties.{name}" for name in unnamed])
+
+
+def _is_possible(schema: Any, shared: Mapping[str, Any]) -> bool:
+    """Return whether some value matches a schema; a property without one is never given."""
+    return schema is not False and accepts(_with_shared(schema, shared))
 
 
 def _value(schema: object, shared: Mapping[str, Any]) -> str:
     """Return the expression for a value: of JSON, but booleans as Python writes them."""
     if isinstance(schema, Mapping) and schema.get("type") == "boolean" and not {"const", "enum"} & {*schema}:
         return '"True" | "False"'
-    return f"%json {json.dumps({**schema, **shared} if isinstance(schema, Mapping) else shared, ensure_ascii=False)}"
+    return f"%json {json.dumps(_with_shared(schema, shared), ensure_ascii=False)}"
+
+
+def _with_shared(schema: object, shared: Mapping[str, Any]) -> dict[str, Any]:
+    return {**schema, **shared} if isinstance(schema, Mapping) else {**shared}

@@ -16,7 +16,7 @@ _STACK_SIZE = 4 << 20
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    """Return ``{"seconds": …}``: the time for compilation, the first mask and the first forced tokens."""
+    """Return the time for compilation, first mask and first forced tokens, and whether there was no error."""
     tokenizer = LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"])
     start = perf_counter()
     matcher = LLMatcher(tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"]))
@@ -24,7 +24,7 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     if not trial.is_error():
         trial.compute_bitmask()
         trial.compute_ff_tokens()
-    return {"seconds": perf_counter() - start}
+    return {"seconds": perf_counter() - start, "accepted": not trial.is_error()}
 
 
 def _main() -> None:

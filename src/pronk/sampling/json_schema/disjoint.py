@@ -1,0 +1,92 @@
+"""Disjointness of translated schemas, with which ``oneOf`` is the same as ``anyOf``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+_MAX_DEPTH = 8  # maximum number of nested comparisons
+_MAX_COMPARISONS = 10_000
+
+
+def are_disjoint(options: Sequence[Any], definitions: Mapping[str, Any]) -> bool:
+    """Return whether provably no value matches two of the schemas."""
+    comparison = _Comparison(definitions)
+    return all(comparison.differ(one, other) for one, other in combinations(options, 2))
+
+
+class _Comparison:
+    """Comparison of schemas with the same definitions, which gives up after ``_MAX_COMPARISONS`` pairs."""
+
+    def __init__(self, definitions: Mapping[str, Any]) -> None:
+        self._definitions = definitions
+        self._left = _MAX_COMPARISONS
+
+    def differ(self, one: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
+        """Return whether provably no value matches both schemas."""
+        self._left -= 1
+        if one is False or other is False:
+            return True
+        if one is True or other is True or not depth or self._left < 0:
+            return False
+        for first, second in ((one, other), (other, one)):
+            conjuncts = _conjuncts(first, self._definitions)
+            if any(self.differ(each, second, depth - 1) for each in conjuncts):
+                return True
+            options = first.get("anyOf")
+            if options and all(self.differ(each, second, depth - 1) for each in options):
+                return True
+        return _types_differ(one, other) or _values_differ(one, other) or self._members_differ(one, other, depth)
+
+    def _members_differ(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
+        """Return whether both are objects with a required property whose schemas differ."""
+        if {*_types(one), *_types(other)} != {"object"}:
+            return False
+        names = {*one.get("required", []), *other.get("required", [])}
+        return any(self.differ(_member(one, name), _member(other, name), depth - 1) for name in sorted(names))
+
+
+def _conjuncts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Any]:
+    """Return further schemas that each value of a schema matches."""
+    found = [*schema.get("allOf", [])]
+    if "$ref" in schema:
+        found.append(definitions[schema["$ref"].removeprefix("#/$defs/")])
+    return found
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _types(schema: Mapping[str, Any]) -> Collection[str]:
+    """Return the types of a schema's values, with numbers instead of integers."""
+    values = _values(schema)
+    if values is not None:
+        return {_type_of(value) for value in values}
+    names = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
+    return {"number" if name == "integer" else name for name in ([names] if isinstance(names, str) else names)}
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")
+
+
+def _types_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return not {*_types(one)} & {*_types(other)}
+
+
+def _values_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    these, those = _values(one), _values(other)
+    if these is None or those is None:
+        return False
+    return not any(_type_of(this) == _type_of(that) and this == that for this in these for that in those)
+
+
+def _member(schema: Mapping[str, Any], name: str) -> Any:
+    """Return a schema of a property's values, perhaps a looser one than theirs."""
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return schema.get("properties", {}).get(name, not is_closed)

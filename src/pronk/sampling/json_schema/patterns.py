@@ -1,0 +1,216 @@
+r"""Regular expressions of JSON schemas, which are ECMA-262's, in the syntax of Rust's crate ``regex``.
+
+The two differ in more than syntax: in ECMA-262, ``.`` matches no line separator, ``\s`` has other characters, and
+``[a&&b]`` is a set of two characters instead of an intersection. Expressions that no finite automaton matches
+(look-around, back-references, word boundaries) have no translation.
+
+llguidance's strings of JSON have a fault: a set with NUL, such as ``[^"]``, also matches an escaped quotation mark and
+backslash. Hence NUL is left out of sets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NoReturn
+
+_DIGITS = "0-9"
+_LETTERS = "0-9A-Z_a-z"
+_SPACES = r"\t\n\x0b\x0c\r \xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
+_SETS = {"d": _DIGITS, "w": _LETTERS, "s": _SPACES}
+_ANY_BUT_LINE_ENDS = r"[^\n\r\x{2028}\x{2029}]"
+_ANY = r"[\x{0}-\x{10ffff}]"  # has the quotation mark and the backslash, and so may have NUL
+_NOTHING = r"[^\x{0}-\x{10ffff}]"
+_NUL = r"\x{0}"
+_CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d+)(?:(,)(\d*))?\})\??")
+_PROPERTY = re.compile(r"\{[A-Za-z_]+(?:=[A-Za-z_]+)?\}")
+_GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_$][\w$]*>|(?!\?))")
+_HEX_ESCAPE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}")
+_LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+
+
+def to_rust(pattern: str) -> str:
+    """Return the expression in Rust's syntax.
+
+    Raises:
+        ValueError: the expression is invalid, or needs look-around, back-references or word boundaries; says what is
+            expected.
+    """
+    return _Translation(pattern).expression()
+
+
+def other_than(names: Iterable[str]) -> str:
+    """Return an expression, in Rust's syntax, that matches all texts except ``names``."""
+    return f"^{_other_than(sorted(set(names)))}$"
+
+
+def _other_than(names: list[str]) -> str:
+    if not names:
+        return "(?s:.*)"
+    rests: dict[str, list[str]] = {}
+    for name in names:
+        if name:
+            rests.setdefault(name[0], []).append(name[1:])
+    firsts = "".join(map(_literal, rests))
+    others = f"[^{firsts}{_NUL}](?s:.*)" if rests else "(?s:.+)"
+    options = [others, *(f"{_literal(first)}{_other_than(rest)}" for first, rest in rests.items())]
+    return f"(?:{'|'.join(options)})" + ("" if "" in names else "?")
+
+
+def _refuse(expected: str) -> NoReturn:
+    raise ValueError(expected)
+
+
+def _literal(character: str) -> str:
+    """Return an expression for one character, which is also valid in a set."""
+    return character if character.isascii() and character.isalnum() else rf"\x{{{ord(character):x}}}"
+
+
+class _Translation:
+    """One pass over a pattern."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+
+    def expression(self) -> str:
+        written = list[str]()
+        depth = 0
+        repeatable = False  # whether a quantifier may follow
+        while self._at < len(self._pattern):
+            quantifier = _QUANTIFIER.match(self._pattern, self._at)
+            if quantifier is not None:
+                if not repeatable:
+                    _refuse("an expression before each quantifier")
+                written.append(self._quantifier(quantifier))
+                repeatable = False
+                continue
+            character = self._pattern[self._at]
+            repeatable = character not in "(|^$"
+            if character == "(":
+                group = _GROUP.match(self._pattern, self._at)
+                if group is None:
+                    _refuse("no look-around and no flags")
+                self._at = group.end()
+                depth += 1
+                written.append("(?:")
+            elif character == ")" and depth == 0:
+                _refuse("a parenthesis '(' for each ')'")
+            else:
+                depth -= character == ")"
+                written.append(self._atom(character))
+        if depth:
+            _refuse("a parenthesis ')' for each '('")
+        return "".join(written)
+
+    def _quantifier(self, match: re.Match[str]) -> str:
+        self._at = match.end()
+        least, most = match[1], match[3]
+        if most and int(most) < int(least):
+            _refuse("quantifiers whose minimum is not above their maximum")
+        return match[0].removesuffix("?") or "?"
+
+    def _atom(self, character: str) -> str:
+        if character == "[":
+            return self._set()
+        if character == "\\":
+            return self._escape()
+        self._at += 1
+        if character == ".":
+            return _ANY_BUT_LINE_ENDS
+        return character if character in ")|^$" else _literal(character)
+
+    def _escape(self) -> str:
+        name = self._pattern[self._at + 1 : self._at + 2]
+        if name in {*"dwsDWS"}:
+            self._at += 2
+            return f"[{'^' if name.isupper() else ''}{_SETS[name.lower()]}]"
+        if name in {*"pP"}:
+            return self._unicode_property()
+        if name in {*"bB"}:
+            _refuse("no word boundaries")
+        return _literal(self._character())
+
+    def _unicode_property(self) -> str:
+        match = _PROPERTY.match(self._pattern, self._at + 2)
+        if match is None:
+            _refuse("a Unicode property such as \\p{L}")
+        name = self._pattern[self._at + 1]
+        self._at = match.end()
+        return f"\\{name}{match[0]}"
+
+    def _character(self) -> str:
+        """Return the next character, perhaps escaped."""
+        if self._pattern[self._at] != "\\":
+            self._at += 1
+            return self._pattern[self._at - 1]
+        name = self._pattern[self._at + 1 : self._at + 2]
+        code = _HEX_ESCAPE.match(self._pattern, self._at + 1)
+        if code is not None:
+            return self._coded_character(code)
+        if name == "c" and self._pattern[self._at + 2 : self._at + 3].isascii():
+            letter = self._pattern[self._at + 2 : self._at + 3]
+            if letter.isalpha():
+                self._at += 3
+                return chr(ord(letter) % 32)
+        if name == "0" and not self._pattern[self._at + 2 : self._at + 3].isdigit():
+            self._at += 2
+            return "\0"
+        if not name or (name.isalnum() and name not in _CONTROLS):
+            _refuse("known escapes and no back-references")
+        self._at += 2
+        return _CONTROLS.get(name, name)
+
+    def _coded_character(self, match: re.Match[str]) -> str:
+        code = int(match[1] or match[2] or match[3], 16)
+        self._at = match.end()
+        if 0xD800 <= code <= 0xDBFF:
+            low = _LOW_SURROGATE.match(self._pattern, self._at)
+            if low is not None:
+                self._at = low.end()
+                code = 0x10000 + (code - 0xD800) * 0x400 + int(low[1], 16) - 0xDC00
+        if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+            _refuse("codes of characters")
+        return chr(code)
+
+    def _set(self) -> str:
+        self._at += 1
+        negated = self._pattern.startswith("^", self._at)
+        self._at += negated
+        written = ""
+        while not self._pattern.startswith("]", self._at):
+            if self._at >= len(self._pattern):
+                _refuse("a bracket ']' for each '['")
+            written += self._range()
+        self._at += 1
+        if not written:
+            return _ANY if negated else _NOTHING
+        return f"[^{written}{_NUL}]" if negated else f"[{written}]"
+
+    def _range(self) -> str:
+        r"""Return an element of a set: a character, a range or a set such as ``\d``."""
+        first = self._element()
+        if not self._pattern.startswith("-", self._at) or self._pattern.startswith("-]", self._at):
+            return first if len(first) > 1 else _literal(first)
+        self._at += 1
+        if self._at >= len(self._pattern):
+            _refuse("a bracket ']' for each '['")
+        last = self._element()
+        if len(first) > 1 or len(last) > 1:
+            _refuse("ranges between characters")
+        if first > last:
+            _refuse("ranges whose first character is not above their last")
+        if first == "\0" < last:
+            first = "\1"
+        return f"{_literal(first)}-{_literal(last)}"
+
+    def _element(self) -> str:
+        """Return one character, or the text of a nested set."""
+        name = self._pattern[self._at : self._at + 2]
+        if name in {"\\d", "\\w", "\\s", "\\D", "\\W", "\\S", "\\p", "\\P"}:
+            return self._escape()
+        if name == "\\b":
+            self._at += 2
+            return "\b"
+        return self._character()
