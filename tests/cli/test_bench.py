@@ -208,7 +208,7 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--drafter", "magic"], ["'magic'", "prompt_lookup"]),
         (["--drafter", "prompt_lookup(speed=1)"], ["speed", "max_ngram"]),
         (["--suite", "humaneval"], ["'humaneval'", "--data"]),
-        (["--data", ".", "--suite", "humaneval"], ["humaneval.jsonl", "found bad"]),
+        (["--data", ".", "--suite", "humaneval"], ["humaneval", "expected one of bad"]),
         (["--prompts", "bad.jsonl"], ["bad.jsonl, line 2", "'turns'"]),
         (["--prompts", "none.jsonl"], ["none.jsonl"]),
         (["--prompts", "empty.txt"], ["empty.txt", "at least one prompt"]),

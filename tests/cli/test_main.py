@@ -315,7 +315,7 @@ def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
     figures = "6 tokens · 6.0 tokens/s · 1.50 tokens per forward pass · 2 of 8 draft tokens accepted · kernels avx2"
     assert f"{figures}\n" in err
     assert "draft tokens are not coloured" in err
-    assert "unknown command /foo; /help lists the commands" in err
+    assert "/foo: expected a command, found an unknown one; /help lists the commands" in err
     assert all(name in err for name in ("/help", "/reset", "/stats", "/colors", "/exit"))
 
 
@@ -508,7 +508,7 @@ def test_model_without_chat_template(run: Run, fake: type[FakeLLM], monkeypatch:
     ("args", "expected"),
     [
         (["--foo"], "--foo"),
-        (["generat"], "'generate'"),
+        (["generat"], "did you mean generate?"),
         (["generate", "--temperature", "warm", "x"], "'warm'"),
         (["generate", "x", "y"], "y"),
         (["generate", "--threads", "0", "x"], "0"),
@@ -554,7 +554,8 @@ def test_unexpected_error_is_one_line_unless_the_traceback_is_asked_for(
 
     monkeypatch.setattr(fake, "stream", fail)
     code, _, err = run("generate", "x")
-    assert (code, err) == (1, "pronk: error: RuntimeError: out of memory (pronk --traceback ... shows where)\n")
+    message = "generate: expected no error, found RuntimeError: out of memory; pronk --traceback ... shows where"
+    assert (code, err) == (1, f"pronk: error: {message}\n")
     with pytest.raises(RuntimeError, match="memory"):
         main(["--traceback", "generate", "x"])
 

@@ -271,7 +271,9 @@ def test_commands(hub: FakeHub, cache: Path) -> None:
     assert all(name in known for name in known_models())
     wrong = run("pull", "smolm2")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("pronk: error: smolm2: expected a short name (did you mean smollm2")
+    assert wrong.stderr.startswith(
+        "pronk: error: model: expected a short name or owner/name[:QUANTIZATION] of a model on the Hub, found 'smolm2'"
+    )
     assert wrong.stderr.count("\n") == 1
     missing = run("generate", "hi")  # the default of conftest.py does not hold in another process
     assert missing.returncode == 2

@@ -23,7 +23,7 @@ from pronk.bench.methods import Item, Method
 from pronk.bench.prompts import Prompt, drop_middle, encode
 from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, Finished, PassTime, Sample, Skip, Trace
 from pronk.drafters import DraftContext, Outcome, Proposer
-from pronk.errors import PromptError, PronkError
+from pronk.errors import PromptError, PronkError, describe_error
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
@@ -177,7 +177,7 @@ class Bench:
         try:
             return method.run(items)
         except Exception as error:  # noqa: BLE001
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = describe_error(error)
             return [replace(item.sample, error=reason) for item in items]
 
     def _record_divergences(self, items: Sequence[Item], first_samples: Mapping[str, Sequence[Sample]]) -> None:

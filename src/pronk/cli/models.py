@@ -8,7 +8,7 @@ import typer
 
 from pronk.cli.options import option
 from pronk.cli.progress import interruptible
-from pronk.errors import CheckpointError, PronkError
+from pronk.errors import PronkError, refuse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,11 +157,9 @@ def _parse(name: str, revision: str | None) -> "HubModel":
 
     model = parse_name(name, revision)
     if model is None:
-        msg = (
-            f"{name}: expected a short name{close_names(name)} or owner/name[:QUANTIZATION] of a model on the Hub; "
-            "pronk list --known prints the short names"
-        )
-        raise CheckpointError(msg)
+        expected = "expected a short name or owner/name[:QUANTIZATION] of a model on the Hub"
+        remedy = "pronk list --known prints the short names"
+        refuse("model", f"{expected}, found {name!r}{close_names(name)}; {remedy}")
     return model
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pronk.checks import check_flag
-from pronk.errors import GuideError
+from pronk.errors import GuideError, describe_error, describe_json_error
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
@@ -113,10 +113,10 @@ def _schema_text(schema: object) -> str:
     except RecursionError:
         too_deep, parsed, text = True, {}, ""
     except jsonlib.JSONDecodeError as error:
-        msg = f"guide: json: expected a schema, found text that is not JSON (line {error.lineno}: {error.msg})"
+        msg = f"guide: json: expected a schema, found {describe_json_error(error)}; correct the JSON text"
         raise GuideError(msg) from error
     except (TypeError, ValueError) as error:
-        msg = f"guide: json: expected a schema of JSON values, found other values ({error})"
+        msg = f"guide: json: expected a schema of JSON values, found other values ({describe_error(error)})"
         raise GuideError(msg) from error
     if too_deep:
         msg = f"guide: json: expected a schema of at most {_MAX_DEPTH} levels, found more; use $ref"

@@ -32,7 +32,7 @@ from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from pronk.errors import GuideError
+from pronk.errors import GuideError, describe_error
 from pronk.sampling.guide import JSON_DUMPS_STYLE, Guide
 from pronk.structured.grammar_processor import MAX_MESSAGE, GrammarProcessor, error_message
 from pronk.tokenization.tokenizer import Tokenizer
@@ -155,7 +155,7 @@ class Grammars:
                 self._model_tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._stop_token_ids]
             )
         except ValueError as error:
-            reason = str(error).splitlines()[0][:MAX_MESSAGE]
+            reason = describe_error(error)[:MAX_MESSAGE]
             msg = f"guide: expected a tokenizer whose tokens are bytes, found a different one ({reason})"
             raise GuideError(msg) from error
 

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
-from pronk.errors import PromptError, TokenizerError, first_line, refuse
+from pronk.errors import PromptError, TokenizerError, describe_error, refuse
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.tokenization.chat.messages import (
@@ -144,7 +144,7 @@ class Tokenizer:
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
-            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({first_line(error)})"
+            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({describe_error(error)})"
             raise PromptError(msg) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -238,7 +238,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the tokenizers package raises Exception itself
-        reason = first_line(error)
+        reason = describe_error(error)
         msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
         raise TokenizerError(msg) from error
 

@@ -23,7 +23,7 @@ from pronk.checks import check_integer
 from pronk.corpus.collection import Collection, Pool, collect, pack
 from pronk.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder
 from pronk.corpus.sources import SourceSpec, json_lines_name, read_source
-from pronk.errors import OptionError, TokenizerError, refuse
+from pronk.errors import OptionError, TokenizerError, describe_error, refuse
 from pronk.files.atomic import convert_write_errors, write_json, write_tokens
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.options import DataOptions
@@ -85,7 +85,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the tokenizers library raises plain Exception
-        msg = f"{path}: expected a tokenizer, found {error}"
+        msg = f"{path}: expected a tokenizer, found {describe_error(error)}"
         raise TokenizerError(msg) from error
     tokenizer.encode_special_tokens = True  # as ordinary text, like train_tokenizer
     return tokenizer
