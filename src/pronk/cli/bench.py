@@ -13,7 +13,7 @@ from rich.console import Console
 from pronk.bench.outputs import Outputs
 from pronk.cli.options import given_options, model_options, panel, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
-from pronk.errors import OptionError, PromptError, refuse
+from pronk.errors import OptionError, PromptError, describe_error, refuse
 
 if TYPE_CHECKING:
     from pronk.bench.peers.process import PeerSpec
@@ -201,6 +201,7 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
     """Measure moderation with each model, and write the results."""
     from pronk.bench.moderation import evaluate, read_cases
     from pronk.bench.outputs import STDOUT
+    from pronk.files.results import save_result
 
     cases, results = read_cases(path), []
     with status_bar(Console(stderr=True), "MofNCompleteColumn") as status:
@@ -210,11 +211,11 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
             llm.close()
     tables = "\n".join(result.to_markdown() for result in results)
     document = {"format": "pronk-moderation/1", "file": path.name, "models": [each.to_dict() for each in results]}
-    if outputs.document not in (None, STDOUT):
-        outputs.document.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    if outputs.markdown is not None:
-        outputs.markdown.write_text(tables, encoding="utf-8")
     typer.echo(tables if outputs.document != STDOUT else json.dumps(document))
+    if outputs.document is not None and outputs.document != STDOUT:
+        save_result("json", outputs.document, json.dumps(document) + "\n")
+    if outputs.markdown is not None:
+        save_result("markdown", outputs.markdown, tables)
 
 
 def _choose_peers(names: list[str] | None, models: Sequence[str] | None) -> "tuple[PeerSpec, ...]":
@@ -255,7 +256,7 @@ def _open_trace(path: Path | None, resumed: dict[str, Any] | None, stack: ExitSt
         if resumed is not None and path.exists() and path.stat().st_size:
             kept = resumable_records(read_trace(path), resumed, path)
             write_trace(path, kept)
-        return Trace(kept, stack.enter_context(path.open("a" if kept else "w", encoding="utf-8")))
+        return Trace(kept, stack.enter_context(path.open("a", encoding="utf-8")))
     except OSError as error:
-        msg = f"trace: expected a file that can be written, found {error}"
+        msg = f"trace: expected a file that can be written, found: {describe_error(error)}; choose another path"
         raise OptionError(msg) from error

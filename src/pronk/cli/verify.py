@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
+from pronk.checks import check_writable
 from pronk.cli.options import given_options, model_options, one_model, option, panel, shares
 from pronk.cli.progress import INTERRUPTED, status_bar
 from pronk.errors import OptionError, refuse
@@ -137,6 +138,8 @@ def verify(
 
     pronk verify --url http://127.0.0.1:8000 --json report.json
     """
+    if as_json is not None and str(as_json) != "-":
+        check_writable("json", as_json)
     connection = remote(one_model(load.keywords["model"]), max_tokens, seed)
     _check_given(command, url=connection is not None)
     if connection is not None:
@@ -232,8 +235,8 @@ def _show(report: Any, as_json: Path | None, show: Callable[[Any, Console], None
     if str(as_json) == "-":
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         return
-    if as_json is not None:
-        from pronk.files.atomic import write_json
-
-        write_json(as_json, report.to_dict(), indent=1)
     show(report, Console(highlight=False))
+    if as_json is not None:
+        from pronk.files.results import save_result
+
+        save_result("json", as_json, json.dumps(report.to_dict(), indent=1) + "\n")

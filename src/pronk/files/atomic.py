@@ -25,9 +25,16 @@ from pronk.errors import CheckpointError, PronkError, refuse
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
 
-    If ``shared``, several processes or threads may replace the file at the same time: the name of the temporary file is
-    random, and the file of a killed process is never removed. Otherwise the next call overwrites that file.
+    If ``path`` is a link, the file that it points to is replaced. A device or a pipe, such as ``/dev/stdout``, is
+    written directly. If ``shared``, several processes or threads may replace the file at the same time: the name of the
+    temporary file is random, and the file of a killed process is never removed. Otherwise the next call overwrites that
+    file.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as device:
+            yield device
+        return
+    path = path.resolve()
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial" if shared else f"{path.name}.partial")
     try:
         with partial.open("xb" if shared else "wb") as file:
