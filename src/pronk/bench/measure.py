@@ -78,6 +78,7 @@ class Bench:
         self._progress, self._done, self._total = progress, 0, total
         self._advance(0)
         self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
+        self._advance(0)  # the time of the first run starts here
         began = perf_counter()
         for number, (task, batch) in enumerate(_interleave(tasks, self.options.batch)):
             if number and self.options.minutes is not None and perf_counter() - began >= 60 * self.options.minutes:

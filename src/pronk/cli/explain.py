@@ -13,6 +13,7 @@ from pronk.checks import check_writable, require_extra
 from pronk.cli.options import Progress, model_options, option, sampling_params, shares
 from pronk.cli.progress import interruptible
 from pronk.cli.values import read_prompt
+from pronk.estimate import TimeEstimate
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +75,10 @@ def explain(
     llm, params = prepare(load, request, screen, text)
     with interruptible("interrupted"):
         # The first steps of a process are slower: they prepare drafters, and read the weights into memory.
-        llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
+        estimate = TimeEstimate(screen.say, f"{params.max_tokens} tokens", "--max-tokens 32")
+        estimate.update(0, params.max_tokens)
+        first = llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
+        estimate.update(len(first.token_ids), params.max_tokens)
         explanation = explain_text(llm, text, params)
     if as_json:
         typer.echo(json.dumps(_to_dict(explanation), ensure_ascii=False))
