@@ -130,6 +130,15 @@ def _describe(error: Exception) -> str:
     return f"{problem}; make room and give the same command again"
 
 
+def write_text(path: Path, text: str, content: str = "a text") -> None:
+    """Replace the file ``path`` by a text in UTF-8; raise a CheckpointError if this fails.
+
+    ``content`` describes the text in the message, as in :func:`convert_write_errors`.
+    """
+    with convert_write_errors(path, content), replace_file(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
 def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) -> None:
     """Replace the file ``path`` by a JSON document; raise a CheckpointError if this fails."""
     with convert_write_errors(path, "JSON"), replace_file(path) as file:

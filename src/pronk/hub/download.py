@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk.errors import CheckpointError, describe_error, refuse
+from pronk.files.atomic import replace_file
 from pronk.hub.cache import check_hash, find_cached, repo_folder
 from pronk.hub.names import HubModel, KnownModel, PackageFile
 
@@ -223,7 +224,8 @@ def _link(link: Path, blob: Path) -> None:
     try:
         link.symlink_to(Path("../..") / "blobs" / blob.name)
     except OSError:
-        shutil.copyfile(blob, link)
+        with replace_file(link) as copy, blob.open("rb") as content:
+            shutil.copyfileobj(content, copy)
 
 
 def _is_disk_full(error: BaseException | None) -> bool:

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import decoders
 
 from pronk.errors import PromptError, TokenizerError, describe_error, refuse
+from pronk.files.atomic import write_json, write_text
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.tokenization.chat.messages import (
@@ -85,13 +86,13 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json``, which :meth:`load` and transformers read."""
-        self.backend.save(str(folder / "tokenizer.json"))
+        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special_tokens}
         templates = {"default": self.chat_template, "tool_use": self._tool_template}
         given = [{"name": name, "template": text} for name, text in templates.items() if text is not None]
         if given:
             config["chat_template"] = self.chat_template if len(given) == 1 and self.chat_template else given
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        write_json(folder / "tokenizer_config.json", config, indent=2)
 
     @property
     def vocab_size(self) -> int:

@@ -24,7 +24,7 @@ from pronk.corpus.collection import Collection, Pool, collect, pack
 from pronk.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder
 from pronk.corpus.sources import SourceSpec, json_lines_name, read_source
 from pronk.errors import OptionError, TokenizerError, describe_error, refuse
-from pronk.files.atomic import convert_write_errors, write_json, write_tokens
+from pronk.files.atomic import convert_write_errors, write_json, write_text, write_tokens
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.options import DataOptions
 
@@ -60,7 +60,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
     extra = [USER, ASSISTANT, END]
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
