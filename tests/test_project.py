@@ -50,7 +50,7 @@ NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/worker.py
 LAYERS = (
     {"arrays", "errors", "interrupts", "quantization.__init__"},
     {"speculation.tree"},
-    {"checks", "estimate", "files.__init__", "files.atomic"},
+    {"checks", "estimate", "quantities", "files.__init__", "files.atomic"},
     {"quantization.formats"},
     {"quantization.gguf.blocks"},
     {"architecture", "kernels"},

@@ -25,6 +25,7 @@ from pronk.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPE
 from pronk.corpus.sources import SourceSpec, json_lines_name, read_source
 from pronk.errors import OptionError, TokenizerError, describe_error, refuse
 from pronk.files.atomic import convert_write_errors, write_json, write_text, write_tokens
+from pronk.quantities import size_texts
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.options import DataOptions
 
@@ -145,7 +146,8 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     say("reading sources")
     collection = collect(options.sources, dialogues=options.dialogues, exclude=options.exclude)
     num_bytes = sum(record.bytes for record in collection.origins)
-    say(f"read {_size(num_bytes)}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
+    (size,) = size_texts(num_bytes)
+    say(f"read {size}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
     with convert_write_errors(folder, "the training text"):
         folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
@@ -172,10 +174,6 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         "origins": [asdict(record) for record in collection.origins],
     }
     write_json(folder / "sources.json", summary, indent=1)  # the last file: its presence marks the folder as complete
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 
 
 def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: int) -> None:
