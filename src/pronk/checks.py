@@ -110,7 +110,10 @@ def check_path(name: str, value: object) -> str | None:
 def check_writable(option: str, path: Path) -> None:
     """Raise OptionError unless a file can be written to ``path``, the value of an option."""
     folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir():
+    if path.is_dir():
+        msg = f"{option}: expected a file, found the folder {path}; name a file in it"
+        raise OptionError(msg)
+    if not folder.is_dir():
         msg = f"{option}: expected a file in a folder that exists, found {path}; choose another path"
         raise OptionError(msg)
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):

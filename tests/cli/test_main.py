@@ -445,15 +445,37 @@ def test_chats_are_saved_and_continued(run: Run, fake: type[FakeLLM], tmp_path: 
     assert fake.made.asked == [[*saved, {"role": "user", "content": "b"}]]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"messages": [{"role": "user", "content": "a"}]}', None])
-def test_other_files_are_not_loaded(text: str | None, run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "found a mistake at line 1, column 1"),
+        ('{"messages": [\n}', "found a mistake at line 2, column 1"),
+        ("[" * 100_000, "found too many nested brackets"),
+        ("\udcff", "found a byte at position 0 that is not UTF-8"),
+        ("{}", "expected an object with a list of messages, found {}"),
+        ("[]", "expected an object with a list of messages, found []"),
+        ('{"messages": "a"}', "expected an object with a list of messages"),
+        ('{"messages": [1]}', "expected a role and a text in message 1, found 1"),
+        ('{"messages": [{"role": "robot", "content": "a"}]}', "expected a role and a text in message 1"),
+        ('{"messages": [{"role": "user", "content": 7}]}', "expected a role and a text in message 1"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', 'expected pairs of user and assistant, .*found \\["user"'),
+        (None, "found: No such file or directory; check the path"),
+        ("folder", "found: Is a directory; check the path"),
+    ],
+)
+def test_other_files_are_not_loaded(
+    text: str | None, found: str, run: Run, fake: type[FakeLLM], tmp_path: Path
+) -> None:
     file = tmp_path / "file"
-    if text is not None:
-        file.write_text(text)
+    if text == "folder":
+        file.mkdir()
+    elif text is not None:
+        file.write_bytes(text.encode(errors="surrogateescape"))
     code, _, err = run("chat", given=f"a\n/load {file}\nb\n")
     assert (code, err.count("\n")) == (0, 1)
     assert err.startswith("error: ")
     assert str(file) in err
+    assert re.search(found if "\\[" in found else re.escape(found), err) is not None, err
     assert len(fake.made.asked[1]) == 3  # the conversation goes on
 
 

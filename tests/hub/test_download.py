@@ -265,7 +265,7 @@ def test_commands(hub: FakeHub, cache: Path) -> None:
     assert listed[1].split() == ["o/m/m-Q4_0.gguf", "9", "bytes"]
     [row] = json.loads(run("list", "--json").stdout)
     assert row["path"] == pulled.stdout.strip()
-    assert run("rm", "o/m:Q4_0").stderr.startswith("removed o/m:Q4_0, 9 bytes")
+    assert run("rm", "o/m:Q4_0").stderr.startswith("removed o/m:Q4_0, ")
     assert run("list").stdout == ""
     known = run("list", "--known").stdout
     assert all(name in known for name in known_models())

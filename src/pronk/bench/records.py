@@ -233,6 +233,6 @@ def _parse(row: dict[str, Any], where: str) -> Record:
             row[name] = tuple(row[name])
         record: Record = cls(**row)
     except TypeError as error:
-        msg = f"{where}: expected a whole record, found {error}"
+        msg = f"{where}: expected a whole record, found one with missing or invalid fields; use another trace"
         raise OptionError(msg) from error
     return record

@@ -32,8 +32,8 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        found = describe_json_error(error, number)
-        refuse(f"{path}, line {number}", f"expected one JSON object a line, found {found}", OptionError, error)
+        problem = f"expected one JSON object a line, found {describe_json_error(error, number)}; correct the line"
+        refuse(f"{path}, line {number}", problem, OptionError, error)
     if not isinstance(row, dict):
         refuse(f"{path}, line {number}", f"expected a JSON object, found {type(row).__name__}", OptionError)
     return row
