@@ -26,6 +26,7 @@ from statistics import mean
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import repeated_ngrams
 from pronk.bench.prompts import Prompt, encode, load_suite
+from pronk.files.results import save_result
 
 PLAIN, AUTO, WITHOUT = "autoregressive", "auto", "auto(bundled=False)"
 SINGLE = ("suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
@@ -140,7 +141,7 @@ def main() -> None:
             found += measure(llm, suite, prompt, place, methods, args)
         print(f"{suite}: {len(chosen)} prompts", flush=True)
         if args.json:
-            args.json.write_text(json.dumps([vars(each) for each in found]))
+            save_result("json", args.json, json.dumps([vars(each) for each in found]))
     report(found, AUTO, singles)
     report(found, WITHOUT, SINGLE)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from pronk.corpus.collection import Exclusion
 from pronk.corpus.sources import read_python
 from pronk.files.json_lines import read_json_lines
+from pronk.files.results import save_result
 
 # Bytes of text per source, about 3.4 per token.
 BYTES = {"python": 360_000, "openai/grade-school-math": 150_000, "mlschmitt/": 100_000, "python/peps": 100_000}
@@ -58,7 +59,7 @@ def main(folder: Path, out: Path) -> None:
                 size += len(part.encode())
                 chosen.append({"text": part, "source": origin})
     dice.shuffle(chosen)
-    out.write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
+    save_result("out", out, "".join(json.dumps(row) + "\n" for row in chosen))
     print(f"{out}: {len(chosen)} texts; standard library: {sysconfig.get_path('stdlib')}")
 
 

@@ -30,6 +30,7 @@ from priced import PricedClock
 
 from pronk import LLM, SamplingParams
 from pronk.bench.machine import describe_hardware
+from pronk.files.results import save_result
 from pronk.kernels.threads import num_threads
 from pronk.speculation.account import Regret
 
@@ -226,7 +227,7 @@ def write_report(
     figures = json.dumps({"model": llm.path.name, "machine": machine, "cells": cells})
     for ending, text in (("md", head + "\n\n".join(tables) + "\n"), ("json", figures)):
         short = re.sub(r"((?:model|datastore)=')[^']*?/((?:[^/']+/export|[^/']+)')", r"\1\2", text)
-        Path(f"{out}.{ending}").write_text(short)
+        save_result("out", Path(f"{out}.{ending}"), short)
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from pronk import LLM
 from pronk.execution.forward_job import LayerRange, Segment
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.files.results import save_result
 from pronk.kernels.threads import num_threads
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import forward_weights
@@ -168,6 +169,6 @@ class PricedClock:
         if name not in kept:
             kept[name] = measure(ModelRunner(executor.decoder, executor.cache))
             if self._table is not None:
-                self._table.write_text(json.dumps(kept))
+                save_result("table", self._table, json.dumps(kept))
         seconds, per_token = kept[name]
         return Prices(tuple(seconds), per_token)

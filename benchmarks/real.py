@@ -31,6 +31,7 @@ from statistics import fmean
 from typing import Any
 
 from pronk.bench.records import PLAIN, Model, PeerRecord, Record, Sample, Start, read_trace
+from pronk.files.results import save_result
 
 SUITES = Path(__file__).parent / "suites"
 # Number of prompts taken from each suite; few of long_context, which take minutes with large models.
@@ -75,8 +76,8 @@ def main() -> None:
         rows = [row for row in rows if row["model"] not in {new["model"] for new in measured}] + measured
     if not rows:
         parser.error(f"expected measurements in {outputs['json']}, found none; name a model, without --show")
-    outputs["json"].write_text(json.dumps(rows, indent=1) + "\n")
-    outputs["md"].write_text(markdown(rows))
+    save_result("out", outputs["json"], json.dumps(rows, indent=1) + "\n")
+    save_result("out", outputs["md"], markdown(rows))
     print(markdown(rows))
 
 

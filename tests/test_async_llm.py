@@ -80,7 +80,7 @@ def test_requests_of_several_adapters(checkpoint: MakeCheckpoint, tmp_path: Path
     async def work(made: AsyncLLM) -> None:
         requests = [made.generate(p, params(i), adapter=n) for i, (p, n) in enumerate(zip(PROMPTS, names, strict=True))]
         assert [each.token_ids for each in await asyncio.gather(*requests)] == [each.token_ids for each in want]
-        with pytest.raises(OptionError, match="adapter: expected one of a, b; found 'c'"):
+        with pytest.raises(OptionError, match="adapter: expected one of a, b, found 'c'"):
             await made.generate("x", params(0), adapter="c")
 
     drive(llm, work)

@@ -40,7 +40,7 @@ def test_accepted_values_are_returned(check: Callable[..., Any], value: object, 
         *((check_number, each, (), "a finite number") for each in (math.inf, -math.inf, math.nan, 10**400)),
         *((check_number, each, (2,), "a finite number of at least 2") for each in (1.9, math.inf)),
         *((check_flag, each, (), "true or false") for each in (0, 1, "true", None)),
-        *((check_choice, each, (("up", "down"),), "one of up, down") for each in ("left", "u", None, ["up"])),
+        *((check_choice, each, (("up", "down"),), "one of up, down") for each in ("left", "y", None, ["up"])),
         *((check_path, each, (), "a path") for each in ("", 3, ["a"])),
     ],
 )
@@ -48,6 +48,15 @@ def test_refused_values(check: Callable[..., Any], value: object, rule: tuple[An
     with pytest.raises(OptionError) as error:
         check("suffix: max_match", value, *rule)
     assert str(error.value) == f"suffix: max_match: expected {message}, found {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("value", "near"), [("upp", "up"), ("UP", "up"), ("donw", "down"), ("down_", "down"), ("left-right", "left_right")]
+)
+def test_a_misspelled_choice_gets_the_closest_choices(value: str, near: str) -> None:
+    with pytest.raises(OptionError) as error:
+        check_choice("way", value, ("up", "down", "left_right"))
+    assert str(error.value) == (f"way: expected one of up, down, left_right, found {value!r}; did you mean {near}?")
 
 
 def test_the_end_of_an_interval_may_be_left_out() -> None:

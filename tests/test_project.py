@@ -48,7 +48,7 @@ NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/worker.py
 LAYERS = (
     {"arrays", "errors", "interrupts", "quantization.__init__"},
     {"speculation.tree"},
-    {"checks", "files.__init__", "files.atomic", "files.text"},
+    {"checks", "estimate", "quantities", "files.__init__", "files.atomic", "files.text"},
     {"quantization.formats"},
     {"quantization.gguf.blocks"},
     {"architecture", "kernels"},
@@ -277,6 +277,98 @@ except OptionError as error:
     assert (done.returncode, done.stderr) == (0, "")
     message = "workers: expected torch, found none; run pip install '.[parallel]' in a clone of pronk"
     assert done.stdout == f"{message}\n"
+
+
+# Functions that write files by themselves, by module, with the reason why files/atomic.py does not fit.
+WRITES = {
+    "bench/peers/engines/memory.py": ({"reset_peak_memory"}, "a switch of the Linux kernel, not a file"),
+    "bench/peers/worker.py": ({"main"}, "a pipe to the parent process"),
+    "cli/bench.py": ({"_open_trace"}, "a log to which each measurement is appended"),
+    "cli/streams.py": ({"finish", "watch_output"}, "the null device"),
+    "corpus/answers.py": ({"__init__", "append"}, "a log to which dialogues are appended"),
+    "drafters/from_text/_suffix_store.py": ({"_append_line", "_read_file"}, "a log that several processes share"),
+    "drafters/from_text/datastore/builder.py": ({"_write_tokens"}, "a stream into a folder that is renamed at the end"),
+    "files/shards.py": ({"copy_companions", "write_weights"}, "files of a folder that is renamed at the end"),
+    "hub/download.py": ({"_fetch_large_file"}, "a download that is resumed; checked by its hash and renamed"),
+    "kernels/build.py": ({"build"}, "a temporary folder; copied to a partial file and renamed"),
+    "kv_cache/block_database.py": ({"create_database"}, "the database of SQLite"),
+    "server/batch.py": ({"__init__"}, "a log to which each answer is appended"),
+    "testing.py": ({"tiny_checkpoint"}, "checkpoints for tests"),
+    "train/export.py": ({"export_tensors"}, "a file of a folder that is renamed at the end"),
+    "train/on_policy.py": ({"continue_prompts", "_restore"}, "a log to which texts are appended"),
+}
+COPIES = {"copyfile", "copy", "copy2", "copytree", "move"}
+
+
+def is_write(call: ast.Call) -> bool:
+    """Return whether a call opens a file for writing, or writes, copies or moves one."""
+    function = call.func
+    method = function.attr if isinstance(function, ast.Attribute) else ""
+    name = method or getattr(function, "id", "")
+    owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if name in COPIES:
+        return owner == "shutil"
+    if name == "dump":
+        return owner in {"json", "pickle"} and "sys.stdout" not in map(ast.unparse, arguments)
+    if name == "save":
+        return owner in {"np", "numpy"}
+    if name == "savefig":
+        return "buffer" not in map(ast.unparse, arguments)
+    if name in {"open", "fdopen"}:
+        texts = [each.value for each in arguments if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        flags = {node.attr for each in arguments for node in ast.walk(each) if isinstance(node, ast.Attribute)}
+        is_mode = any(re.fullmatch(r"[rwaxbt+]{1,3}", text) and set(text) & set("wax+") for text in texts)
+        return is_mode or bool(flags & {"O_WRONLY", "O_RDWR"})
+    return name == "save_file" or method in {"write_text", "write_bytes", "tofile"}
+
+
+def writing_functions(node: ast.AST, function: str = "module") -> Iterator[str]:
+    """Yield the name of the function around each call below ``node`` that writes a file by itself."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        function = node.name
+    if isinstance(node, ast.Call) and is_write(node):
+        yield function
+    for child in ast.iter_child_nodes(node):
+        yield from writing_functions(child, function)
+
+
+def test_files_are_written_atomically() -> None:
+    """A crash or a full disk leaves the old file: all but logs and temporary folders go through files/atomic.py."""
+    found = {
+        relative(path): {*writing_functions(tree(path))} for path in MODULES if relative(path) != "files/atomic.py"
+    }
+    assert {module: names for module, names in found.items() if names} == {
+        module: names for module, (names, _reason) in WRITES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "writes"),
+    [
+        ("path.write_text('x')", True),
+        ("path.write_bytes(b'x')", True),
+        ("path.open('w', encoding='utf-8')", True),
+        ("path.open(mode='ab')", True),
+        ("open(path, 'r+b')", True),
+        ("os.open(path, os.O_WRONLY | os.O_APPEND)", True),
+        ("shutil.copyfile(a, b)", True),
+        ("json.dump(value, file)", True),
+        ("array.tofile(path)", True),
+        ("figure.savefig(path)", True),
+        ("figure.savefig(buffer, format='svg')", False),
+        ("path.open('rb')", False),
+        ("path.open(encoding='utf-8')", False),
+        ("Datastore.open(folder)", False),
+        ("value.copy()", False),
+        ("llm.calibration.save()", False),
+    ],
+)
+def test_writes_are_found(line: str, writes: bool) -> None:
+    (statement,) = ast.parse(line).body
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Call)
+    assert is_write(statement.value) is writes
 
 
 RIDDLES = {"What", "Of", "Whose", "Where", "Who", "That", "So", "Or", "There", "See"}  # no first words of a docstring

@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 
 from pronk import LLM, SamplingParams
 from pronk.bench.machine import describe_hardware
+from pronk.files.results import save_result
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.clone_models import tiny_model
 
@@ -116,8 +117,8 @@ def main() -> None:
     document = {"machine": head, "measurements": [each._asdict() | {"tokens": None} for each in found]}
     print(text)
     if options.out is not None:
-        Path(f"{options.out}.md").write_text(f"# Sliding window: memory and prefill\n\n{text}")
-        Path(f"{options.out}.json").write_text(json.dumps(document))
+        save_result("out", Path(f"{options.out}.json"), json.dumps(document))
+        save_result("out", Path(f"{options.out}.md"), f"# Sliding window: memory and prefill\n\n{text}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 from pronk.bench.machine import describe_hardware
 from pronk.files.atomic import write_json
+from pronk.files.results import save_result
 
 __all__ = [
     "Interval",
@@ -180,5 +181,5 @@ def write_report(
         text += f"\n![{settings['title']}]({name}.svg)\n"
     processors = {each.get("processor", machine["processor"]) for each in results}
     head = f"# Multi-token prediction: {settings['title']}\n\n{', '.join(sorted(processors))}, {document['date']}.\n\n"
-    (out / f"{name}.md").write_text(head + text, encoding="utf-8")
+    save_result("out", out / f"{name}.md", head + text)
     return text

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import DType
-from pronk.checks import install_extra, require_extra
-from pronk.errors import OptionError
+from pronk.checks import check_choice, install_extra, require_extra
+from pronk.errors import OptionError, describe_error
 from pronk.kernels.library import CHOICES, KernelsError
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.kernels import load_kernels
@@ -25,9 +25,7 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
     weights. Raises ``OptionError`` if an argument is unknown, the processor lacks the instruction set, or torch is
     needed and missing.
     """
-    if kernels not in CHOICES:
-        msg = f"kernels: expected {', '.join(CHOICES)}; found {kernels!r}"
-        raise OptionError(msg)
+    check_choice("kernels", kernels, CHOICES)
     if kernels == "torch" or (kernels == "auto" and device != "cpu"):
         return open_torch(device, dtype, f"kernels={kernels!r}, device={device!r}")
     reason = f"no kernels for {device}"
@@ -51,6 +49,7 @@ def open_torch(device: str, dtype: DType, reason: str) -> TorchBackend:
     try:
         from pronk.torch_backend.backend import TorchBackend  # noqa: PLC0415 - torch is optional
     except ImportError as error:
-        msg = f"{reason}: expected torch that can be imported, found {str(error)[:80]!r}; {install_extra('torch')}"
+        found = describe_error(error)[:80]
+        msg = f"{reason}: expected torch that can be imported, found {found!r}; {install_extra('torch')}"
         raise OptionError(msg) from error
     return TorchBackend(device, dtype)

@@ -7,9 +7,12 @@ for an option of a drafter, ``num-tokens`` for one of the command line.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from math import inf
+from pathlib import Path
+from typing import NoReturn
 
 from pronk.errors import OptionError, PronkError
 
@@ -61,12 +64,39 @@ def check_flag(name: str, value: object, *, error: type[PronkError] = OptionErro
     return value
 
 
-def check_choice(name: str, value: object, choices: Sequence[str], *, error: type[PronkError] = OptionError) -> str:
-    """Return ``value`` if it is one of ``choices``; otherwise raise ``error``."""
-    if not isinstance(value, str) or value not in choices:
-        msg = f"{name}: expected one of {', '.join(choices)}, found {value!r}"
-        raise error(msg)
+def check_choice(name: str, value: object, choices: Iterable[str], *, error: type[PronkError] = OptionError) -> str:
+    """Return ``value`` if it is one of ``choices``; otherwise raise ``error``, with the closest choices."""
+    names = list(choices)
+    if not isinstance(value, str) or value not in names:
+        refuse_choice(name, value, names, error=error)
     return value
+
+
+def refuse_choice(
+    name: str, value: object, choices: Iterable[str], *, error: type[PronkError] = OptionError
+) -> NoReturn:
+    """Raise ``error``: ``NAME: expected one of …, found VALUE``, with the closest of ``choices``."""
+    names = list(choices)
+    near = close_choices(value, names) if isinstance(value, str) else ""
+    suggestion = f"; did you mean {near}?" if near else ""
+    msg = f"{name}: expected one of {', '.join(names)}, found {value!r:.80}{suggestion}"
+    raise error(msg)
+
+
+def close_choices(value: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the choices that are spelled most like ``value``, joined by "or"; empty if none is close.
+
+    Case and the difference between ``-`` and ``_`` do not count. ``cutoff`` is the lowest similarity, 0..1.
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 - only for error messages
+
+    by_spelling = {_fold(choice): choice for choice in choices}
+    near = get_close_matches(_fold(value), by_spelling, cutoff=cutoff)
+    return " or ".join(by_spelling[spelling] for spelling in near)
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def check_path(name: str, value: object) -> str | None:
@@ -80,6 +110,20 @@ def check_path(name: str, value: object) -> str | None:
 def install_extra(extra: str) -> str:
     """Return the advice to install an extra of pronk. pip finds pronk in its clone only: no index has it."""
     return f"run pip install '.[{extra}]' in a clone of pronk"
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise OptionError unless a file can be written to ``path``, the value of an option."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        msg = f"{option}: expected a file, found the folder {path}; name a file in it"
+        raise OptionError(msg)
+    if not folder.is_dir():
+        msg = f"{option}: expected a file in a folder that exists, found {path}; choose another path"
+        raise OptionError(msg)
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        msg = f"{option}: expected a file that can be written, found {path}; choose another path"
+        raise OptionError(msg)
 
 
 def require_extra(purpose: str, extra: str, *modules: str) -> None:

@@ -5,6 +5,7 @@ Each message is one line: ``expected …, found …; do …``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -23,6 +24,9 @@ __all__ = [  # the names in ``pronk``; the other exceptions concern servers and 
     "PronkError",
     "TokenizerError",
 ]
+
+
+_MAX_REASON = 300  # characters of the reason of an exception
 
 
 class PronkError(Exception):
@@ -99,9 +103,40 @@ def locate_error(
     try:
         yield
     except caught as problem:
-        refuse(source, f"{problem}{remedy}", error, problem)
+        refuse(source, f"{describe_error(problem)}{remedy}", error, problem)
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message; without a message, the name of its class."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def describe_error(error: BaseException) -> str:
+    """Return the reason of an exception on one line, which is never empty.
+
+    An exception without a message is described by its cause, or else by its class.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    if isinstance(error, RecursionError):
+        return "too deep nesting"
+    message = " ".join(str(error).split())
+    if message:
+        return message[:_MAX_REASON]
+    cause = error.__cause__ or error.__context__
+    if cause is not None:
+        return describe_error(cause)
+    return f"{type(error).__name__} without a message"
+
+
+def describe_json_error(error: Exception, line: int | None = None) -> str:
+    """Return the mistake in a JSON text, and its position.
+
+    ``error`` is an exception of :func:`json.loads` or of the decoding of the text. ``line`` is the number of the text
+    in its file, from 1, if each line of the file is a text of its own.
+    """
+    if isinstance(error, json.JSONDecodeError):
+        number = error.lineno if line is None else line
+        return f"a mistake at line {number}, column {error.colno} ({error.msg})"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a byte at position {error.start} that is not UTF-8"
+    if isinstance(error, RecursionError):
+        return "too many nested brackets"
+    return describe_error(error)

@@ -102,7 +102,7 @@ def test_dtype_option(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["int8", "float64", "", "half"])
 def test_unknown_dtype_option_lists_the_known(name: str) -> None:
-    with pytest.raises(OptionError, match=rf"expected auto, float32, bfloat16, float16; found '{name}'"):
+    with pytest.raises(OptionError, match=rf"expected one of auto, float32, bfloat16, float16, found '{name}'"):
         parse_dtype(name, parse_config(LLAMA))
 
 
@@ -286,7 +286,7 @@ def test_folder_without_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"config.json: expected JSON, found something else"),
+        ("{", r"config.json: expected JSON, found a mistake at line 1, column 2"),
         ("", r"config.json: expected JSON"),
         ("[1]", r"config.json: expected a JSON object, found list"),
         ("null", r"config.json: expected a JSON object, found NoneType"),

@@ -55,7 +55,7 @@ def test_help_names_all_kernels(run: Run, command: str) -> None:
 )
 def test_unknown_kernels_are_refused(run: Run, args: tuple[str, ...]) -> None:
     code, out, err = run(*args, "--kernels", "sse")
-    expected = "kernels: expected auto, portable, avx2, avx512, avx512_bf16, amx, torch; found 'sse'"
+    expected = "kernels: expected one of auto, portable, avx2, avx512, avx512_bf16, amx, torch, found 'sse'"
     assert (code, out, err) == (2, "", f"pronk: error: {expected}\n")
 
 

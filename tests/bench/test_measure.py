@@ -189,7 +189,7 @@ def test_a_failure_is_recorded_and_other_methods_go_on() -> None:
 
 def test_a_failure_without_a_message_has_its_type() -> None:
     ran = Ran([SHORT], {PLAIN: always(1), "x": fail(ValueError())})
-    assert [s.error for s in ran.of(Sample)] == [None, "ValueError"]
+    assert [s.error for s in ran.of(Sample)] == [None, "ValueError without a message"]
 
 
 def test_a_whole_batch_fails_together() -> None:

@@ -155,7 +155,7 @@ def test_all_means_the_peers_that_read_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "models", "message"),
     [
-        ("vllm", ["a"], "unknown peer 'vllm'; expected all, or one of transformers,"),
+        ("vllm", ["a"], "peer: expected one of all, transformers, .*, found 'vllm'"),
         (
             "llama_cpp",
             ["a"],

@@ -1,6 +1,7 @@
 """Trace files: records survive a round trip, and other files are refused."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,28 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     path.write_text("\n".join([first, *rest]) + "\n")
     with pytest.raises(OptionError, match=r"format pronk-bench/\d+, found pronk-bench/99"):
         read_trace(path)
+
+
+def test_an_old_trace_stays_until_the_first_record(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("old\n")
+    with path.open("a", encoding="utf-8") as file:
+        trace = Trace(file=file)
+        assert path.read_text() == "old\n"
+        for record in EVERY:
+            trace.add(record)
+    assert read_trace(path) == EVERY
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_ends_the_trace_and_keeps_the_records() -> None:
+    with Path("/dev/full").open("r+", encoding="utf-8") as file:
+        trace = Trace([EVERY[0]], file)
+        with pytest.raises(
+            OptionError, match=r"^trace: expected room for a record, found No space left on device after 2"
+        ):
+            trace.add(EVERY[1])
+        trace.add(EVERY[-1])
+        assert trace.records == [EVERY[0], EVERY[1], EVERY[-1]]
+        with suppress(OSError):
+            file.close()

@@ -355,10 +355,11 @@ def test_the_page_is_written_completely_or_not_at_all(monkeypatch: pytest.Monkey
 def test_a_file_as_folder_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "file").touch()
-    with pytest.raises(
-        OptionError, match=r"report: expected a folder that can be written, found .*file \(File exists\)"
-    ):
+    message = r"report: expected to write .*file/index\.html, found: Not a directory; the result is in "
+    with pytest.raises(OptionError, match=message) as error:
         write_report(make_document(make_model(figures=())), tmp_path / "file")
+    page = Path(str(error.value).partition("; the result is in ")[2])
+    assert "pronk bench" in page.read_text(encoding="utf-8")
 
 
 def test_the_folder_is_checked_beforehand(tmp_path: Path) -> None:

@@ -107,6 +107,16 @@ def test_document_on_standard_output_is_alone_there(run: Run, loaded: object, pr
     assert "all tasks" in err
 
 
+def test_quick_is_one_short_run_per_prompt(run: Run, loaded: object, prompts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    code, _, err = run("--quick", "--prompts", prompts, "--max-tokens", 4, "--json", path)
+    assert code == 0, err
+    assert err.endswith("rough figures of one run per prompt; pronk bench without --quick measures more\n")
+    arguments = json.loads(path.read_text())["arguments"]
+    assert (arguments["limit"], arguments["temperature"], arguments["repeats"]) == (1, [0.0], 1)
+    assert arguments["max_tokens"] == 4  # an option beside --quick counts
+
+
 def test_batches_and_models_without_chat_template(run: Run, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Four conversations in batches of three, on two models, one after the other."""
     path = tmp_path / "talk.jsonl"
@@ -208,7 +218,7 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--drafter", "magic"], ["'magic'", "prompt_lookup"]),
         (["--drafter", "prompt_lookup(speed=1)"], ["speed", "max_ngram"]),
         (["--suite", "humaneval"], ["'humaneval'", "--data"]),
-        (["--data", ".", "--suite", "humaneval"], ["humaneval.jsonl", "found bad"]),
+        (["--data", ".", "--suite", "humaneval"], ["humaneval", "expected one of bad"]),
         (["--prompts", "bad.jsonl"], ["bad.jsonl, line 2", "'turns'"]),
         (["--prompts", "none.jsonl"], ["none.jsonl"]),
         (["--prompts", "empty.txt"], ["empty.txt", "at least one prompt"]),

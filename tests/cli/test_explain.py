@@ -58,8 +58,8 @@ def test_a_plot(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--plot", "missing/folder/steps.svg"), "plot: expected a file in an existing folder"),
-        (("--drafter", "nobody"), "unknown drafter 'nobody'"),
+        (("--plot", "missing/folder/steps.svg"), "plot: expected a file in a folder that exists"),
+        (("--drafter", "nobody"), "found 'nobody'"),
         (("--calibration", "."), "calibration: expected a file that pronk has written"),
         (("--max-tokens", "0"), "max_tokens"),
     ],

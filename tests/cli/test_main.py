@@ -322,7 +322,7 @@ def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
     figures = "6 tokens · 6.0 tokens/s · 1.50 tokens per forward pass · 2 of 8 draft tokens accepted · kernels avx2"
     assert f"{figures}\n" in err
     assert "draft tokens are not coloured" in err
-    assert "unknown command /foo; /help lists the commands" in err
+    assert "/foo: expected a command, found an unknown one; /help lists the commands" in err
     assert all(name in err for name in ("/help", "/reset", "/stats", "/colors", "/exit"))
 
 
@@ -452,15 +452,37 @@ def test_chats_are_saved_and_continued(run: Run, fake: type[FakeLLM], tmp_path: 
     assert fake.made.asked == [[*saved, {"role": "user", "content": "b"}]]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"messages": [{"role": "user", "content": "a"}]}', None])
-def test_other_files_are_not_loaded(text: str | None, run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "found a mistake at line 1, column 1"),
+        ('{"messages": [\n}', "found a mistake at line 2, column 1"),
+        ("[" * 100_000, "found too many nested brackets"),
+        ("\udcff", "found a byte at position 0 that is not UTF-8"),
+        ("{}", "expected an object with a list of messages, found {}"),
+        ("[]", "expected an object with a list of messages, found []"),
+        ('{"messages": "a"}', "expected an object with a list of messages"),
+        ('{"messages": [1]}', "expected a role and a text in message 1, found 1"),
+        ('{"messages": [{"role": "robot", "content": "a"}]}', "expected a role and a text in message 1"),
+        ('{"messages": [{"role": "user", "content": 7}]}', "expected a role and a text in message 1"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', 'expected pairs of user and assistant, .*found \\["user"'),
+        (None, "found: No such file or directory; check the path"),
+        ("folder", "found: Is a directory; check the path"),
+    ],
+)
+def test_other_files_are_not_loaded(
+    text: str | None, found: str, run: Run, fake: type[FakeLLM], tmp_path: Path
+) -> None:
     file = tmp_path / "file"
-    if text is not None:
-        file.write_text(text)
+    if text == "folder":
+        file.mkdir()
+    elif text is not None:
+        file.write_bytes(text.encode(errors="surrogateescape"))
     code, _, err = run("chat", given=f"a\n/load {file}\nb\n")
     assert (code, err.count("\n")) == (0, 1)
     assert err.startswith("error: ")
     assert str(file) in err
+    assert re.search(found if "\\[" in found else re.escape(found), err) is not None, err
     assert len(fake.made.asked[1]) == 3  # the conversation goes on
 
 
@@ -515,7 +537,7 @@ def test_model_without_chat_template(run: Run, fake: type[FakeLLM], monkeypatch:
     ("args", "expected"),
     [
         (["--foo"], "--foo"),
-        (["generat"], "'generate'"),
+        (["generat"], "did you mean generate?"),
         (["generate", "--temperature", "warm", "x"], "'warm'"),
         (["generate", "x", "y"], "y"),
         (["generate", "--threads", "0", "x"], "0"),
@@ -561,7 +583,8 @@ def test_unexpected_error_is_one_line_unless_the_traceback_is_asked_for(
 
     monkeypatch.setattr(fake, "stream", fail)
     code, _, err = run("generate", "x")
-    assert (code, err) == (1, "pronk: error: RuntimeError: out of memory (pronk --traceback ... shows where)\n")
+    message = "generate: expected no error, found RuntimeError: out of memory; pronk --traceback ... shows where"
+    assert (code, err) == (1, f"pronk: error: {message}\n")
     with pytest.raises(RuntimeError, match="memory"):
         main(["--traceback", "generate", "x"])
 

@@ -22,8 +22,8 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--replicas", 2, "--workers", 2], "replicas: expected at most 1 of 2 threads each on the 2 cores of this "),
         (["--replicas", 2, "--min-replicas", 3], "min-replicas: expected at most --replicas (2), found 3"),
         (["--replicas", 2, "--calibration", "counts.json"], "calibration: expected on or off with replicas"),
-        (["--replicas", 2, "--drafter", "nonsense"], "unknown drafter 'nonsense'"),
-        (["--replicas", 2, "--also", "nonsense"], "unknown drafter 'nonsense'"),
+        (["--replicas", 2, "--drafter", "nonsense"], "found 'nonsense'"),
+        (["--replicas", 2, "--also", "nonsense"], "found 'nonsense'"),
     ],
 )
 def test_options_that_replicas_refuse(command: Command, options: list[object], message: str) -> None:

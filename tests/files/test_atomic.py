@@ -1,3 +1,5 @@
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +127,24 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
         convert_write_errors(tmp_path, "it", RuntimeError),
     ):
         raise RuntimeError("theirs\nand a long story")
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_json(link, {"n": 1})
+    assert link.is_symlink()
+    assert target.read_text() == '{"n": 1}\n'
+
+
+def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    write_json(pipe, {"n": 1})
+    reader.join()
+    assert received == [b'{"n": 1}\n']
+    assert pipe.is_fifo()

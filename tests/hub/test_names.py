@@ -4,6 +4,7 @@ import pytest
 
 from pronk.errors import CheckpointError
 from pronk.hub.names import HubModel, close_names, known_models, parse_name
+from pronk.hub.resolve import resolve_model
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,54 @@ def test_the_table() -> None:
         assert known.package is None or (known.sha256 and known.model.revision and known.model.file)
     assert close_names("smolm2").startswith(" (did you mean smollm2")
     assert close_names("xyzzy") == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "revision"),
+    [
+        ("https://huggingface.co/owner/name", "owner/name", None),
+        ("http://www.huggingface.co/owner/name/", "owner/name", None),
+        ("huggingface.co/owner/name", "owner/name", None),
+        ("HTTPS://HF.CO/owner/name#files", "owner/name", None),
+        ("https://huggingface.co/owner/name/tree/main", "owner/name", None),
+        ("https://huggingface.co/owner/name/tree/v1.0?not-for-all-audiences=true", "owner/name", "v1.0"),
+        ("https://huggingface.co/owner/name/tree/main/onnx", "owner/name", None),
+        ("https://huggingface.co/owner/name/blob/main/config.json", "owner/name", None),
+        ("https://huggingface.co/owner/name/blob/refs%2Fpr%2F1/config.json", "owner/name", "refs/pr/1"),
+        ("https://huggingface.co/owner/name/blob/main/model.gguf", "owner/name/model.gguf", None),
+        ("https://huggingface.co/owner/name/blob/main/a/model%20x.gguf", "owner/name/a/model x.gguf", None),
+        ("https://huggingface.co/owner/name/resolve/main/m.gguf?download=true", "owner/name/m.gguf", None),
+        ("https://huggingface.co/owner/name/raw/0123abc/m.GGUF", "owner/name/m.GGUF", "0123abc"),
+        ("hf.co/owner/name:Q4_K_M", "owner/name:Q4_K_M", None),
+        ("hf.co/owner/name/m.gguf", "owner/name/m.gguf", None),
+        ("hf://owner/name", "owner/name", None),
+        ("hf://models/owner/name/m.gguf", "owner/name/m.gguf", None),
+    ],
+)
+def test_addresses_on_the_hub_are_names(url: str, name: str, revision: str | None) -> None:
+    found, expected = parse_name(url), parse_name(name, revision)
+    assert found is not None
+    assert found == expected
+    assert parse_name(url, "other") == parse_name(name, "other")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/owner/name",
+        "ftp://huggingface.co/owner/name",
+        "https://huggingface.co/owner",
+        "https://huggingface.co/",
+        "https://huggingface.co/datasets/owner/name",
+        "https://huggingface.co/owner/name/discussions/3",
+        "https://huggingface.co/owner/../name",
+        "hf.co/owner",
+        "s3://bucket/model.gguf",
+    ],
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(CheckpointError, match=r"expected .*, found .*; ") as error:
+        parse_name(url)
+    assert str(error.value).startswith(f"{url}: ")
+    with pytest.raises(CheckpointError, match="expected"):
+        resolve_model(url)

@@ -94,7 +94,7 @@ def test_structures_of_another_size(changed: Any, copy: Path, monkeypatch: pytes
 def test_unknown_instruction_sets(choice: str) -> None:
     with pytest.raises(OptionError) as caught:
         candidates(choice)
-    one_line(caught, "kernels: expected auto, portable, avx2", f"found {choice!r}")
+    one_line(caught, "kernels: expected one of auto, portable, avx2", f"found {choice!r}")
 
 
 def test_an_instruction_set_that_the_processor_lacks(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_a_lower_instruction_set_on_request(checkpoint: MakeCheckpoint) -> None:
     model = LLM(checkpoint("llama"), kernels="portable")
     assert model.kernels == "portable"
     assert model.exact
-    with pytest.raises(OptionError, match=r"kernels: expected auto, .*; found 'sse'"):
+    with pytest.raises(OptionError, match=r"kernels: expected one of auto, .*, found 'sse'"):
         LLM(checkpoint("llama"), kernels="sse")
 
 

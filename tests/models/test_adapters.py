@@ -263,9 +263,9 @@ def test_refusals_of_folders_and_options(
     refused("use an adapter of this model", model=checkpoint("qwen3"), adapters=folders)
     refused("expected one process", OptionError, adapters=folders, workers=2)
     refused("adapters: expected folders by name", OptionError, adapters=["x"])
-    with pytest.raises(OptionError, match="adapter: expected one of a, b, c, d; found 'e'"):
+    with pytest.raises(OptionError, match="adapter: expected one of a, b, c, d, found 'e'"):
         LLM(model, adapters=folders, threads=1).generate([1, 2], adapter="e")
-    with pytest.raises(OptionError, match="none, because the model was loaded without adapters"):
+    with pytest.raises(OptionError, match="adapter: expected none, because the model has no adapters"):
         LLM(model, threads=1).generate([1, 2], adapter="a")
 
 

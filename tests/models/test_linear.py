@@ -77,7 +77,9 @@ def test_choice_of_the_layer() -> None:
 
 
 def test_invalid_choices_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"^weights: expected plain, int8, int4; found 'int2'$"):
+    with pytest.raises(
+        OptionError, match=r"^weights: expected one of plain, int8, int4, found 'int2'; did you mean int8 or int4\?$"
+    ):
         choose_linear(KernelBackend(kernels()), "int2")
     with pytest.raises(
         OptionError, match=r"^weights: expected pronk's kernels for int8, found torch on cpu; use plain$"

@@ -24,7 +24,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({}, "expected one of json, regex, choice and grammar, found none"),
         ({"regex": "a", "grammar": "start: "}, "found regex and grammar"),
         ({"json": {}, "choice": ["a"]}, "found json and choice"),
-        ({"json": "{"}, "not JSON .line 1"),
+        ({"json": "{"}, r"found a mistake at line 1, column 2 \(Expecting"),
         ({"json": "[" * 100_000}, "levels"),
         ({"json": [1]}, "an object or true"),
         ({"json": 3}, "an object or true"),

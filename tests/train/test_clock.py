@@ -71,9 +71,7 @@ def test_training_has_the_time_that_the_text_left(start: Start) -> None:
     for name, used, minutes in (("early", 0.0, 9), ("late", 240.0, 5)):
         assert start("lm", name, clock=Stopped(10.0, used), minutes=10.0).schedule.minutes == minutes
     assert start("lm", "free", clock=Stopped(None, 240.0)).schedule.minutes is None
-    message = (
-        "minutes: expected more than the 10.0 that the text took, found 10; the text is kept, and the same command"
-    )
+    message = "minutes: expected more than the 10 that the text took, found 10; the text is kept, and the same command"
     with pytest.raises(OptionError, match=message):
         start("lm", clock=Stopped(10.0, 600.0), minutes=10.0)
 

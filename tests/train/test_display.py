@@ -2,12 +2,13 @@
 
 import io
 import time
+from itertools import count
 
 import pytest
 from rich.console import Console
 
 from pronk.train.clock import Clock
-from pronk.train.run import TrainingDisplay, WritingDisplay
+from pronk.train.display import TrainingDisplay, WritingDisplay
 from train.tiny import shown
 
 
@@ -41,9 +42,19 @@ def test_a_line_for_every_twentieth(
     assert shown(quiet).splitlines() == [f"written {line}" for line in lines]
 
 
+def test_the_duration_of_a_run_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = Console(file=io.StringIO(), width=120)
+    with TrainingDisplay(quiet, steps=100) as display:
+        minutes = count()
+        monkeypatch.setattr(display._estimate, "_clock", lambda: 60.0 * next(minutes))
+        for number in range(1, 5):
+            display.show_pass(7, number, 4)
+    assert shown(quiet) == "about 7 hours (100 steps); shorter: --minutes 10, --steps 100\n"
+
+
 def test_the_bar_shows_the_progress_within_a_step() -> None:
     terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
-    with TrainingDisplay(terminal) as display:
+    with TrainingDisplay(terminal, steps=10) as display:
         display.show_pass(7, 3, 8)
         display.refresh()
     assert "step 7: 3 of 8 passes" in shown(terminal)

@@ -1,5 +1,6 @@
 """The command ``pronk verify``: exit codes, output streams, and the partial report after an interrupt."""
 
+import io
 import json
 import subprocess
 import sys
@@ -46,8 +47,28 @@ def test_verified(run: Run) -> None:
     code, out, err = run(*SMALL, "--drafter", "prompt_lookup(min_ngram=1)")
     assert (code, err) == (0, "")
     assert "Verified: " in out
-    assert "16/16" in out
-    assert max(map(len, out.splitlines())) <= 80
+    [row] = [line for line in out.splitlines() if line.strip().startswith("prompt_lookup(min_ngram=1) ")]
+    assert "16/16" in row
+
+
+def test_rows_are_printed_to_a_pipe_when_they_are_complete(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    screens: list[str] = []
+    real = pronk.verification.verify_steps
+
+    def steps(*args: Any, **options: Any) -> Iterator[VerifyReport]:
+        for report in real(*args, **options):
+            yield report
+            printed.append(sys.stdout.getvalue() if isinstance(sys.stdout, io.StringIO) else "")
+            screens.append(report.drafters[-1].drafter)
+
+    monkeypatch.setattr(pronk.verification, "verify_steps", steps)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    run(*SMALL, "--drafter", "prompt_lookup(min_ngram=1)")
+    first = screens.index("prompt_lookup(min_ngram=1)")
+    assert "promises" in printed[0]
+    assert "verified" in printed[first]  # plain decoding's row, before the checks of the next drafter
+    assert "prompt_lookup" not in printed[first]
 
 
 def test_rejection(run: Run) -> None:

@@ -23,7 +23,7 @@ from pronk.bench.methods import Item, Method
 from pronk.bench.prompts import Prompt, drop_middle, encode
 from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, Finished, PassTime, Sample, Skip, Trace
 from pronk.drafters import DraftContext, Outcome, Proposer
-from pronk.errors import PromptError, PronkError
+from pronk.errors import PromptError, PronkError, describe_error
 from pronk.llm import LLM
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
@@ -78,6 +78,7 @@ class Bench:
         self._progress, self._done, self._total = progress, 0, total
         self._advance(0)
         self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
+        self._advance(0)  # the time of the first run starts here
         began = perf_counter()
         for number, (task, batch) in enumerate(_interleave(tasks, self.options.batch)):
             if number and self.options.minutes is not None and perf_counter() - began >= 60 * self.options.minutes:
@@ -177,7 +178,7 @@ class Bench:
         try:
             return method.run(items)
         except Exception as error:  # noqa: BLE001
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = describe_error(error)
             return [replace(item.sample, error=reason) for item in items]
 
     def _record_divergences(self, items: Sequence[Item], first_samples: Mapping[str, Sequence[Sample]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from pronk.checks import check_writable
 from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:  # imports the engine, which would delay the message about a wrong path
@@ -40,11 +40,9 @@ class Outputs:
         for name, path in files.items():
             if (name, path) == ("json", STDOUT):
                 continue
-            folder = path.absolute().parent
-            if path == STDOUT or path.is_dir() or not folder.is_dir():
-                refuse(name, f"expected a file in a folder that exists, found {path}", OptionError)
-            if not os.access(path if path.exists() else folder, os.W_OK):
-                refuse(name, f"expected a file that can be written, found {path}", OptionError)
+            if path == STDOUT:
+                refuse(name, "expected a file, found -, which only --json can be; name a file", OptionError)
+            check_writable(name, path)
         if self.report is not None:
             from pronk.bench.report import check_report  # noqa: PLC0415 - an optional dependency
 
@@ -57,17 +55,18 @@ class Outputs:
         """
         from pronk.bench.figures import summarize  # noqa: PLC0415
         from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports the engine
+        from pronk.files.results import save_result  # noqa: PLC0415 - imports NumPy
 
         result = summarize(records)
         json_text = json.dumps(asdict(result), ensure_ascii=False) + "\n"
         problems: list[str] = []
-        with _collect(problems, "json", self.document):
+        with _collect(problems):
             if self.document is not None and self.document != STDOUT:
-                self.document.write_text(json_text, encoding="utf-8")
-        with _collect(problems, "markdown", self.markdown):
+                save_result("json", self.document, json_text)
+        with _collect(problems):
             if self.markdown is not None:
-                self.markdown.write_text(to_markdown(result), encoding="utf-8")
-        with _collect(problems, "report", self.report):
+                save_result("markdown", self.markdown, to_markdown(result))
+        with _collect(problems):
             if self.report is not None:
                 from pronk.bench.report import write_report  # noqa: PLC0415 - an optional dependency
 
@@ -80,9 +79,9 @@ class Outputs:
 
 
 @contextmanager
-def _collect(problems: list[str], name: str, path: Path | None) -> Iterator[None]:
-    """Append an OSError of the block to ``problems``."""
+def _collect(problems: list[str]) -> Iterator[None]:
+    """Append the message of an OptionError of the block to ``problems``."""
     try:
         yield
-    except OSError as error:
-        problems.append(f"{name}: expected to write {path}, found: {error.strerror or error}")
+    except OptionError as error:
+        problems.append(str(error))

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pronk.bench.document import ALL, SOUND
+from pronk.checks import refuse_choice
 from pronk.errors import OptionError, PromptError, refuse
 from pronk.files.json_lines import read_json_lines
 from pronk.files.text import read_text
@@ -62,21 +63,24 @@ def load_suite(name: str, folder: Path | None) -> list[Prompt]:
     if name == BUILTIN_SUITE:
         return builtin_prompts()
     if folder is None:
-        msg = (
-            f"suite {name!r}: expected --data with the folder that has {name}.jsonl; without it there is "
-            f"{BUILTIN_SUITE!r}"
-        )
-        raise OptionError(msg)
-    for suffix in _SUFFIXES:
-        if (path := folder / f"{name}{suffix}").is_file():
-            return load_prompts(path)
-    msg = f"suite {name!r}: expected {name}.jsonl in {folder}, found {_join_suite_names(folder, 'no suite')}"
-    raise OptionError(msg)
+        remedy = f"add --data with the folder of {name}.jsonl"
+        refuse("suite", f"expected {BUILTIN_SUITE!r} without --data, found {name!r}; {remedy}", OptionError)
+    paths = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        _refuse_suite(name, folder)
+    return load_prompts(path)
 
 
-def _join_suite_names(folder: Path, placeholder: str) -> str:
-    """Return the names of the suites in a folder, joined by commas, or ``placeholder`` if it has none."""
-    return ", ".join(sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})) or placeholder
+def _refuse_suite(name: str, folder: Path) -> NoReturn:
+    names = _suite_names(folder)
+    if names:
+        refuse_choice("suite", name, names)
+    refuse("suite", f"expected {name}.jsonl in {folder}, found no suite; check --data", OptionError)
+
+
+def _suite_names(folder: Path) -> list[str]:
+    return sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})
 
 
 def load_prompts(path: Path) -> list[Prompt]:
@@ -163,7 +167,7 @@ def load_tasks(
     if ``folder`` is given without ``suites``, a suite is unknown, or a file is damaged.
     """
     if folder is not None and suites is None:
-        available = _join_suite_names(folder, "none")
+        available = ", ".join(_suite_names(folder)) or "none"
         refuse("data", f"expected --suite with the suites to take from {folder}, which has {available}", OptionError)
     if suites is None:
         suites = [] if files else [BUILTIN_SUITE]

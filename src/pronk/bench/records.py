@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from pronk.engine.stats import GainStats, StepStats
-from pronk.errors import OptionError, refuse
+from pronk.errors import OptionError, describe_error, refuse
 from pronk.files.atomic import replace_file
 from pronk.files.json_lines import read_json_lines
 
@@ -164,17 +164,29 @@ def with_models(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
 
 @dataclass
 class Trace:
-    """The records of a benchmark so far; each one is also written to ``file`` unless that is ``None``."""
+    """The records of a benchmark so far; each one is also appended to ``file`` unless that is ``None``."""
 
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
 
     def add(self, record: Record) -> None:
-        """Append a record; also write it to the file and flush the file."""
+        """Append a record; also write it to the file, whose earlier content the first record replaces.
+
+        Raises OptionError if the file cannot be written; the record is in ``records`` nevertheless.
+        """
         self.records.append(record)
-        if self.file is not None:
+        if self.file is None:
+            return
+        try:
+            if len(self.records) == 1:
+                self.file.truncate(0)
             self.file.write(_line(record))
             self.file.flush()
+        except OSError as error:
+            found = f"{describe_error(error)} after {len(self.records)} records"
+            self.file = None
+            msg = f"trace: expected room for a record, found {found}; the results so far are shown"
+            raise OptionError(msg) from error
 
 
 def write_trace(path: Path, records: Sequence[Record]) -> None:
@@ -221,6 +233,6 @@ def _parse(row: dict[str, Any], where: str) -> Record:
             row[name] = tuple(row[name])
         record: Record = cls(**row)
     except TypeError as error:
-        msg = f"{where}: expected a whole record, found {error}"
+        msg = f"{where}: expected a whole record, found one with missing or invalid fields; use another trace"
         raise OptionError(msg) from error
     return record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,20 @@ from pronk.bench.plots import draw_plots
 from pronk.bench.tables import cost_table, describe, explain, failures, inflation_note, speed_table
 from pronk.checks import require_extra
 from pronk.errors import OptionError, refuse
-from pronk.files.atomic import replace_file
+from pronk.files.results import save_result
 
 
 def write_report(document: Document, folder: Path) -> Path:
     """Write ``folder/index.html`` atomically and return its path; create the folder if it is missing.
 
     The same document always gives the same page, byte by byte. Raises OptionError if matplotlib is not installed, or if
-    the folder cannot be written.
+    the folder cannot be written; the message then names the file that has the page.
     """
-    page = _render(document).encode("utf-8", "backslashreplace")
     page_path = folder / "index.html"
-    try:
+    page = _render(document)
+    with suppress(OSError):  # save_result reports that the folder is missing
         folder.mkdir(parents=True, exist_ok=True)
-        with replace_file(page_path, shared=True) as file:
-            file.write(page)
-    except OSError as error:
-        msg = f"report: expected a folder that can be written, found {folder} ({error.strerror or error}); name another"
-        raise OptionError(msg) from error
+    save_result("report", page_path, page)
     return page_path
 
 

@@ -61,6 +61,19 @@ class Plan:
         """Plain decoding, then the drafters, without duplicates."""
         return tuple(dict.fromkeys((PLAIN, *self.drafters)))
 
+    @property
+    def size(self) -> str:
+        """Number of runs of each model, as a product: prompts, methods, temperatures and repeats."""
+        options = self.options
+        prompts = sum(prompt.num_turns for prompts in self.tasks.values() for prompt in prompts)
+        methods = len(self.all_drafters) + len(self.peers)
+        parts = [f"{prompts} prompts", f"{methods} methods"]
+        if len(options.temperatures) > 1:
+            parts.append(f"{len(options.temperatures)} temperatures")
+        if options.repeats > 1:
+            parts.append(f"{options.repeats} repeats")
+        return " × ".join(parts)
+
 
 def check(plan: Plan) -> None:
     """Raise OptionError if a drafter or a peer is unknown, or cannot be measured with these options."""

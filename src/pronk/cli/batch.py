@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pronk.checks import require_extra
 from pronk.cli.options import Progress, model_options, option, shares
-from pronk.cli.progress import interruptible, status_bar
+from pronk.cli.progress import announce, interruptible, status_bar
 from pronk.cli.replicas import ReplicaOptions
 from pronk.cli.serve import SERVER_MODULES
 from pronk.errors import OptionError, refuse
@@ -86,7 +86,9 @@ def batch(
 def _progress_bar(done: int, total: int) -> Iterator[Callable[[], None]]:
     """Show a progress bar of the answers; yield a function that counts one more answer."""
     num_answered = count(done + 1)
-    with status_bar(Console(stderr=True)) as bar:
+    screen = Console(stderr=True)
+    with status_bar(screen) as status:
+        bar = announce(screen, status, f"{total - done} requests", "fewer requests, or a smaller max_tokens in them")
         bar("requests", done, total)
         yield lambda: bar("requests", next(num_answered), total)
 

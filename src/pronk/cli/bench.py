@@ -1,6 +1,7 @@
 """``pronk bench``: measure drafters and other engines on a model and prompts."""
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -12,8 +13,8 @@ from rich.console import Console
 
 from pronk.bench.outputs import Outputs
 from pronk.cli.options import given_options, model_options, panel, shares
-from pronk.cli.progress import INTERRUPTED, status_bar
-from pronk.errors import OptionError, PromptError, refuse
+from pronk.cli.progress import INTERRUPTED, announce, status_bar
+from pronk.errors import OptionError, PromptError, describe_error, refuse
 
 if TYPE_CHECKING:
     from pronk.bench.peers.process import PeerSpec
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _what, _how = panel("What to measure"), panel("How to measure")
 _peers, _output = panel("Other engines", show_default=False), panel("Output", show_default=False)
+
+# Options of the plan with --quick, unless they are given: seconds with smollm2 on two threads.
+_QUICK: dict[str, Any] = {"limit": 1, "max_tokens": 32, "temperature": [0.0], "repeats": 1}
 
 
 def plan(
@@ -118,6 +122,14 @@ def bench(
     replay: Annotated[
         Path | None, _output("Show the results of a trace again, without measuring.", metavar="FILE")
     ] = None,
+    quick: Annotated[
+        bool,
+        _how(
+            "A rough answer in seconds: one prompt per task, 32 tokens, greedy, one repeat. Options beside it count.",
+            "--quick",
+            metavar="",
+        ),
+    ] = False,
     moderation: Annotated[
         Path | None,
         _what(
@@ -133,6 +145,8 @@ def bench(
     decoding. Failed and skipped (too long) prompts are counted. Ctrl-C shows the results so far.
 
     [bold]Examples[/]
+
+    pronk bench --quick
 
     pronk bench --limit 2
 
@@ -158,14 +172,17 @@ def bench(
         _refuse_ignored(command, "moderation", ("moderation", "as_json", "markdown", "model", *load.keywords))
         _moderate(load, model or [], moderation, outputs)
         return
-    from pronk.bench.records import Sample, Trace
+    from pronk.bench.records import Trace
     from pronk.bench.run import run
     from pronk.hub.resolve import DEFAULT_MODEL
 
     records = Trace()
     try:
-        with status_bar(Console(stderr=True), "MofNCompleteColumn") as status, ExitStack() as stack:
+        screen = Console(stderr=True)
+        with status_bar(screen, "MofNCompleteColumn") as bar, ExitStack() as stack:
+            make_plan = _quick_plan(make_plan, command) if quick else make_plan
             bench_plan = make_plan(drafter, model)
+            status = announce(screen, bar, bench_plan.size, "--quick, --limit 1, --repeats 1, --max-tokens 32")
             models = {name: [name] for name in model} if model else {DEFAULT_MODEL: list[str]()}
             batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
             loaders = {
@@ -182,6 +199,20 @@ def bench(
     finally:  # also after an error, show the results so far
         if records.records:
             outputs.deliver(records.records)
+            if quick:
+                sys.stderr.write("rough figures of one run per prompt; pronk bench without --quick measures more\n")
+    _check_measured(records)
+
+
+def _quick_plan(make_plan: "partial[Plan]", command: typer.Context) -> "partial[Plan]":
+    """Return ``make_plan`` with the options of ``--quick`` in place of the defaults."""
+    given = given_options(command)
+    return partial(make_plan, **{name: value for name, value in _QUICK.items() if name not in given})
+
+
+def _check_measured(records: "Trace") -> None:
+    from pronk.bench.records import Sample
+
     if not any(isinstance(record, Sample) for record in records.records):
         msg = (
             "nothing was measured: expected prompts that fit the model's context with the output, found none; use --fit"
@@ -201,20 +232,23 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
     """Measure moderation with each model, and write the results."""
     from pronk.bench.moderation import evaluate, read_cases
     from pronk.bench.outputs import STDOUT
+    from pronk.files.results import save_result
 
     cases, results = read_cases(path), []
-    with status_bar(Console(stderr=True), "MofNCompleteColumn") as status:
+    screen = Console(stderr=True)
+    with status_bar(screen, "MofNCompleteColumn") as bar:
+        status = announce(screen, bar, f"{len(cases)} texts", "a file of fewer texts")
         for values in [[name] for name in models] or [list[str]()]:
             llm = load(None, model=values, drafter="autoregressive")
             results.append(evaluate(llm, cases, partial(status, "moderation")))
             llm.close()
     tables = "\n".join(result.to_markdown() for result in results)
     document = {"format": "pronk-moderation/1", "file": path.name, "models": [each.to_dict() for each in results]}
-    if outputs.document not in (None, STDOUT):
-        outputs.document.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    if outputs.markdown is not None:
-        outputs.markdown.write_text(tables, encoding="utf-8")
     typer.echo(tables if outputs.document != STDOUT else json.dumps(document))
+    if outputs.document is not None and outputs.document != STDOUT:
+        save_result("json", outputs.document, json.dumps(document) + "\n")
+    if outputs.markdown is not None:
+        save_result("markdown", outputs.markdown, tables)
 
 
 def _choose_peers(names: list[str] | None, models: Sequence[str] | None) -> "tuple[PeerSpec, ...]":
@@ -255,7 +289,7 @@ def _open_trace(path: Path | None, resumed: dict[str, Any] | None, stack: ExitSt
         if resumed is not None and path.exists() and path.stat().st_size:
             kept = resumable_records(read_trace(path), resumed, path)
             write_trace(path, kept)
-        return Trace(kept, stack.enter_context(path.open("a" if kept else "w", encoding="utf-8")))
+        return Trace(kept, stack.enter_context(path.open("a", encoding="utf-8")))
     except OSError as error:
-        msg = f"trace: expected a file that can be written, found {error}"
+        msg = f"trace: expected a file that can be written, found: {describe_error(error)}; choose another path"
         raise OptionError(msg) from error

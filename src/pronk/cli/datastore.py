@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from pronk.cli.options import option
-from pronk.cli.progress import Status, interruptible, status_bar
+from pronk.cli.progress import Status, announce, interruptible, status_bar
 from pronk.corpus.sources import SourceSpec, read_source, spec_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def build(
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     with interruptible("interrupted; no partial datastore was kept"), status_bar(screen) as status:
-        _build(out, text, model, limit_tokens, status)
+        _build(out, text, model, limit_tokens, announce(screen, status, "tokenizing", "--limit-tokens 1000000"))
     screen.print(f"{out}: {_summary(out)}", markup=False)
 
 

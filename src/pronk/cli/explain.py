@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.checks import require_extra
+from pronk.checks import check_writable, require_extra
 from pronk.cli.options import Progress, model_options, option, sampling_params, shares
 from pronk.cli.progress import interruptible
 from pronk.cli.values import read_prompt
-from pronk.errors import OptionError, refuse
+from pronk.estimate import TimeEstimate
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,28 +71,29 @@ def explain(
     text = read()
     if plot is not None:
         require_extra("plot", "report", "matplotlib")
-        if not plot.absolute().parent.is_dir() or plot.is_dir():
-            refuse("plot", f"expected a file in an existing folder, found {plot}; choose another path", OptionError)
+        check_writable("plot", plot)
     llm, params = prepare(load, request, screen, text)
     with interruptible("interrupted"):
         # The first steps of a process are slower: they prepare drafters, and read the weights into memory.
-        llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
+        estimate = TimeEstimate(screen.say, f"{params.max_tokens} tokens", "--max-tokens 32")
+        estimate.update(0, params.max_tokens)
+        first = llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
+        estimate.update(len(first.token_ids), params.max_tokens)
         explanation = explain_text(llm, text, params)
-    if plot is not None:
-        from pronk.bench.plots import draw_steps
-        from pronk.files.atomic import convert_write_errors, replace_file
-
-        with convert_write_errors(plot, "the plot"), replace_file(plot) as file:
-            file.write(draw_steps(explanation.steps).encode())
     if as_json:
         typer.echo(json.dumps(_to_dict(explanation), ensure_ascii=False))
-        return
-    screen.result(_table(explanation, llm.tokenizer))
-    if screen.interactive:
-        screen.say(
-            "drafted: proposed > verified > accepted · gain / cost: tokens / time, in plain steps · green: accepted"
-        )
-    screen.result(Text(explanation.summary))
+    else:
+        screen.result(_table(explanation, llm.tokenizer))
+        if screen.interactive:
+            screen.say(
+                "drafted: proposed > verified > accepted · gain / cost: tokens / time, in plain steps · green: accepted"
+            )
+        screen.result(Text(explanation.summary))
+    if plot is not None:
+        from pronk.bench.plots import draw_steps
+        from pronk.files.results import save_result
+
+        save_result("plot", plot, draw_steps(explanation.steps))
 
 
 def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":

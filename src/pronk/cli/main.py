@@ -7,6 +7,7 @@ at once. A mistake in the options prints one line on standard error and exits wi
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -14,9 +15,11 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from pronk.cli.mistakes import usage_message
 from pronk.cli.plain_options import PlainCommand, PlainGroup
 from pronk.cli.progress import INTERRUPTED
-from pronk.errors import PronkError
+from pronk.cli.streams import watch_output
+from pronk.errors import PronkError, describe_error
 
 _TRACEBACK = "--traceback"
 
@@ -61,12 +64,25 @@ class _LazyCommand(TyperCommand):
         return get_command(command).make_context(info_name, args, parent, **extra)
 
 
+class _CommandError(Exception):
+    """An exception of a command that typer would turn into a silent exit; it is the cause of this one."""
+
+
 class _Commands(PlainGroup):
     """The commands of :data:`_COMMANDS`."""
 
     def __init__(self, **settings: Any) -> None:
         commands = {name: _LazyCommand(name, home, summary) for name, (home, summary) in _COMMANDS.items()}
         super().__init__(**settings | {"commands": commands})
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; errors of files and connections are raised as the cause of a _CommandError."""
+        try:
+            return super().invoke(ctx)
+        except PronkError:
+            raise
+        except (OSError, EOFError) as error:
+            raise _CommandError from error
 
 
 app = typer.Typer(cls=_Commands, add_completion=False, rich_markup_mode="rich")
@@ -95,30 +111,44 @@ def _pronk(
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: entry point of ``pronk``."""
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _warn
-            code = app(arguments, prog_name="pronk", standalone_mode=False)
-    except typer.TyperException as error:
-        code = _fail(_usage_message(error), error.exit_code)
-    except typer.Abort:
-        code = INTERRUPTED
-    except PronkError as error:
-        code = _fail(str(error), 2)
-    except Exception as error:  # print one line, or with --traceback the traceback
-        if arguments[0] == _TRACEBACK:
-            raise
-        code = _fail(f"{type(error).__name__}: {error} (pronk {_TRACEBACK} ... shows where)", 1)
+    with watch_output() as output:
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _warn
+                code = app(arguments, prog_name="pronk", standalone_mode=False)
+        except typer.TyperException as error:
+            code = _fail(usage_message(error), error.exit_code)
+        except typer.Abort:
+            code = INTERRUPTED
+        except PronkError as error:
+            code = _fail(str(error), 2)
+        except Exception as error:  # noqa: BLE001 - becomes one line, or is raised again with --traceback
+            if output.finish() is None:
+                code = _unexpected(error, arguments)
+        if (failure := output.finish()) is not None:
+            code = _output_failed(failure)
     raise SystemExit(code or 0)
 
 
-def _usage_message(error: typer.TyperException) -> str:
-    """Return the parser's message and a hint at ``--help``; empty if the parser has printed the help."""
-    message, context = error.format_message(), getattr(error, "ctx", None)
-    rejected: list[Any] = getattr(error.__cause__, "errors", list)()  # an error of pydantic holds the rejected values
-    if rejected:
-        message += f", found {rejected[0]['input']!r}"
-    return f"{message} (try '{context.command_path} --help')" if message and context else message
+def _unexpected(error: Exception, arguments: Sequence[str]) -> int:
+    """Print an unexpected error as one line, or with ``--traceback`` raise it; return the exit code."""
+    cause = error.__cause__ if isinstance(error, _CommandError) and error.__cause__ else error
+    if arguments[0] == _TRACEBACK:
+        raise cause
+    command = next((word for word in arguments if word in _COMMANDS), "pronk")
+    found = f"{type(cause).__name__}: {describe_error(cause)}"
+    return _fail(f"{command}: expected no error, found {found}; pronk {_TRACEBACK} ... shows where", 1)
+
+
+def _output_failed(error: OSError) -> int:
+    """Report that standard output cannot be written, and return the exit code.
+
+    A reader that has read enough, such as ``head``, gets no message, as usual for programs in a pipe.
+    """
+    if isinstance(error, BrokenPipeError):
+        return 1
+    found = describe_error(error)
+    return _fail(f"stdout: expected room for the output, found {found}; make room or write elsewhere", 1)
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
@@ -128,5 +158,7 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
 
 def _fail(message: str, code: int) -> int:
     if message:
-        sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
+        with suppress(OSError):  # the exit code still tells that the command failed
+            sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
+            sys.stderr.flush()
     return code

@@ -8,7 +8,8 @@ import typer
 
 from pronk.cli.options import option
 from pronk.cli.progress import interruptible
-from pronk.errors import CheckpointError, PronkError
+from pronk.errors import PronkError, refuse
+from pronk.quantities import size_texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,7 +122,7 @@ def _cached_rows() -> "list[dict[str, str]]":
         pairs: list[Pair] = []
         with suppress(PronkError):  # a model that pronk does not support
             pairs = find_pairs(cached.path, read_config(cached.path)) if all_pairs() else []
-        row = {"name": model_label(cached.path), "size": _size_text(cached.num_bytes), "path": str(cached.path)}
+        row = {"name": model_label(cached.path), "size": size_texts(cached.num_bytes)[0], "path": str(cached.path)}
         rows.append(row | {"drafters": ", ".join(f"{pair.drafter}: {pair.source}" for pair in pairs)})
     return rows
 
@@ -149,7 +150,7 @@ def remove(name: Annotated[str, _NAME]) -> None:
     from pronk.hub.cache import remove_cached
 
     freed = remove_cached(_parse(name, None))
-    TerminalOutput().say(f"removed {name}, {_size_text(freed)}")
+    TerminalOutput().say(f"removed {name}, {size_texts(freed)[0]}")
 
 
 def _parse(name: str, revision: str | None) -> "HubModel":
@@ -157,16 +158,7 @@ def _parse(name: str, revision: str | None) -> "HubModel":
 
     model = parse_name(name, revision)
     if model is None:
-        msg = (
-            f"{name}: expected a short name{close_names(name)} or owner/name[:QUANTIZATION] of a model on the Hub; "
-            "pronk list --known prints the short names"
-        )
-        raise CheckpointError(msg)
+        expected = "expected a short name or owner/name[:QUANTIZATION] of a model on the Hub"
+        remedy = "pronk list --known prints the short names"
+        refuse("model", f"{expected}, found {name!r}{close_names(name)}; {remedy}")
     return model
-
-
-def _size_text(num_bytes: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes / 1e3:.3g} kB"

@@ -1,10 +1,12 @@
-"""Progress bar, and handling of Ctrl-C."""
+"""Progress bar, expected duration, and handling of Ctrl-C."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
+
+from pronk.estimate import TimeEstimate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +28,23 @@ def interruptible(note: str) -> Iterator[None]:
 
         Console(highlight=False, soft_wrap=True, stderr=True).print(Text(note, style="yellow"))
         raise typer.Exit(INTERRUPTED) from None
+
+
+def announce(screen: "Console", status: Status, work: str, shorter: str) -> Status:
+    """Return ``status``, which also prints the expected duration of the work, after its first part.
+
+    Parts that are called loading do not count. ``work`` and ``shorter`` are those of :class:`TimeEstimate`.
+    """
+    from rich.text import Text
+
+    estimate = TimeEstimate(lambda line: screen.print(Text(line, style="dim"), soft_wrap=True), work, shorter)
+
+    def update(label: str, done: int, total: int) -> None:
+        status(label, done, total)
+        if total and not label.startswith("loading"):
+            estimate.update(done, total)
+
+    return update
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from pronk.cli.options import option
-from pronk.cli.progress import interruptible, status_bar
+from pronk.cli.progress import announce, interruptible, status_bar
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def quantize(
         if calibrate:
             calibration = {"calibrate": calibrate.resolve().name, "tokens": tokens}
             text = f"a held-out part of {calibration['calibrate']}"
+        shorter = "--tokens 4096, or no --calibrate" if calibrate else "a smaller model"
         result = write_checkpoint(
             folder,
             out,
@@ -92,7 +93,7 @@ def quantize(
             name=name,
             command=_command_line(name, out.name, bits=bits, group=group, **calibration),
             text=text,
-            status=status,
+            status=announce(screen, status, f"the layers of {name}", shorter),
         )
     screen.print(f"{out}: {_summary(result)}", markup=False)
 

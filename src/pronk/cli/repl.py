@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from pronk.checks import close_choices
 from pronk.cli.console import TerminalOutput, stats_line
 from pronk.cli.values import only_adapter
 from pronk.engine.stats import Stats
-from pronk.errors import OptionError, PronkError, refuse
+from pronk.errors import OptionError, PronkError, describe_error, describe_json_error, refuse
 from pronk.files.atomic import write_json
 from pronk.files.text import BYTE_ORDER_MARK
 from pronk.tokenization.chat.calls import CallPart
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 
+_ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'  # begins and ends a message of several lines
 _MAX_TOKENS = 1024  # default of an answer, at most half the context
 
@@ -124,10 +126,12 @@ class ChatSession:
             if name in self._commands:
                 self._commands[name][1](argument.strip())
             elif line.startswith("/"):
-                self._screen.note(f"unknown command {name}; /help lists the commands")
+                near = close_choices(name, self._commands)
+                remedy = f"did you mean {near}?" if near else "/help lists the commands"
+                self._screen.note(f"{name}: expected a command, found an unknown one; {remedy}")
             elif message := line.removeprefix(_QUOTES).removesuffix(_QUOTES).strip():
                 self._answer(message)
-        except (PronkError, OSError, RuntimeError) as error:  # RuntimeError: unknown ~user, deeply nested JSON
+        except PronkError as error:
             self._screen.note(f"error: {error}")
 
     def _answer(self, line: str) -> None:
@@ -231,20 +235,39 @@ class ChatSession:
 def _path(command: str, file: str) -> Path:
     if not file:
         refuse(command, "expected a file name after it, found none", OptionError)
-    return Path(file).expanduser()
+    try:
+        return Path(file).expanduser()
+    except RuntimeError as error:
+        refuse(
+            command, f"expected the path of a file, found {file}, of an unknown user; write it out", OptionError, error
+        )
 
 
 def _read_messages(path: Path) -> list[Message]:
     """Read messages with a role and a text: a system message or none, then pairs of question and answer."""
     try:
-        messages = json.loads(path.read_bytes())["messages"]
-        roles = [message["role"] for message in messages]
-        turns = roles[1:] if roles[:1] == ["system"] else roles
-        valid = turns == ["user", "assistant"] * (len(turns) // 2) and all(
-            isinstance(m["content"], str) for m in messages
-        )
-    except (ValueError, KeyError, TypeError):
-        valid = False
-    if not valid:
-        refuse(path, "expected messages as /save writes them, found something else", OptionError)
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        found = describe_error(error).removesuffix(f": {path}")
+        refuse(path, f"expected a conversation that /save wrote, found: {found}; check the path", OptionError, error)
+    except (ValueError, RecursionError) as error:
+        found = describe_json_error(error)
+        refuse(path, f"expected JSON as /save writes it, found {found}; choose another file", OptionError, error)
+    messages = document.get("messages") if isinstance(document, dict) else None
+    if not isinstance(messages, list):
+        _refuse_conversation(path, "an object with a list of messages", document)
+    for number, message in enumerate(messages, 1):
+        is_valid = isinstance(message, dict) and message.get("role") in _ROLES
+        if not is_valid or not isinstance(message.get("content"), str):
+            _refuse_conversation(path, f"a role and a text in message {number}", message)
+    roles = [message["role"] for message in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if turns != ["user", "assistant"] * (len(turns) // 2):
+        expected = "pairs of user and assistant, after at most one message of the system"
+        _refuse_conversation(path, expected, roles)
     return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _refuse_conversation(path: Path, expected: str, found: object) -> NoReturn:
+    shown = json.dumps(found, ensure_ascii=False)
+    refuse(path, f"expected {expected}, found {shown:.60}; /load reads files that /save wrote", OptionError)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pronk.checks import require_extra
+from pronk.checks import refuse_choice, require_extra
 from pronk.cli.options import model_options, one_model, panel, shares
 from pronk.cli.replicas import ReplicaOptions
 from pronk.errors import OptionError, refuse
@@ -236,8 +236,7 @@ def _open_models(
         by_key = {model_key(model.name): model for model in models}
         for name in pins:
             if model_key(name) not in by_key:
-                msg = f"pin: expected one of {', '.join(model.name for model in models)}; found {name!r}"
-                raise OptionError(msg)
+                refuse_choice("pin", name, [model.name for model in models])
             by_key[model_key(name)].pinned = True
         models[0].pinned |= len(models) == 1 and idle_minutes is None
         idle_seconds = None if idle_minutes is None else 60.0 * idle_minutes

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
+from pronk.checks import check_writable
 from pronk.cli.options import given_options, model_options, one_model, option, panel, shares
-from pronk.cli.progress import INTERRUPTED, status_bar
+from pronk.cli.progress import INTERRUPTED, announce, status_bar
 from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:
     from pronk.bench.prompts import Prompt
     from pronk.llm import LLM
     from pronk.sampling.params import Rule
-    from pronk.verification import VerifyReport
+    from pronk.verification import NamedPrompt, VerifyReport, VerifySettings
     from pronk.verification.remote import RemoteReport, RemoteServer, RemoteSettings
 
 _EXIT_NOT_VERIFIED, _EXIT_NOT_TESTED = 1, 2
@@ -137,6 +138,8 @@ def verify(
 
     pronk verify --url http://127.0.0.1:8000 --json report.json
     """
+    if as_json is not None and str(as_json) != "-":
+        check_writable("json", as_json)
     connection = remote(one_model(load.keywords["model"]), max_tokens, seed)
     _check_given(command, url=connection is not None)
     if connection is not None:
@@ -146,8 +149,7 @@ def verify(
     with TerminalOutput(stats=False).loading() as loading:
         from pronk.bench.prompts import encode
         from pronk.drafters import make_drafter
-        from pronk.verification import NamedPrompt, VerifySettings, fitting_drafters, verify_steps
-        from pronk.verification.prompts import select_fitting
+        from pronk.verification import NamedPrompt, VerifySettings
 
         settings = VerifySettings(max_tokens, samples, seed, cast("Rule", rule))
         for spec in drafter or ():
@@ -155,25 +157,61 @@ def verify(
         texts = _select(prompts, limit)
         llm = load(loading, budget="all")  # with "auto", some draft tokens would not be verified
     named_prompts = [NamedPrompt(prompt.id, encode(llm, prompt)) for prompt in texts]
+    raise typer.Exit(_verify_model(llm, drafter, named_prompts, settings, as_json))
+
+
+def _verify_model(
+    llm: "LLM",
+    drafters: list[str] | None,
+    prompts: "list[NamedPrompt]",
+    settings: "VerifySettings",
+    as_json: Path | None,
+) -> int:
+    """Verify drafters (``None``: all that fit the model), show the report, and return the exit code.
+
+    A terminal shows a progress bar, then the table. A pipe or a file gets each row of the table when it is complete.
+    """
+    from pronk.drafters import REGISTRY
+    from pronk.verification.table import ReportPrinter, show
+
+    is_streamed = not Console().is_terminal and str(as_json) != "-"
+    printer = ReportPrinter(drafters or REGISTRY) if is_streamed else None
     report: VerifyReport | None = None
     code = 0
     try:
-        with status_bar(Console(stderr=True)) as progress:
-            names, reasons = drafter, dict[str, str]()
-            if names is None:
-                names, reasons = fitting_drafters(llm, select_fitting(llm, named_prompts, max_tokens)[0], settings.rule)
-            options: dict[str, Any] = {"required": drafter is not None, "left_out": reasons, "progress": progress}
-            for report in verify_steps(llm, names, named_prompts, settings, **options):  # noqa: B007 - shown below
-                pass
+        for report in _reports(llm, drafters, prompts, settings):
+            if printer is not None:
+                printer.update(report)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    finally:  # the results so far are not lost after an error
+        if report is not None:
+            _show(report, as_json, show if printer is None else printer.finish)
     if report is None:
         sys.stderr.write("interrupted before anything was verified\n")
-    else:
-        from pronk.verification.table import show
+    return code or (0 if report is not None and report.passed else _EXIT_NOT_VERIFIED)
 
-        _show(report, as_json, show)
-    raise typer.Exit(code or (0 if report is not None and report.passed else _EXIT_NOT_VERIFIED))
+
+def _reports(
+    llm: "LLM", drafters: list[str] | None, prompts: "list[NamedPrompt]", settings: "VerifySettings"
+) -> "Iterator[VerifyReport]":
+    """Yield the report after each group of texts; show a progress bar, and the expected duration."""
+    from pronk.verification import fitting_drafters, verify_steps
+    from pronk.verification.prompts import select_fitting
+
+    names = drafters
+    reasons: dict[str, str] = {}
+    screen = Console(stderr=True)
+    with status_bar(screen) as status:
+        if names is None:
+            first_prompt = select_fitting(llm, prompts, settings.max_tokens)[0]
+            names, reasons = fitting_drafters(llm, first_prompt, settings.rule)
+        work = f"{len(prompts)} prompts × {len(names)} drafters"
+        shorter = "--drafter NAME, --limit 1, --max-tokens 16, --samples 0"
+        progress = announce(screen, status, work, shorter)
+        yield from verify_steps(
+            llm, names, prompts, settings, required=drafters is not None, left_out=reasons, progress=progress
+        )
 
 
 def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
@@ -214,7 +252,9 @@ def _verify_remote(
     report: RemoteReport | None = None
     code = 0
     try:
-        with server, status_bar(Console(stderr=True)) as progress:
+        screen = Console(stderr=True)
+        with server, status_bar(screen) as status:
+            progress = announce(screen, status, f"{len(texts)} prompts", "--limit 1, --max-tokens 16, --rounds 1")
             for report in verify_server_steps(server, texts, settings, progress):  # noqa: B007 - shown below
                 pass
     except KeyboardInterrupt:
@@ -232,8 +272,8 @@ def _show(report: Any, as_json: Path | None, show: Callable[[Any, Console], None
     if str(as_json) == "-":
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         return
-    if as_json is not None:
-        from pronk.files.atomic import write_json
-
-        write_json(as_json, report.to_dict(), indent=1)
     show(report, Console(highlight=False))
+    if as_json is not None:
+        from pronk.files.results import save_result
+
+        save_result("json", as_json, json.dumps(report.to_dict(), indent=1) + "\n")

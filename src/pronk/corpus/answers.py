@@ -28,7 +28,7 @@ import numpy as np
 
 from pronk.corpus.encoder import token_dtype
 from pronk.errors import OptionError, refuse
-from pronk.files.atomic import convert_write_errors
+from pronk.files.atomic import convert_write_errors, write_text
 
 _FORMAT = "pronk-answers-1"
 _RECORD, _SPAN, _CHECK = struct.Struct("<IIHH"), struct.Struct("<II"), struct.Struct("<I")
@@ -79,8 +79,7 @@ class AnswersWriter:
             with convert_write_errors(path, "answers"), path.open("r+b") as file:
                 file.truncate(end)
         else:
-            with convert_write_errors(path, "answers"):
-                path.write_bytes((json.dumps(asdict(header)) + "\n").encode())
+            write_text(path, json.dumps(asdict(header)) + "\n", "answers")
 
     def append(self, dialogues: list[Dialogue]) -> None:
         """Write the dialogues at the end of the file."""

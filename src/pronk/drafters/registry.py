@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from pronk.checks import check_choice, close_choices
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -94,16 +95,16 @@ def _build(node: ast.expr, spec: str) -> Drafter:
     call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])  # a bare name has no options
     if not isinstance(call.func, ast.Name):
         raise _syntax_error(spec)
-    name = call.func.id
-    if name not in REGISTRY:
-        msg = f"unknown drafter {name!r}; expected one of {', '.join(REGISTRY)}"
-        raise OptionError(msg)
+    name = check_choice("drafter", call.func.id, REGISTRY)
     parameters = list(inspect.signature(REGISTRY[name]).parameters)
+    valid_options = [parameter for parameter in parameters if parameter != "parts"]
     options = _read_options(call, spec)
     for option in options:
-        if option not in parameters or option == "parts":
-            valid_options = ", ".join(parameter for parameter in parameters if parameter != "parts")
-            msg = f"{name}: unknown option {option!r}; it has {valid_options or 'no options'}"
+        if option not in valid_options:
+            near = close_choices(option, valid_options)
+            suggestion = f"; did you mean {near}?" if near else ""
+            expected = f"one of {', '.join(valid_options)}" if valid_options else "no options"
+            msg = f"drafter: {name}: expected {expected}, found {option!r}{suggestion}"
             raise OptionError(msg)
     if call.args:
         if "parts" not in parameters:
@@ -130,4 +131,7 @@ def _read_options(call: ast.Call, spec: str) -> dict[str, Any]:
 
 
 def _syntax_error(spec: str) -> OptionError:
-    return OptionError(f'drafter {spec!r} cannot be read; expected "name" or "name(option=value, …)"')
+    near = close_choices(spec, REGISTRY)
+    suggestion = f"; did you mean {near}?" if near else ""
+    found = f"{spec!r:.80}, which cannot be read"
+    return OptionError(f'drafter: expected "name" or "name(option=value, …)", found {found}{suggestion}')

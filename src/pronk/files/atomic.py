@@ -25,9 +25,16 @@ from pronk.errors import CheckpointError, PronkError, refuse
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
 
-    If ``shared``, several processes or threads may replace the file at the same time: the name of the temporary file is
-    random, and the file of a killed process is never removed. Otherwise the next call overwrites that file.
+    If ``path`` is a link, the file that it points to is replaced. A device or a pipe, such as ``/dev/stdout``, is
+    written directly. If ``shared``, several processes or threads may replace the file at the same time: the name of the
+    temporary file is random, and the file of a killed process is never removed. Otherwise the next call overwrites that
+    file.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as device:
+            yield device
+        return
+    path = path.resolve()
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial" if shared else f"{path.name}.partial")
     try:
         with partial.open("xb" if shared else "wb") as file:
@@ -121,6 +128,15 @@ def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, None):
         return f"{problem}; choose a writable folder"
     return f"{problem}; make room and give the same command again"
+
+
+def write_text(path: Path, text: str, content: str = "a text") -> None:
+    """Replace the file ``path`` by a text in UTF-8; raise a CheckpointError if this fails.
+
+    ``content`` describes the text in the message, as in :func:`convert_write_errors`.
+    """
+    with convert_write_errors(path, content), replace_file(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import OptionError, refuse
+from pronk.errors import OptionError, describe_error, describe_json_error, refuse
 from pronk.files.text import decode_text
 
 
@@ -25,8 +25,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.removeprefix(codecs.BOM_UTF8).strip():
                     yield number, _parse(path, number, line)
     except (OSError, EOFError) as error:
-        problem = (isinstance(error, OSError) and error.strerror) or error
-        msg = f"{path}: expected a file with one JSON object a line, found: {problem}; check the path"
+        reason = getattr(error, "strerror", None) or describe_error(error)
+        msg = f"{path}: expected a file with one JSON object a line, found: {reason}; check the path"
         raise OptionError(msg) from error
 
 
@@ -35,7 +35,8 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        refuse(f"{path}, line {number}", f"expected one JSON object a line, found {error}", OptionError, error)
+        problem = f"expected one JSON object a line, found {describe_json_error(error, number)}; correct the line"
+        refuse(f"{path}, line {number}", problem, OptionError, error)
     if not isinstance(row, dict):
         refuse(f"{path}, line {number}", f"expected a JSON object, found {type(row).__name__}", OptionError)
     return row

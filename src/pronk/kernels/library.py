@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
-from pronk.errors import OptionError
+from pronk.checks import check_choice
+from pronk.errors import OptionError, describe_error
 from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
@@ -167,7 +168,8 @@ def load_library(
         sizes = (c_int32 * len(structures))()
         getattr(library, f"{prefix}_sizes")(sizes)
     except (OSError, AttributeError) as error:
-        msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({str(error)[:80]}); {remedy}"
+        reason = describe_error(error)[:80]
+        msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({reason}); {remedy}"
         raise KernelsError(msg) from error
     if found_version != version:
         msg = f"{path}: expected kernels of version {version}, found version {found_version}; {remedy}"
@@ -206,9 +208,7 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     library, by default the installed one. Raises ``KernelsError`` if the library cannot be loaded, ``OptionError`` if
     ``choice`` is not an instruction set, or this processor lacks it.
     """
-    if choice not in CHOICES or choice == "torch":
-        msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
-        raise OptionError(msg)
+    check_choice("kernels", choice, [name for name in CHOICES if name != "torch"])
     location = path or installed_library()
     library = open_library(location)
     usable = [Kernels(library, location, isa) for isa in range(int(library.pronk_detect()), -1, -1)]

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 
 from pronk.arrays import Array
-from pronk.errors import OptionError
+from pronk.errors import OptionError, describe_error
 from pronk.files.atomic import replace_file
 from pronk.kernels.library import VERSION
 
@@ -85,7 +85,7 @@ class WeightCache:
             with replace_file(self.path, shared=True) as file:
                 _write(file, self._source, self._mapped | self._new)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = describe_error(error)
             warnings.warn(f"{self.path}: cannot keep the packed weights ({reason})", stacklevel=2)
         self._new.clear()
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, Array
+from pronk.checks import refuse_choice
 from pronk.errors import OptionError, refuse
 from pronk.kernels.adapters import LowRank
 from pronk.models.checkpoint import Checkpoint, read_json
@@ -253,8 +254,9 @@ class Adapters(dict[str, Adapter]):
         if name is None:
             return None
         if name not in self:
-            known = ", ".join(self) or "none, because the model was loaded without adapters"
-            refuse("adapter", f"expected one of {known}; found {name!r}", OptionError)
+            if not self:
+                refuse("adapter", f"expected none, because the model has no adapters, found {name!r}", OptionError)
+            refuse_choice("adapter", name, self)
         return self[name]
 
     def attach(self, decoder: Decoder) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, Array
-from pronk.errors import CheckpointError, refuse
+from pronk.errors import CheckpointError, describe_error, describe_json_error, refuse
 from pronk.quantization.formats.scheme import FLOATS
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
@@ -123,7 +123,7 @@ def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -
         msg = f"{path}: expected a readable file, found {problem.strerror or problem}"
         raise error_type(msg) from problem
     except (ValueError, RecursionError) as problem:
-        msg = f"{path}: expected JSON, found something else ({problem}); restore the file from its source"
+        msg = f"{path}: expected JSON, found {describe_json_error(problem)}; restore the file from its source"
         raise error_type(msg) from problem
     if not isinstance(document, dict):
         refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
@@ -169,7 +169,7 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
             # Copy on write: a change of a weight in memory does not change the file.
             file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     except (SafetensorError, OSError, ValueError) as error:
-        found = f"a truncated or damaged one ({path.stat().st_size} bytes: {error})"
+        found = f"a truncated or damaged one ({path.stat().st_size} bytes: {describe_error(error)})"
         msg = f"{path}: expected a complete safetensors file, found {found}; {remedy}"
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)

@@ -10,6 +10,7 @@ import numpy as np
 
 from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.arrays import BFLOAT16, FLOAT32, Array
+from pronk.checks import check_choice
 from pronk.errors import OptionError, refuse
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
@@ -147,8 +148,7 @@ def choose_linear(
     called after each quantized slice of a weight, to free pages of the mapped checkpoint. ``cache`` has packed blocks
     of earlier loads, and is where others are added.
     """
-    if weights not in WEIGHTS:
-        refuse("weights", f"expected {', '.join(WEIGHTS)}; found {weights!r}", OptionError)
+    check_choice("weights", weights, WEIGHTS)
     kernels = backend.kernels
     if weights != "plain" and kernels is None:
         refuse("weights", f"expected pronk's kernels for {weights}, found {backend}; use plain", OptionError)

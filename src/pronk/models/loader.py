@@ -17,7 +17,7 @@ from typing import Any
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.families import parse_config
 from pronk.arrays import DTYPES, FLOAT16, FLOAT32, DType
-from pronk.checks import check_integer
+from pronk.checks import check_choice, check_integer
 from pronk.errors import ConfigError, OptionError, locate_error, refuse
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.backend import Backend
@@ -119,10 +119,8 @@ def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
 def parse_dtype(name: str, config: ModelConfig) -> DType:
     """Return the dtype called ``name``; ``auto`` is the dtype in the config."""
-    dtype = DTYPES.get(config.dtype if name == "auto" else name)
-    if dtype is None:
-        refuse("dtype", f"expected auto, {', '.join(DTYPES)}; found {name!r}", OptionError)
-    return dtype
+    check_choice("dtype", name, ("auto", *DTYPES))
+    return DTYPES[config.dtype if name == "auto" else name]
 
 
 def compute_dtype(dtype: DType, backend: Backend) -> DType:

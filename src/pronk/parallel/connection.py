@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from pronk.arrays import Array
-from pronk.errors import ConnectionLostError
+from pronk.errors import ConnectionLostError, describe_error
 
 _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some names
 
@@ -101,7 +101,7 @@ def detect_loss(other: str) -> Generator[None]:
     try:
         yield
     except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed message
-        msg = f"{other} is gone, or does not answer: {str(error).splitlines()[0][-160:]}"
+        msg = f"{other} is gone, or does not answer: {describe_error(error)[-160:]}"
         raise ConnectionLostError(msg) from error
 
 

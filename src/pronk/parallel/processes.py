@@ -11,7 +11,7 @@ from typing import Any
 from weakref import finalize, ref
 
 from pronk.architecture.config import ModelConfig
-from pronk.errors import ConnectionLostError, OptionError
+from pronk.errors import ConnectionLostError, OptionError, describe_error
 from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
@@ -135,7 +135,7 @@ def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
     try:
         store, rank, world_size = join_launched(_LOAD_TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
+        msg = f"workers: expected the processes that torchrun has started, found none: {describe_error(error)}"
         raise OptionError(msg) from error
     if world_size != (workers := settings["workers"]):
         msg = f"workers: expected {world_size}, as torchrun has started, found {workers}; set workers to {world_size}"

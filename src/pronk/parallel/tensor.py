@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from pronk.arrays import FLOAT32, Array, as_bytes
-from pronk.errors import ConnectionLostError
+from pronk.errors import ConnectionLostError, describe_error
 from pronk.execution.forward_job import LayerRange
 from pronk.execution.layer_executor import LayerExecutor
 from pronk.interrupts import uninterrupted
@@ -271,4 +271,4 @@ def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor)
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error
         executor.all_reduce.close()  # lets other processes that wait for this one fail at once
-        peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())
+        peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {describe_error(error)}".encode())

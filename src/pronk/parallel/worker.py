@@ -18,7 +18,7 @@ import numpy as np
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import DTYPES, INT8, Array, as_bytes
 from pronk.backends import choose_backend
-from pronk.errors import ConnectionLostError
+from pronk.errors import ConnectionLostError, describe_error
 from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.threads import set_threads
 from pronk.kv_cache.budget import BLOCK_SIZE
@@ -93,7 +93,7 @@ class WorkerLoop:
             except ConnectionLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - the driver receives any error
-                self.peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())
+                self.peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {describe_error(error)}".encode())
 
     def _answer(self, message: PeerMessage) -> None:
         if message.kind == MessageKind.WORK:
@@ -162,8 +162,7 @@ def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> No
     try:
         decoder, cache, split = settings.load(rank)
     except Exception as error:  # noqa: BLE001 - the driver receives any error
-        lines = str(error).strip().splitlines()
-        failure = (lines[0] if lines else type(error).__name__).encode()
+        failure = describe_error(error).encode()
     store.set(loaded_key(rank), b"")
     peer = PeerConnection(store, rank, driver=False, timeout=timeout)
     if failure:

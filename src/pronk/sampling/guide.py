@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pronk.checks import check_flag
-from pronk.errors import GuideError
+from pronk.errors import GuideError, describe_error, describe_json_error
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
@@ -111,8 +111,9 @@ def _checked_schema(schema: object) -> str:
     except RecursionError:
         too_deep = True
     except ValueError as error:
-        reason = f"line {error.lineno}: {error.msg}" if isinstance(error, jsonlib.JSONDecodeError) else error
-        msg = f"guide: json: expected a schema, found text that is not JSON ({reason})"
+        is_json_error = isinstance(error, jsonlib.JSONDecodeError)
+        found = describe_json_error(error) if is_json_error else describe_error(error)
+        msg = f"guide: json: expected a schema, found {found}; correct the JSON text"
         raise GuideError(msg) from error
     if too_deep:
         msg = f"guide: json: expected a schema of at most {_MAX_DEPTH} levels, found more; use $ref"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pronk.checks import check_path
-from pronk.errors import OptionError
+from pronk.errors import OptionError, describe_json_error
 from pronk.files.atomic import replace_file
 from pronk.models.loader import Fingerprint
 from pronk.speculation.tree import TokenTree
@@ -259,7 +259,8 @@ def _read(path: Path, model: str) -> AcceptanceStats:
             return stats
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        msg = f"calibration: expected a file that pronk has written at {path}, found: {error}; choose another place"
+        found_problem = describe_json_error(error)
+        msg = f"calibration: expected a file that pronk has written at {path}, found {found_problem}; choose another"
         raise OptionError(msg) from error
     if not isinstance(found, Mapping) or found.get("format") != _FORMAT or not _are_rows(found.get("counts")):
         msg = f"calibration: expected a file of the format {_FORMAT} at {path}, found another; choose another place"

@@ -13,7 +13,7 @@ from pronk.engine.request import Request
 from pronk.engine.request_step import RequestStep
 from pronk.engine.scheduler import ScheduledRequest
 from pronk.engine.validate_draft import validate_draft
-from pronk.errors import PronkError
+from pronk.errors import PronkError, describe_error
 from pronk.execution.model_runner import ModelRunner
 from pronk.interrupts import interruptible
 from pronk.models.adapters import Adapter
@@ -258,7 +258,8 @@ class Speculator:
         if proposer is None:
             return
         is_pronk_error = isinstance(error, PronkError)  # its message is clear without the type
-        request.stats.draft_error = str(error) if is_pronk_error else f"{type(error).__name__}: {error}"
+        reason = str(error) if is_pronk_error else f"{type(error).__name__}: {describe_error(error)}"
+        request.stats.draft_error = reason
         _log.warning("%s: %s; the request continues without draft tokens", proposer.name, request.stats.draft_error)
         _log.debug("traceback of %s", proposer.name, exc_info=error)
         if request.draft_started:

@@ -32,7 +32,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from pronk.checks import install_extra
-from pronk.errors import GuideError
+from pronk.errors import GuideError, describe_error
 from pronk.sampling.guide import Guide
 from pronk.sampling.json_schema.relax import check
 from pronk.sampling.json_schema.translation import MAX_MULTIPLE
@@ -144,7 +144,7 @@ class Grammars:
                 self._model_tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._stop_token_ids]
             )
         except ValueError as error:
-            reason = str(error).splitlines()[0][:MAX_MESSAGE]
+            reason = describe_error(error)[:MAX_MESSAGE]
             msg = f"guide: expected a tokenizer whose tokens are bytes, found a different one ({reason})"
             raise GuideError(msg) from error
 

@@ -16,7 +16,8 @@ from tokenizers import decoders
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.end_tokens import find_end_tokens
-from pronk.errors import PromptError, TokenizerError, first_line, refuse
+from pronk.errors import PromptError, TokenizerError, describe_error, refuse
+from pronk.files.atomic import write_json, write_text
 from pronk.files.text import read_text
 from pronk.models.checkpoint import read_json
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
@@ -96,13 +97,13 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json``, which :meth:`load` and transformers read."""
-        self.backend.save(str(folder / "tokenizer.json"))
+        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special_tokens}
         templates = {"default": self.chat_template, "tool_use": self._tool_template}
         given = [{"name": name, "template": text} for name, text in templates.items() if text is not None]
         if given:
             config["chat_template"] = self.chat_template if len(given) == 1 and self.chat_template else given
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        write_json(folder / "tokenizer_config.json", config, indent=2)
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
@@ -169,7 +170,7 @@ class Tokenizer:
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
-            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({first_line(error)})"
+            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({describe_error(error)})"
             raise PromptError(msg) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -274,7 +275,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the tokenizers package raises Exception itself
-        reason = first_line(error)
+        reason = describe_error(error)
         msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
         raise TokenizerError(msg) from error
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array, DType
+from pronk.checks import close_choices
 from pronk.errors import OptionError
 from pronk.kernels.adapters import LowRank
 from pronk.kernels.threads import num_threads
@@ -64,7 +65,9 @@ class TorchBackend:
         try:
             torch.empty(1, device=device).item()
         except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-            msg = f'device: expected "cpu" or an accelerator that torch has here, found {device!r}'
+            near = close_choices(str(device), ("cpu", "cuda", "mps", "xpu"))
+            remedy = f"did you mean {near}?" if near else "use cpu"
+            msg = f'device: expected "cpu" or an accelerator that torch has here, found {device!r}; {remedy}'
             raise OptionError(msg) from error
         torch.set_num_threads(num_threads())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pronk.errors import CheckpointError, OptionError, first_line, refuse
+from pronk.errors import CheckpointError, OptionError, describe_error, refuse
 from pronk.files.atomic import convert_write_errors, replace_file
 from pronk.train.options import option_name
 
@@ -33,7 +33,7 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises exceptions of many types
-        msg = f"{path}: expected a training checkpoint, found a file that cannot be read ({first_line(error)})"
+        msg = f"{path}: expected a training checkpoint, found a file that cannot be read ({describe_error(error)})"
         raise CheckpointError(msg) from error
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
     if found != _FORMAT:

@@ -23,8 +23,9 @@ from pronk.checks import check_integer
 from pronk.corpus.collection import Collection, Pool, collect, pack
 from pronk.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder
 from pronk.corpus.sources import SourceSpec, json_lines_name, read_source
-from pronk.errors import OptionError, TokenizerError, refuse
-from pronk.files.atomic import convert_write_errors, write_json, write_tokens
+from pronk.errors import OptionError, TokenizerError, describe_error, refuse
+from pronk.files.atomic import convert_write_errors, write_json, write_text, write_tokens
+from pronk.quantities import size_texts
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.options import DataOptions
 
@@ -60,7 +61,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
     extra = [USER, ASSISTANT, END]
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
@@ -85,7 +86,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the tokenizers library raises plain Exception
-        msg = f"{path}: expected a tokenizer, found {error}"
+        msg = f"{path}: expected a tokenizer, found {describe_error(error)}"
         raise TokenizerError(msg) from error
     tokenizer.encode_special_tokens = True  # as ordinary text, like train_tokenizer
     return tokenizer
@@ -145,7 +146,8 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     say("reading sources")
     collection = collect(options.sources, dialogues=options.dialogues, exclude=options.exclude)
     num_bytes = sum(record.bytes for record in collection.origins)
-    say(f"read {_size(num_bytes)}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
+    (size,) = size_texts(num_bytes)
+    say(f"read {size}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
     with convert_write_errors(folder, "the training text"):
         folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
@@ -172,10 +174,6 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         "origins": [asdict(record) for record in collection.origins],
     }
     write_json(folder / "sources.json", summary, indent=1)  # the last file: its presence marks the folder as complete
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 
 
 def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: int) -> None:

@@ -22,7 +22,7 @@ from pronk.corpus.encoder import Encoder
 from pronk.drafters.from_target.modules.files import TrainedDrafter
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.errors import OptionError
-from pronk.files.atomic import convert_write_errors, replace_folder, write_json
+from pronk.files.atomic import convert_write_errors, replace_folder, write_json, write_text
 from pronk.files.shards import TOKENIZER_FILES, copy_companions
 from pronk.hub.resolve import resolve_model
 from pronk.models.checkpoint import Checkpoint
@@ -83,7 +83,7 @@ def export_tensors(
             copy_companions(tokenizer_of, partial, TOKENIZER_FILES)
         for name, document in files.items():
             write_json(partial / name, document, indent=2)
-        (partial / "README.md").write_text(card, encoding="utf-8")
+        write_text(partial / "README.md", card)
 
 
 def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from pronk.errors import OptionError, PronkError
 from pronk.kernels.threads import set_threads
 from pronk.llm import LLM
+from pronk.quantities import number_texts
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
@@ -147,9 +148,10 @@ class Trainer(Generic[Trained]):
             return None
         left = TRAINED_BY * self.clock.limit - self.seconds_before
         if left <= 0 and not self.step:
+            needed, found = number_texts(self.seconds_before / 60, self.clock.limit / 60)
             msg = (
-                f"minutes: expected more than the {self.seconds_before / 60:.1f} that the text took, found "
-                f"{self.clock.limit / 60:g}; the text is kept, and the same command with more --minutes goes on"
+                f"minutes: expected more than the {needed} that the text took, found {found}; "
+                "the text is kept, and the same command with more --minutes goes on"
             )
             raise OptionError(msg)
         return max(left, 1e-3) / 60

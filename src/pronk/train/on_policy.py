@@ -26,7 +26,7 @@ import numpy as np
 from pronk.corpus.collection import Collection, Pool
 from pronk.corpus.encoder import Encoder, Turns, parse_dialogue, token_dtype
 from pronk.errors import OptionError
-from pronk.files.atomic import convert_write_errors, write_json, write_tokens
+from pronk.files.atomic import convert_write_errors, write_json, write_text, write_tokens
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
 from pronk.train.data import mix
@@ -267,8 +267,7 @@ def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
     target = {"target": teacher.fingerprints}
     path, text_path = folder / "on-policy.json", folder / "on-policy.bin"
     if not path.exists():
-        with convert_write_errors(text_path, "what the target says"):
-            text_path.write_bytes(b"")
+        write_text(text_path, "", "what the target says")
         return {"prompts": 0, "tokens": 0, "bytes": 0, **target}
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     check_unchanged(folder.parent, state, target)

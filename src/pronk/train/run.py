@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from pronk.corpus.answers import read_answers
 from pronk.corpus.collection import Collection
@@ -24,6 +21,7 @@ from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint
 from pronk.train.clock import EVALUATION, TEXT_BY, TOKENS_BY, TRAINED_BY, Clock
 from pronk.train.data import prepare
 from pronk.train.dialogues import ANSWERS, has_answers, write_answers_text
+from pronk.train.display import PLAIN, TrainingDisplay, WritingDisplay, figure_lines
 from pronk.train.distributed import ProcessGroup, join_processes
 from pronk.train.eagle import EagleTraining
 from pronk.train.export import InitialModel
@@ -37,10 +35,6 @@ from pronk.train.students import Student
 from pronk.train.teacher import Teacher
 
 # Print lines unchanged: a path may contain rich's markup.
-PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-
-# Names of figures: "on-policy KL 2" has the subject "on-policy" (a text), "greedy CTAR(1)" the subject "greedy".
-_FIGURE = re.compile(r"(?P<subject>.+?) (?P<measure>(KL|same|alpha|CTAR|S)\b.*)")
 
 
 @dataclass(frozen=True)
@@ -180,7 +174,8 @@ def _train_and_export(
     def evaluated(news: Report) -> None:
         export("latest", news.valid, options.first_length)
 
-    with _interrupts() as interrupted, TrainingDisplay(run.console) as display:
+    steps = options.steps - trainer.step
+    with _interrupts() as interrupted, TrainingDisplay(run.console, steps, options.minutes) as display:
         trainer.train(display.show, evaluated, interrupted, display.show_pass)
     if not trainer.is_finished:
         if keep_unfinished and trainer.step and trainer.processes.is_main:
@@ -256,86 +251,3 @@ def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
     limit = f", ended after {o.minutes:g} minutes" if o.minutes is not None else ""
     duration = f"about {seconds:.1f} s each: {steps * seconds / 3600:.1f} hours{limit}"
     yield f"plan: {steps} steps of {o.batch} tokens, {duration}"
-
-
-class _Bar(Progress):
-    """A progress bar, hidden unless the console is a terminal."""
-
-    what = "training"
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn(self.what), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-        super().__init__(*columns, console=console, disable=not console.is_terminal)
-        self._task = self.add_task(self.what, total=1.0, left="")
-
-    def _show(self, share: float, lines: list[str], left: str) -> None:
-        self.update(self._task, completed=share, left=left)
-        for line in lines:
-            self.console.print(line, **PLAIN)
-
-
-class WritingDisplay(_Bar):
-    """Progress of the target's own text, ``total`` tokens or as ``clock`` permits: a bar, lines every 5 %."""
-
-    what = "writing"
-
-    def __init__(self, console: Console, total: int, clock: Clock | None = None) -> None:
-        super().__init__(console)
-        self._total, self._clock = total, clock
-        self._start = self._began = time.monotonic()
-        self._first: int | None = None
-        self._twentieths = 0
-
-    def show(self, done: int) -> None:
-        """Update the bar and perhaps print a line: ``done`` tokens have been generated so far."""
-        now = time.monotonic()
-        if self._first is None:
-            # Tokens generated before the run was resumed do not count for the speed.
-            self._first, self._began = done, now
-        speed = (done - self._first) / max(now - self._began, 1e-9)
-        seconds = (self._total - done) / speed if speed else inf
-        share, of = done / max(1, self._total), f" of {self._total}"
-        if self._clock is not None and self._clock.has_limit:
-            seconds, of = min(seconds, max(0.0, self._clock.seconds_left(TEXT_BY))), ""
-            share = max(share, (now - self._start) / max(now - self._start + seconds, 1e-9))
-        left = f"{_duration(seconds)} left" if speed and 0 < seconds < inf else ""
-        line = f"written {done}{of} tokens" + (f"  {speed:.0f} tokens/s  {left}" if left else "")
-        twentieths = int(20 * share)
-        self._show(share, [line] if twentieths > self._twentieths else [], left)
-        self._twentieths = twentieths
-
-
-class TrainingDisplay(_Bar):
-    """Progress of training: a bar, and lines of figures."""
-
-    _left = ""  # remaining time at the last report
-
-    def show(self, news: Report) -> None:
-        left = f"{_duration(news.seconds * (1 - news.progress) / max(news.progress, 1e-9))} left"
-        parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
-        parts += ["same " + " ".join(f"{each:.2f}" for each in news.same)] if news.same else []
-        parts += [f"lr {news.rate:.2e}", f"norm {news.norm:.2f}", f"{news.tokens / 1e6:.2f} M tokens"]
-        parts += [f"{news.speed:.0f} tokens/s", left]
-        self._show(news.progress, ["  ".join(parts), *figure_lines(news.valid)], left)
-        self._left = left
-
-    def show_pass(self, step: int, done: int, passes: int) -> None:
-        within = f"step {step}: {done} of {passes} passes"
-        self.update(self._task, left=f"{within}, {self._left}" if self._left else within)
-
-
-def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each validation text, with its figures."""
-    lines: dict[str, list[str]] = {}
-    for name, value in figures.items():
-        match = _FIGURE.fullmatch(name)
-        subject, measure = (match["subject"], match["measure"]) if match else (name, "loss")
-        lines.setdefault(subject, []).append(f"{measure} {value:.3f}")
-    for subject, values in lines.items():
-        yield f"  valid {subject}  {'  '.join(values)}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

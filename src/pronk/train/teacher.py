@@ -29,6 +29,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.llm import LLM
 from pronk.models.clone_models import tiny_model
 from pronk.models.loader import Fingerprint, parse_dtype
+from pronk.quantities import size_texts
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -146,8 +147,9 @@ class StateSource:
             free = shutil.disk_usage(self._folder).free
             missing = size - sum(file.stat().st_size for file in self._folder.iterdir())
             if missing > free:
+                needed, found = size_texts(missing, free)
                 msg = (
-                    f"states: expected {missing / 1e9:.1f} GB free in {self._folder.parent}, found {free / 1e9:.1f}; "
+                    f"states: expected {needed} free in {self._folder.parent}, found {found}; "
                     "give another folder, or leave the option out: the target then reads the text in every epoch"
                 )
                 raise OptionError(msg)

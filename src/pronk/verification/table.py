@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pronk.drafters import Autoregressive
 from pronk.verification.equality import Candidate, Divergence
 from pronk.verification.run import DrafterReport, Verdict, VerifyReport
 
 _MAX_DIVERGENCES = 3  # divergences shown per drafter; --json lists all
+
+_WIDTHS = (22, 22, 22, 12, 12)  # characters of the columns after the first, without a terminal
 
 _STYLES: dict[Verdict, str] = {"passed": "green", "failed": "bold red", "vacuous": "yellow"}
 
@@ -22,14 +25,57 @@ def show(report: VerifyReport, console: Console) -> None:
     """Print the configuration and the results."""
     console.print(Text(_heading(report)))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("drafter", overflow="fold", ratio=1)
-    coupled = report.settings.rule == "coupled"
-    tokens = "same tokens" if coupled else "same greedy"
-    for column in (tokens, "same log-probs", "distribution", "accepted", "verdict"):
+    first, *others = _columns(report)
+    table.add_column(first, overflow="fold", ratio=1)
+    for column in others:
         table.add_column(column, overflow="fold")
     for result in report.drafters:
         table.add_row(*_row(result, complete=report.complete or result is not report.drafters[-1]))
     console.print(table)
+    _show_notes(report, console)
+
+
+class ReportPrinter:
+    """Prints a report to a pipe or a file: each drafter's row as soon as all of its checks have run."""
+
+    def __init__(self, drafters: Iterable[str]) -> None:
+        longest = max(map(len, (Autoregressive.name, *drafters)))
+        self._widths = (longest, *_WIDTHS)
+        width = sum(self._widths) + 3 * len(self._widths)
+        self._console = Console(highlight=False, width=width)
+        self._has_begun = False
+        self._num_rows = 0
+
+    def update(self, report: VerifyReport) -> None:
+        """Print the rows that were completed since the last call; first the configuration and the head."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._console.print(Text(_heading(report)), soft_wrap=True)
+        complete = report.drafters if report.complete else report.drafters[:-1]
+        self._print_rows(report, complete)
+
+    def finish(self, report: VerifyReport, console: Console) -> None:
+        """Print the remaining rows, also an incomplete one, then to ``console`` the notes and the verdict."""
+        self._print_rows(report, report.drafters)
+        _show_notes(report, console)
+
+    def _print_rows(self, report: VerifyReport, results: Sequence[DrafterReport]) -> None:
+        for result in results[self._num_rows :]:
+            table = Table(box=SIMPLE_HEAD, show_edge=False, show_header=not self._num_rows)
+            for name, width in zip(_columns(report), self._widths, strict=True):
+                table.add_column(name, overflow="fold", width=width)
+            table.add_row(*_row(result, complete=report.complete or result is not report.drafters[-1]))
+            self._console.print(table)
+            self._console.file.flush()
+            self._num_rows += 1
+
+
+def _columns(report: VerifyReport) -> tuple[str, ...]:
+    tokens = "same tokens" if report.settings.rule == "coupled" else "same greedy"
+    return ("drafter", tokens, "same log-probs", "distribution", "accepted", "verdict")
+
+
+def _show_notes(report: VerifyReport, console: Console) -> None:
     for result in report.drafters:
         for note in _notes(result):
             console.print(note, soft_wrap=True)

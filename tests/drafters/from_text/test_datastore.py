@@ -190,7 +190,7 @@ def test_wrong_file_sizes_are_refused(name: str, change: int, folder: Path) -> N
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{", "expected JSON, found something else"),
+        ("{", "expected JSON, found a mistake at line 1, column 2"),
         ("[]", "expected a JSON object, found list"),
         ("{}", "expected format 'pronk-datastore/1', found None"),
         ("\udcff", "expected JSON"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pronk.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
-from pronk.checks import install_extra
+from pronk.checks import install_extra, refuse_choice
 from pronk.errors import OptionError, PronkError, refuse
 
 # Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.
@@ -56,8 +56,7 @@ def choose_peers(names: list[str], models: list[Path]) -> tuple[PeerSpec, ...]:
         elif name in PEERS:
             chosen[name] = PEERS[name]
         else:
-            msg = f"unknown peer {name!r:.80}; expected {_ALL}, or one of {', '.join(PEERS)}"
-            raise OptionError(msg)
+            refuse_choice("peer", name, (_ALL, *PEERS))
     formats = "a folder with safetensors files", "a GGUF file"
     for name, spec in chosen.items():
         for model, is_gguf in zip(models, gguf, strict=True):

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from pronk.cli.options import option
-from pronk.cli.progress import INTERRUPTED, status_bar
+from pronk.cli.progress import INTERRUPTED, announce, status_bar
 from pronk.cli.train.options import model_option, text_option
 
 
@@ -69,7 +69,9 @@ def texts(
     llm = LLM(model, drafter=drafter, max_batch=batch, threads=threads, calibration=False)
     header, shown = answers_header(llm, sources, max_tokens, seed), -1
     try:
-        with status_bar(screen) as status:
+        with status_bar(screen) as bar:
+            status = announce(screen, bar, f"{tokens} tokens of answers", "--tokens 100000, --minutes 30")
+            status("answering", 0, tokens)
 
             def show(done: int) -> None:
                 nonlocal shown

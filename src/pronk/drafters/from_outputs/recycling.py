@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from pronk.checks import check_flag, check_integer, check_path
 from pronk.drafters.from_outputs._likeliest import top_tokens
-from pronk.errors import OptionError
+from pronk.errors import OptionError, describe_error
 from pronk.files.atomic import replace_file
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.target import Target
@@ -182,7 +182,7 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
         with replace_file(path) as file:
             file.write(content)
     except OSError as error:
-        msg = f"{path}: expected a writable path for the table, found: {error}; choose another path"
+        msg = f"{path}: expected a writable path for the table, found: {describe_error(error)}; choose another path"
         raise OptionError(msg) from error
 
 
@@ -195,7 +195,8 @@ def load_successors(path: Path, table: Successors, vocabulary: str | None) -> No
         with safe_open(path, "np") as file:
             metadata, tensor = file.metadata() or {}, file.get_tensor("successors")
     except (OSError, SafetensorError) as error:
-        msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {error}; choose another table"
+        found = describe_error(error)
+        msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {found}; choose another table"
         raise OptionError(msg) from error
     if metadata.get("format") != _FORMAT or tensor.ndim != 2 or tensor.dtype != np.int32 or tensor.shape[1] < 1:
         found = f"{metadata.get('format')!r}, {tensor.shape}"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pronk.drafters.from_text._growth import SuffixIndex, make_suffix_index
-from pronk.errors import OptionError
+from pronk.errors import OptionError, describe_error
 from pronk.files.atomic import replace_file
 
 _FORMAT = "pronk-suffix-store/1"
@@ -58,7 +58,8 @@ class SuffixStore:
             for output in _read_file(path, vocabulary, vocab_size, self.max_tokens):
                 self._insert(output)
         except OSError as error:
-            msg = f"suffix: store: expected a readable and writable file, found: {error}; choose another path"
+            found = describe_error(error)
+            msg = f"suffix: store: expected a readable and writable file, found: {found}; choose another path"
             raise OptionError(msg) from error
         self._vocabulary, self._vocab_size, self._file = vocabulary, vocab_size, path
 
@@ -79,7 +80,9 @@ class SuffixStore:
                 self._num_appended = 0
                 _read_file(self._file, self._vocabulary, self._vocab_size, self.max_tokens)  # shortens the file
         except (OSError, OptionError) as error:
-            warnings.warn(f"{self._file}: past outputs are no longer saved: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{self._file}: past outputs are no longer saved: {describe_error(error)}", RuntimeWarning, stacklevel=2
+            )
             self._file = None
 
     def _insert(self, output: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from pronk.errors import TokenizerError
+from pronk.errors import TokenizerError, describe_error
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 from pronk.quantization.gguf.reader import GgufFile
 from pronk.quantization.gguf.vocabulary import (
@@ -120,7 +120,7 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, in
     except TokenizerError:
         raise
     except Exception as error:  # the library tokenizers raises Exception itself, no subclass
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        reason = describe_error(error)[:200]
         msg = f"{file.path}: expected merges that match the tokens, found a mismatch ({reason}); download it again"
         raise TokenizerError(msg) from error
     template_names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}

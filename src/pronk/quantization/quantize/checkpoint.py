@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pronk.arrays import FLOAT32, Array
 from pronk.backends import choose_backend
 from pronk.errors import OptionError, locate_error, refuse
-from pronk.files.atomic import convert_write_errors, new_folder, write_json
+from pronk.files.atomic import convert_write_errors, new_folder, write_json, write_text
 from pronk.files.cards import render_card
 from pronk.files.shards import ShardEntry, check_output_folder, copy_companions, write_weights
 from pronk.kernels.library import KernelsError
@@ -113,7 +113,7 @@ def quantize(
             shutil.rmtree(partial / tried_method)
         copy_companions(folder, partial)
         card = quantized_card(result, out.name, name or folder.resolve().name, command, text)
-        (partial / "README.md").write_text(card, encoding="utf-8")
+        write_text(partial / "README.md", card)
         document = {**source.document, "quantization_config": rounding.quantization_config(rule, (source.names.head,))}
         write_json(partial / "config.json", document, indent=2)
     return result

@@ -13,7 +13,7 @@ from pronk.arrays import BFLOAT16, FLOAT32, UINT8, Array
 from pronk.drafters.from_target.modules.eagle import plan_head
 from pronk.drafters.from_target.modules.eagle_config import KINDS, EagleConfig, default_sources
 from pronk.errors import ConfigError, OptionError, locate_error, refuse
-from pronk.files.atomic import convert_write_errors, new_folder, write_json
+from pronk.files.atomic import convert_write_errors, new_folder, write_json, write_text
 from pronk.files.shards import ShardEntry, check_output_folder, write_weights
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.inventory import Inventory
@@ -129,7 +129,7 @@ def _write(folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapp
         write_json(partial / "config.json", document, indent=2)
         card = folder / "README.md"
         text = card.read_text(encoding="utf-8") if card.is_file() else f"# {out.name}\n"
-        (partial / "README.md").write_text(text + note, encoding="utf-8")
+        write_text(partial / "README.md", text + note)
 
 
 def _note(result: QuantizedHead, command: str) -> str:

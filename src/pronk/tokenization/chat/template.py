@@ -20,7 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import OptionError, PromptError, TokenizerError, refuse
+from pronk.errors import OptionError, PromptError, TokenizerError, describe_error, refuse
 from pronk.tokenization.chat.messages import (
     Messages,
     TemplateOptions,
@@ -260,7 +260,7 @@ class ChatTemplate:
         try:
             reply = self._renderer.ask(self._source, values)
         except (TypeError, ValueError, RecursionError) as error:
-            reason = " ".join(str(error).split())
+            reason = describe_error(error)
             msg = f"messages, tools: expected JSON values, found another ({reason:.80}); use texts, numbers and lists"
             raise PromptError(msg) from error
         if "over_limit" in reply:

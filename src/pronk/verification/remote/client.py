@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from pronk.errors import PronkError
+from pronk.errors import PronkError, describe_error
 from pronk.sampling.defaults import sampling_values
 from pronk.sampling.params import SamplingParams
 
@@ -207,8 +207,8 @@ class RemoteServer:
             msg = f"timeout: expected an answer of {url} within {timeout:g} s, found none; raise --timeout"
             raise ServerUnreachableError(msg) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            found = str(error) or type(error).__name__
-            msg = f"url: expected a server at {self.url}, found none ({found}); start it, or check the address"
+            found = f"none ({describe_error(error)})"
+            msg = f"url: expected a server at {self.url}, found {found}; start it, or check the address"
             raise ServerUnreachableError(msg) from error
 
 

@@ -6,7 +6,6 @@ takes 20 bytes of memory per token (50 for vocabularies of 65,536 ids or more), 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +25,7 @@ from pronk.drafters.from_text.datastore.reader import (
     sha256,
 )
 from pronk.errors import OptionError
+from pronk.files.atomic import write_json, write_tokens
 
 # Progress callback. Its argument is the number of tokens written so far, or SORTING when the sort begins.
 OnProgress = Callable[[int], None]
@@ -75,7 +75,7 @@ def write_datastore(
     tokens = np.fromfile(folder / TOKENS, dtype=token_type)
     suffixes = sorter.divsufsort(tokens.astype(token_type.newbyteorder("=")))
     suffix_type = np.dtype(SUFFIX_TYPES[len(tokens) > np.iinfo(SUFFIX_TYPES[0]).max])
-    suffixes.astype(suffix_type).tofile(folder / SUFFIXES)
+    write_tokens(folder / SUFFIXES, suffixes.astype(suffix_type))
     header = Header(
         vocabulary=vocabulary,
         largest_id=largest_id,
@@ -88,7 +88,7 @@ def write_datastore(
         sources=tuple(sources),
     )
     fields = {"format": FORMAT, **asdict(header)}
-    (folder / HEADER).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / HEADER, fields, indent=1)
     return header
 
 

@@ -1,0 +1,115 @@
+"""Progress of a training run: bars on a terminal, lines elsewhere, and the expected duration."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from math import inf
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from pronk.estimate import TimeEstimate
+from pronk.train.clock import TEXT_BY, Clock
+from pronk.train.loop import Report
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+# Names of figures: "on-policy KL 2" has the subject "on-policy" (a text), "greedy CTAR(1)" the subject "greedy".
+_FIGURE = re.compile(r"(?P<subject>.+?) (?P<measure>(KL|same|alpha|CTAR|S)\b.*)")
+
+
+class _Bar(Progress):
+    """A progress bar, hidden unless the console is a terminal."""
+
+    what = "training"
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn(self.what), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._task = self.add_task(self.what, total=1.0, left="")
+
+    def _show(self, share: float, lines: list[str], left: str) -> None:
+        self.update(self._task, completed=share, left=left)
+        for line in lines:
+            self.console.print(line, **PLAIN)
+
+
+class WritingDisplay(_Bar):
+    """Progress of the target's own text, ``total`` tokens or as ``clock`` permits: a bar, lines every 5 %."""
+
+    what = "writing"
+
+    def __init__(self, console: Console, total: int, clock: Clock | None = None) -> None:
+        super().__init__(console)
+        self._total, self._clock = total, clock
+        self._start = self._began = time.monotonic()
+        self._first: int | None = None
+        self._twentieths = 0
+
+    def show(self, done: int) -> None:
+        """Update the bar and perhaps print a line: ``done`` tokens have been generated so far."""
+        now = time.monotonic()
+        if self._first is None:
+            # Tokens generated before the run was resumed do not count for the speed.
+            self._first, self._began = done, now
+        speed = (done - self._first) / max(now - self._began, 1e-9)
+        seconds = (self._total - done) / speed if speed else inf
+        share, of = done / max(1, self._total), f" of {self._total}"
+        if self._clock is not None and self._clock.has_limit:
+            seconds, of = min(seconds, max(0.0, self._clock.seconds_left(TEXT_BY))), ""
+            share = max(share, (now - self._start) / max(now - self._start + seconds, 1e-9))
+        left = f"{_duration(seconds)} left" if speed and 0 < seconds < inf else ""
+        line = f"written {done}{of} tokens" + (f"  {speed:.0f} tokens/s  {left}" if left else "")
+        twentieths = int(20 * share)
+        self._show(share, [line] if twentieths > self._twentieths else [], left)
+        self._twentieths = twentieths
+
+
+class TrainingDisplay(_Bar):
+    """Progress of training: a bar, and lines of figures."""
+
+    _left = ""  # remaining time at the last report
+
+    def __init__(self, console: Console, steps: int, minutes: float | None = None) -> None:
+        """``steps`` is the number of steps to make, at most those of ``minutes``."""
+        super().__init__(console)
+        shorter = "--minutes 10, --steps 100" if minutes is None else f"--minutes below {minutes:g}, --steps 100"
+        self._steps, self._first_step = steps, 0
+        self._estimate = TimeEstimate(self._say, f"{steps} steps", shorter)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, **PLAIN)
+
+    def show(self, news: Report) -> None:
+        left = f"{_duration(news.seconds * (1 - news.progress) / max(news.progress, 1e-9))} left"
+        parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
+        parts += ["same " + " ".join(f"{each:.2f}" for each in news.same)] if news.same else []
+        parts += [f"lr {news.rate:.2e}", f"norm {news.norm:.2f}", f"{news.tokens / 1e6:.2f} M tokens"]
+        parts += [f"{news.speed:.0f} tokens/s", left]
+        self._show(news.progress, ["  ".join(parts), *figure_lines(news.valid)], left)
+        self._left = left
+
+    def show_pass(self, step: int, done: int, passes: int) -> None:
+        self._first_step = self._first_step or step
+        self._estimate.update(step - self._first_step + done / passes, self._steps)
+        within = f"step {step}: {done} of {passes} passes"
+        self.update(self._task, left=f"{within}, {self._left}" if self._left else within)
+
+
+def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
+    """Yield a line for each validation text, with its figures."""
+    lines: dict[str, list[str]] = {}
+    for name, value in figures.items():
+        match = _FIGURE.fullmatch(name)
+        subject, measure = (match["subject"], match["measure"]) if match else (name, "loss")
+        lines.setdefault(subject, []).append(f"{measure} {value:.3f}")
+    for subject, values in lines.items():
+        yield f"  valid {subject}  {'  '.join(values)}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,40 @@
+"""The expected duration of a command is one line on standard error, also without a terminal."""
+
+from __future__ import annotations
+
+import io
+from itertools import count
+
+import pytest
+from rich.console import Console
+
+import pronk.estimate
+from pronk.cli.progress import announce, status_bar
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every look at the clock take a minute."""
+    minutes = count()
+    monkeypatch.setattr(pronk.estimate.TimeEstimate.__init__, "__defaults__", (lambda: 60.0 * next(minutes),))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_duration_is_announced_once(terminal: bool) -> None:
+    screen = Console(file=io.StringIO(), width=120, force_terminal=terminal)
+    with status_bar(screen) as bar:
+        status = announce(screen, bar, "10 prompts", "--limit 1")
+        for done in range(5):
+            status("measuring", done, 10)
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue().count("about 10 minutes (10 prompts); shorter: --limit 1") == 1
+
+
+def test_loading_is_not_a_part_of_the_work() -> None:
+    screen = Console(file=io.StringIO(), width=120)
+    status = announce(screen, lambda *_: None, "10 prompts", "--limit 1")
+    for done in range(5):
+        status("loading smollm2", done, 10)
+        status("sorting", 0, 0)
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue() == ""

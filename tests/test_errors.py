@@ -1,0 +1,88 @@
+"""Reasons of exceptions: one line, never empty."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+
+import pytest
+
+from pronk.errors import CheckpointError, PronkError, describe_error, describe_json_error, locate_error
+
+ERRORS: list[BaseException] = [
+    Exception(),
+    Exception("  \n "),
+    Exception("two\n  lines"),
+    KeyError("name"),
+    TimeoutError(),
+    EOFError(),
+    KeyboardInterrupt(),
+    MemoryError(),
+    RecursionError("maximum recursion depth exceeded"),
+    OSError(errno.ENOSPC, "No space left on device", "out.json"),
+    BrokenPipeError(errno.EPIPE, "Broken pipe"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    Exception("x" * 10_000),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_reasons_are_one_line_and_never_empty(error: BaseException) -> None:
+    reason = describe_error(error)
+    assert reason.strip()
+    assert len(reason.splitlines()) == 1
+    assert len(reason) <= 300
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Exception("two\n  lines"), "two lines"),
+        (Exception(), "Exception without a message"),
+        (MemoryError(), "not enough memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "out.json"), "No space left on device: out.json"),
+    ],
+)
+def test_reasons(error: Exception, reason: str) -> None:
+    assert describe_error(error) == reason
+
+
+def test_an_exception_without_a_message_is_described_by_its_cause() -> None:
+    error = Exception()
+    error.__cause__ = ValueError("the real reason")
+    assert describe_error(error) == "the real reason"
+
+
+def _fail_with(remedy: str) -> None:
+    with locate_error("layer 3", Exception, remedy=remedy):
+        raise Exception  # noqa: TRY002 - as some libraries do
+
+
+def test_a_located_error_has_a_reason() -> None:
+    with pytest.raises(PronkError, match=r"^layer 3: Exception without a message$"):
+        _fail_with("")
+    with pytest.raises(CheckpointError, match=r"^layer 3: Exception without a message; again$"):
+        _fail_with("; again")
+
+
+@pytest.mark.parametrize(
+    ("parse", "found"),
+    [
+        (lambda: json.loads('{"a": 1,\n "b" 2}'), "a mistake at line 2, column 6 (Expecting ':' delimiter)"),
+        (lambda: json.loads(""), "a mistake at line 1, column 1 (Expecting value)"),
+        (lambda: json.loads("{} {}"), "a mistake at line 1, column 4 (Extra data)"),
+        (b"ab\xff".decode, "a byte at position 2 that is not UTF-8"),
+        (lambda: json.loads("[" * 100_000), "too many nested brackets"),
+    ],
+)
+def test_mistakes_in_json_have_a_position(parse: Callable[[], object], found: str) -> None:
+    with pytest.raises((ValueError, RecursionError)) as error:
+        parse()
+    assert describe_json_error(error.value) == found
+
+
+def test_the_line_of_a_file_of_json_lines() -> None:
+    with pytest.raises(json.JSONDecodeError) as error:
+        json.loads("{")
+    assert describe_json_error(error.value, line=7).startswith("a mistake at line 7, column 2 ")
