@@ -130,7 +130,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_whitespace_pattern": "[ ]*"}, "guided_whitespace_pattern", "expected no such field"),
     ({"guided_jsn": SCHEMA}, "guided_jsn", "expected only known fields, found an unknown one; use guided_json"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "expected no such field"),
-    ({"structured_outputs": {"json_schema": {"a": 1}}}, "structured_outputs.json_schema", "expected only known fields"),
+    ({"structured_outputs": {"jsn": {"a": 1}}}, "structured_outputs.jsn", "expected only known fields"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "and structured_out"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "expected 'text', 'json_object' or 'json_schema'"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "expected json_schema with the type"),

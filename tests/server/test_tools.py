@@ -245,13 +245,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "expected one form of the answer"),
     ({"tools": TOOLS, "guided_regex": "("}, "guided_regex", "expected one that can be followed"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "expected a valid boolean"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "expected a tool_call_id with the role 'tool'"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages", "with the role 'tool'"),
-    ({"messages": [*ASK, {"role": "tool", "tool_call_id": "abc", "content": "x"}]}, "messages",
-     "expected the result of a tool call in an earlier message of the assistant, found the id 'abc'"),
-    ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "x"},  # before its call
-                   {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}]},
-     "messages", "found the id 'a', which no earlier call has; send the call, too"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "expected a value, found no such field"),
     ({"messages": [{"role": "user", "images": ["x"], "content": "x"}]}, "messages.0.images", "send text only"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages", "with the role 'assistant'"),
@@ -329,14 +323,47 @@ def test_stop_strings_apply_within_arguments(tooled: Running, api: openai.OpenAI
 
 
 @pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
-def test_results_in_responses_need_a_call(tooled: Running, api: openai.OpenAI) -> None:
-    result: Any = {"type": "function_call_output", "call_id": "a", "output": "Noon."}
-    call: Any = {"type": "function_call", "call_id": "a", "name": "time_in", "arguments": "{}"}
-    for items in ([*ASK, result], [*ASK, result, call]):
-        with pytest.raises(openai.BadRequestError, match="found the id 'a', which no earlier call has") as caught:
-            api.responses.create(model="tiny", input=items, max_output_tokens=1)
-        assert caught.value.param == "input"
-    assert api.responses.create(model="tiny", input=[*ASK, call, result], max_output_tokens=1).output
+@pytest.mark.parametrize("calls", [[], [{"id": "b", "function": {"name": "time_in", "arguments": "{}"}}]])
+def test_results_without_their_call_are_texts(tooled: Running, calls: list[Any]) -> None:
+    """Agents shorten conversations, and keep results whose calls they have left out."""
+    earlier = [{"role": "assistant", "tool_calls": calls}] if calls else []
+    result = {"role": "tool", "tool_call_id": "a", "content": "Noon."}
+    text = {"role": "user", "content": "Result of an earlier tool call:\nNoon."}
+    item = {"type": "function_call_output", "call_id": "a", "output": "Noon."}
+    block = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "Noon."}]}
+    place = len(ASK) + len(earlier)
+    with tooled.client() as client:
+        want = client.post("/v1/chat/completions", json={"messages": [*ASK, *earlier, text], "max_tokens": 1}).json()
+        count = want["usage"]["prompt_tokens"]
+        for route, field, talk in (
+            ("/v1/chat/completions", "messages", [*ASK, *earlier, result]),
+            ("/v1/responses", "input", [*ASK, item]),
+            ("/v1/messages", "messages", [*ASK, block]),
+        ):
+            limit = "max_output_tokens" if field == "input" else "max_tokens"
+            answer = client.post(route, json={field: talk, limit: 1})
+            assert "its call is missing" in answer.headers["X-Pronk-Ignored"]
+            assert (
+                f"{field}[{place if route.endswith('completions') else len(ASK)}]" in answer.headers["X-Pronk-Ignored"]
+            )
+            usage = answer.json()["usage"]
+            if route.endswith("completions"):
+                assert usage["prompt_tokens"] == count
+
+
+def test_calls_and_results_without_ids_belong_together_in_their_order(tooled: Running) -> None:
+    calls = [{"function": {"name": "time_in", "arguments": {"n": n}}} for n in range(2)]
+    results = [{"role": "tool", "content": f"result {n}"} for n in range(2)]
+    ids = [{**call, "id": f"id{n}", "type": "function"} for n, call in enumerate(calls)]
+    known = [{**result, "tool_call_id": f"id{n}"} for n, result in enumerate(results)]
+    with tooled.client() as client:
+        counts = []
+        for talk in ([{"role": "assistant", "tool_calls": calls}, *results],
+                     [{"role": "assistant", "tool_calls": ids}, *known]):  # fmt: skip
+            answer = client.post("/v1/chat/completions", json={"messages": [*ASK, *talk], "max_tokens": 1})
+            assert "X-Pronk-Ignored" not in answer.headers
+            counts.append(answer.json()["usage"]["prompt_tokens"])
+    assert counts[0] == counts[1]
 
 
 def test_special_tokens_in_tools_are_text(tooled: Running) -> None:

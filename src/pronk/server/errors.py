@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from pronk import errors
+from pronk.checks import close_choices
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
 # HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.
@@ -90,7 +91,9 @@ def to_api_error(error: BaseException) -> ApiError:
 
 def unknown_model(name: str, *names: str) -> ApiError:
     """Return the error for a model that is not among ``names``, the models of the server."""
-    message = f"model: expected {' or '.join(map(repr, names))}, found {name!r:.60}"
+    near = close_choices(name, names)
+    hint = f"; did you mean {near}?" if near else ""
+    message = f"model: expected {' or '.join(map(repr, names))}, found {name!r:.60}{hint}"
     return ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
 
 

@@ -20,6 +20,7 @@ from pronk.llm import LLM
 from pronk.models.checkpoint import open_checkpoint
 from pronk.models.loader import parse_dtype, read_config
 from pronk.moderation import MODERATION_TEMPLATE, ModerationPrompt
+from pronk.quantities import size_texts
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.server.metrics import Metrics
 from pronk.server.service import Service
@@ -49,10 +50,12 @@ class MemoryEstimate:
         """Raise ``OptionError`` if the model does not fit beside models of a kind, which have ``taken`` bytes."""
         if self.total <= memory - taken:
             return
-        less = f" less {_gib(taken)} of {kind} models" if taken else ""
+        sizes = (memory - taken, memory, taken, self.total, self.weights, self.kv)
+        left, limit, others, total, weights, kv = size_texts(*sizes, binary=True)
+        less = f" less {others} of {kind} models" if taken else ""
         msg = (
-            f"memory: expected at most {_gib(memory - taken)} ({_gib(memory)}{less}), found {_gib(self.total)} of "
-            f"{name}: weights {_gib(self.weights)}, KV cache {_gib(self.kv)}; set --kv-memory lower or --memory higher"
+            f"memory: expected at most {left} ({limit}{less}), found {total} of {name}: weights {weights}, "
+            f"KV cache {kv}; set --kv-memory lower or --memory higher"
         )
         raise OptionError(msg)
 
@@ -127,7 +130,3 @@ class ModelLoader:
         gc.collect()
         with suppress(OSError, AttributeError):  # only the C library of GNU has malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

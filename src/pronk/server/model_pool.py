@@ -12,7 +12,7 @@ from math import ceil
 from time import monotonic, perf_counter
 from typing import Any, Literal
 
-from pronk.errors import DeadlineError, OverloadedError, PronkError
+from pronk.errors import DeadlineError, OverloadedError, PronkError, describe_error
 from pronk.sampling.defaults import recommended_params, sampling_values
 from pronk.server.errors import ApiError, unknown_model
 from pronk.server.metrics import Metrics
@@ -324,7 +324,7 @@ class ModelPool:
 
     def _set_failed(self, model: PooledModel, error: Exception) -> None:
         """Keep the cause for the model's own requests; they may see the message, which quotes no prompt."""
-        cause = str(error) if isinstance(error, PronkError) else f"{type(error).__name__}: {error}"
+        cause = str(error) if isinstance(error, PronkError) else describe_error(error)
         _log.error("the model %s was not loaded: %s", model.name, cause)
         model.error = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {model.name}: {cause}", "model_not_loaded")
         model.state, model.num_bytes, model.retry_at = "failed", 0, monotonic() + _RETRY_SECONDS

@@ -51,9 +51,17 @@ def parse_events(route: str, text: str) -> list[dict[str, Any]]:
             continue
         event = json.loads(lines["data"])
         assert lines.get("event", event.get("type")) == event.get("type")
-        EVENTS[route].validate_python(event)
+        EVENTS[route].validate_python(_typed(route, event))
         events.append(event)
     return events
+
+
+def _typed(route: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event without the nulls that OpenAI sends before the last event, and whose type does not have them."""
+    if route != COMPLETIONS:
+        return event
+    choices = [choice for choice in event["choices"] if choice["finish_reason"] is not None]
+    return {**event, "choices": choices}
 
 
 def streamed_text(route: str, events: Sequence[Mapping[str, Any]]) -> str:
