@@ -88,6 +88,20 @@ def test_answers_equal_llm_generate(model: LLM, source: Path, tmp_path: Path) ->
     assert found["r11"]["body"]["error"]["code"] == "unknown_field"
 
 
+def test_answers_say_what_was_ignored(model: LLM, tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    bodies = [{**body, "store": True}, body]
+    rows = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions", "body": each}
+        for n, each in enumerate(bodies)
+    ]
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(model, path, tmp_path / "out.jsonl") == 0
+    found = answers(tmp_path / "out.jsonl")
+    assert [found[n]["body"].get("x_pronk_ignored") for n in "01"] == [["store"], None]
+
+
 @pytest.mark.parametrize("stop_after", [1, 5, 9])
 def test_interrupted_batch_continues(model: LLM, source: Path, tmp_path: Path, stop_after: int) -> None:
     target = tmp_path / "out.jsonl"

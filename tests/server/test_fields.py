@@ -261,16 +261,16 @@ def test_functions_of_a_namespace_are_called_by_their_own_names(tooled: Running)
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}, {"f"}),
-        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}, {"g"}),
-        ({"type": "function", "name": "g"}, {"g"}),
-        ({"type": "tool", "name": "g"}, {"g"}),
-        ("any", {"f", "g"}),
-        ({"type": "any"}, {"f", "g"}),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}, "f"),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}, "g"),
+        ({"type": "function", "name": "g"}, "g"),
+        ({"type": "tool", "name": "g"}, "g"),
+        ("any", "fg"),
+        ({"type": "any"}, "fg"),
     ],
     ids=str,
 )
-def test_choices_of_tools_in_the_forms_of_other_apis(tooled: Running, choice: Any, names: set[str]) -> None:
+def test_choices_of_tools_in_the_forms_of_other_apis(tooled: Running, choice: Any, names: str) -> None:
     tools = [TOOL, {"name": "g", "input_schema": {"type": "object", "properties": {}}}]
     body = {**ASK[CHAT], "max_tokens": 40, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
     with tooled.client() as client:

@@ -21,7 +21,7 @@ from pronk.llm import LLM
 from pronk.server.errors import to_api_error, validation_to_api_error
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.request import TextRequest, refuse
+from pronk.server.protocol.request import RequestBody, TextRequest, refuse
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import EmbeddingRequest, ModerationRequest
 from pronk.server.service import Service
@@ -32,12 +32,13 @@ try:
 except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment, unused-ignore]
 
-_GENERATION_ROUTES: Mapping[str, type[TextRequest]] = {
+_BODIES: Mapping[str, type[RequestBody]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/moderations": ModerationRequest,
 }
-_ROUTES = (*_GENERATION_ROUTES, "/v1/embeddings", "/v1/moderations")
 _LINE_START = b'{"id": "batch_req_'  # first bytes of every line of the output file
 
 
@@ -69,7 +70,7 @@ def _parse_line(row: Mapping[str, Any], where: str) -> BatchLine:
     for name, is_valid, expected in (
         ("custom_id", _is_id, "a string that is not empty"),
         ("method", lambda value: value == "POST", "'POST'"),
-        ("url", lambda value: value in _ROUTES, f"one of {', '.join(_ROUTES)}"),
+        ("url", lambda value: value in _BODIES, f"one of {', '.join(_BODIES)}"),
         ("body", lambda value: isinstance(value, dict), "an object"),
     ):
         if not is_valid(row.get(name)):
@@ -218,6 +219,9 @@ async def run_batch(
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
     """Run one request; return the HTTP status and the body that the server would send.
 
+    A file has no headers, so that the field ``x_pronk_ignored`` of the body lists what the server's header
+    ``X-Pronk-Ignored`` names.
+
     Raises:
         PronkError: the service is closed, overloaded, or has lost a worker or replica; a retry may succeed.
     """
@@ -232,13 +236,18 @@ async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str,
 
 async def _reply(service: Service, line: BatchLine) -> dict[str, Any]:
     try:
-        if line.url == "/v1/embeddings":
-            return await service.embed(EmbeddingRequest.model_validate(line.body))
-        if line.url not in _GENERATION_ROUTES:
-            return await service.moderate(ModerationRequest.model_validate(line.body))
-        body = _GENERATION_ROUTES[line.url].model_validate(line.body)
+        body = _BODIES[line.url].model_validate(line.body)
     except ValidationError as error:
         raise validation_to_api_error(error.errors(include_url=False), line.body) from error
-    if body.stream:
-        raise refuse("stream", "expected false in a batch, found true; remove it")
-    return await service.complete(body)
+    match body:
+        case EmbeddingRequest():
+            reply = await service.embed(body)
+        case ModerationRequest():
+            reply = await service.moderate(body)
+        case TextRequest(stream=True):
+            raise refuse("stream", "expected false in a batch, found true; remove it")
+        case _:
+            assert isinstance(body, TextRequest)
+            reply = await service.complete(body)
+    ignored = body.ignored()
+    return {**reply, "x_pronk_ignored": ignored} if ignored else reply

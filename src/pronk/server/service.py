@@ -253,22 +253,23 @@ class Service:
         """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
         llm = self.engine.llm
         defaults = sampling_values(recommended_params(llm.config))
-        missing = {name: value for name, value in defaults.items() if getattr(request, name) is None}
-        request = request.model_copy(update=missing)
+        missing: dict[str, Any] = {
+            option: value for option, value in defaults.items() if getattr(request, option) is None
+        }
         name = self.names.shown_as(request.model)
         shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
             self._check_length(*request.prompts())
             prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]
             if request.max_tokens is not None:
-                max_tokens = self._max_tokens(request.max_tokens, max(map(len, prompts)))
-                request = request.model_copy(update={"max_tokens": max_tokens})
-            return request.prepare(prompts, llm.tokenizer, shared_fields)
+                missing["max_tokens"] = self._max_tokens(request.max_tokens, max(map(len, prompts)))
+            return request.model_copy(update=missing).prepare(prompts, llm.tokenizer, shared_fields)
         assert isinstance(request, ConversationRequest)
-        request.note_ignored(request.unfollowed(llm.request_factory.answer_format))
+        answers = llm.request_factory.answer_format
+        request.note_ignored(request.unfollowed(answers))
         prompt = self._conversation_ids(request)
         max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
-        return request.prepare(prompt, max_tokens, llm.request_factory.answer_format, shared_fields)
+        return request.model_copy(update=missing).prepare(prompt, max_tokens, answers, shared_fields)
 
     def _conversation_ids(self, request: ConversationRequest) -> list[int]:
         """Return the token ids of a request's conversation, with the server's system prompt and the tools."""

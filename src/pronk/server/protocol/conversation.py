@@ -134,7 +134,7 @@ class ConversationRequest(TextRequest):
         """
         use, opened = self.tool_use(), answers.opened_by(prompt)
         names, form = use.allowed_names, self.guide()
-        thoughtless = self.template_options().get("enable_thinking") is False
+        thoughtless = self.continues_answer or self.template_options().get("enable_thinking") is False
         try:
             guide = answers.grammar(tools=bool(names)).guide(
                 use.schemas(),
@@ -157,7 +157,9 @@ class ConversationRequest(TextRequest):
         """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``."""
         named = super().field_error(error)
         if named is None and isinstance(error, GuideError) and self.tool_use().allowed_names:
-            return refuse("tools", str(error).removeprefix("guide: ").removeprefix("grammar: "))
+            # Each schema can be followed by itself (relax_tools); the message of the compiler quotes the whole grammar.
+            expected = "expected tools whose schemas can be followed together"
+            return refuse("tools", f"{expected}, found too many or too complex ones; use fewer or simpler tools")
         return named
 
     def check_tools(self, answers: AnswerFormat) -> None:
