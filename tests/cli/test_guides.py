@@ -26,7 +26,7 @@ def test_each_option_is_a_guide(tmp_path: Path) -> None:
     [
         (None, "expected a file that can be read at .*, found No such file"),
         (b"\xff\xfe", "expected text in UTF-8"),
-        (b"{", "expected a schema, found text that is not JSON"),
+        (b"{", "expected a schema, found a mistake at line 1, column 2"),
         (b" " * (5 * MAX_SIZE), f"expected at most {MAX_SIZE} characters"),
     ],
 )

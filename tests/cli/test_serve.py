@@ -37,7 +37,10 @@ TWO = ["--model", "pronk-tiny", "--model", "other=pronk-tiny"]
         ([*TWO, "--calibration", "rates.json"], "calibration: expected on or off with several models"),
         ([*TWO, "--replicas", "2"], "model: expected one, found pronk-tiny and other=pronk-tiny; leave --replicas out"),
         (["--replicas", "2", "--idle-minutes", "5"], "idle-minutes: expected no such option with --replicas"),
-        (["--model", "pronk-tiny", "--memory", "64KiB"], "memory: expected at most 0.00 GiB (0.00 GiB), found "),
+        (
+            ["--model", "pronk-tiny", "--memory", "64KiB"],
+            "memory: expected at most 64 KiB (64 KiB), found 20.5 MiB of pronk-tiny",
+        ),
         ([*TWO, "--memory", "lots"], "memory: expected a positive number of bytes"),
     ],
 )

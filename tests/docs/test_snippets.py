@@ -5,6 +5,7 @@ machine, and a server at a free port for the one at ``http://127.0.0.1:8000``.
 """
 
 import ast
+import asyncio
 import importlib
 import inspect
 import re
@@ -59,8 +60,11 @@ def start_server(text: str, folder: Path, stack: ExitStack) -> str:
 
 
 def run(block: Block, names: dict[str, Any], text: str) -> None:
-    """Run a block; lines in a traceback are those of the page."""
-    exec(compile("\n" * (block.line - 1) + text, str(block.page), "exec"), names)
+    """Run a block, which may await at its top level; lines in a traceback are those of the page."""
+    padded = "\n" * (block.line - 1) + text
+    result = eval(compile(padded, str(block.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
 
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -108,7 +108,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"not": {}}}, "guided_json", "expected keywords that can be checked from left to right, found 'n"),
     ({"guided_json": {"$ref": "http://elsewhere/"}}, "guided_json", "guided_json: $ref: expected a reference to a"),
     ({"guided_json": DEEP}, "guided_json", "expected a schema of at most 64 levels"),
-    ({"guided_json": "{"}, "guided_json", "expected a schema, found text that is not JSON"),
+    ({"guided_json": "{"}, "guided_json", "expected a schema, found a mistake at line 1, column 2"),
     ({"guided_json": "5"}, "guided_json", "expected a schema, an object or true, found 5"),
     ({"guided_json": 5}, "guided_json", "expected a valid dictionary, found 5"),
     ({"guided_json": {"items": {"format": 3}}}, "guided_json", "guided_json: items.format: expected the name of"),

@@ -50,9 +50,10 @@ def client(served: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def short(served: Running) -> Fields:
-    """Return fields that end each answer soon: a bias for ends of thoughts, JSON and answers."""
+    """Return fields that end each answer soon: a bias for ends of thoughts, JSON, schemes of URIs and answers."""
     tokenizer = served.llm.tokenizer
     bias = {str(token): 50.0 for token in _closing(tokenizer)}
+    bias |= {str(token): 40.0 for token in tokenizer.encode(":", add_special_tokens=False)}
     bias |= {str(token): 100.0 for token in served.llm.config.eos_ids}
     if tokenizer.backend.id_to_token(END_THOUGHT) == "</think>":
         bias[str(END_THOUGHT)] = 80.0

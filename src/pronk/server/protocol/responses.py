@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag
 
 from pronk.server.protocol.chat import ChatTurn
 from pronk.server.protocol.conversation import ConversationRequest
@@ -29,12 +29,12 @@ from pronk.server.protocol.thinking import ReasoningOptions, Thinking
 from pronk.server.protocol.tools import (
     MAX_ID,
     MAX_TOOLS,
+    Arguments,
     Choice,
     Function,
     FunctionTool,
     ToolChoice,
     ToolUse,
-    complete_arguments,
     tool_call,
     tool_kind,
 )
@@ -58,18 +58,13 @@ class AgentMessage(Record):
 
 
 class CallItem(Record):
-    """Tool call of an earlier response. A cut call has incomplete arguments, which are completed."""
+    """Tool call of an earlier response."""
 
     type: Literal["function_call"]
     call_id: Text = Field(max_length=MAX_ID)
     name: Text = Field(max_length=256)
     namespace: Text | None = Field(None, max_length=256)
-    arguments: Text  # JSON
-
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _complete(cls, value: Any) -> Any:
-        return complete_arguments(value)
+    arguments: Arguments
 
 
 class CallOutputItem(Record):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from pronk.errors import OptionError
@@ -24,20 +24,33 @@ MAX_TOOLS = 1024  # maximum number of tools in one request; OpenAI's API has 128
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
-class FunctionCall(Record):
-    """Name and arguments of a call.
+def complete_arguments(value: Any) -> Any:
+    """Return the arguments of a call as JSON text that is complete.
 
-    The arguments are JSON text, or an object. A reply that ``max_tokens`` has cut ends within the arguments of its last
-    call; such arguments are completed.
+    The text may end anywhere within an object: the strings, lists and objects that are open are closed, and a key or a
+    number without its end is left out. An object becomes its JSON text; other values are returned unchanged.
     """
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str) or not value.strip():
+        return value
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError):
+        with suppress(ValueError):
+            return json.dumps(from_json(value, allow_partial="trailing-strings"), ensure_ascii=False)
+    return value
+
+
+# Arguments of a call in the conversation, as JSON text. ``max_tokens`` may have cut them.
+Arguments = Annotated[Text, BeforeValidator(complete_arguments)]
+
+
+class FunctionCall(Record):
+    """Name and arguments of a call."""
 
     name: Text = Field(max_length=256)
-    arguments: Text  # JSON
-
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _complete(cls, value: Any) -> Any:
-        return complete_arguments(value)
+    arguments: Arguments
 
 
 class ToolCall(Record):
@@ -293,21 +306,3 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 def tool_call(ident: str | None, name: str | None, arguments: str) -> dict[str, Any]:
     """Return a call of ``/v1/chat/completions``, which is also the format of chat templates."""
     return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def complete_arguments(value: Any) -> Any:
-    """Return the arguments of a call as JSON text that is complete.
-
-    The text may end anywhere within an object: the strings, lists and objects that are open are closed, and a key or a
-    number without its end is left out. An object becomes its JSON text; other values are returned unchanged.
-    """
-    if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, str) or not value.strip():
-        return value
-    try:
-        json.loads(value)
-    except (ValueError, RecursionError):
-        with suppress(ValueError):
-            return json.dumps(from_json(value, allow_partial="trailing-strings"), ensure_ascii=False)
-    return value
