@@ -128,6 +128,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
             ("images", ["x"], "send text only"),
             ("use_beam_search", True, "use n"),
             ("temprature", 0.5, "use temperature"),
+            ("temprature", 0, "use temperature"),
+            ("seeed", [], "use seed"),
             ("nonsense", 1, "remove it"),
         )
     ),

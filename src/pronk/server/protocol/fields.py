@@ -9,7 +9,7 @@ Four rules decide about a field that a request has and pronk does not implement:
 4. A **neutral value**, such as null, is the same as no field.
 
 An unknown option is refused if its name is like that of a field, which it may be by a typing error, or if its value is
-a number, as that of every sampler is. Other unknown options choose a machine, a record or a view, and are accepted.
+a number that is not neutral, as that of every sampler is. Other unknown options choose a machine, a record or a view, and are accepted.
 Unknown fields of messages, items and tools only describe what the client has, and are accepted, too.
 
 The names of accepted and renamed fields are reported (``RequestBody.ignored``), and the server sends the report in the
@@ -315,12 +315,16 @@ def read_fields(given: Mapping[str, Any], known: Collection[str], places: Sequen
 
 def _default_treatment(name: str, value: Any, known: Collection[str], *, is_record: bool) -> Treatment | None:
     """Return the treatment of a field that has no row; ``None`` for an option that may change the answer."""
-    if is_record or _FOR_RECORDS.search(name):
+    if is_record:
+        return Accepted()
+    if _near(name, known):
+        return None
+    if _FOR_RECORDS.search(name):
         return Accepted()
     if _is_among(value, _EMPTY):
         return Refused()
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return None if is_number or _near(name, known) else Accepted()
+    return None if is_number else Accepted()
 
 
 def _near(name: str, known: Collection[str]) -> str | None:
