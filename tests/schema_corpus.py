@@ -8,8 +8,10 @@ import random
 import re
 import uuid
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from itertools import islice, permutations, product
+from math import isfinite
 from typing import Any
 
 import jsonschema
@@ -312,6 +314,11 @@ def _is_schema_key(keys: Sequence[str]) -> bool:
     return not is_name
 
 
+def parse(text: str) -> Any:
+    """Return the value of a JSON text; numbers beyond the range of floats are decimal numbers."""
+    return json.loads(text, parse_float=lambda digits: x if isfinite(x := float(digits)) else Decimal(digits))
+
+
 def is_valid(value: Any, schema: Any) -> bool:
     """Return whether a value fits a schema, by the ``jsonschema`` package and by the types of Python's library."""
     kind = jsonschema.Draft202012Validator
@@ -333,7 +340,8 @@ def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[jsonschema.V
 
 
 def _multiple(_: Any, of: float, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    if isinstance(value, int | float) and not isinstance(value, bool) and Fraction(str(value)) % Fraction(str(of)):
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    if is_number and Fraction(str(value)) % Fraction(str(of)):
         yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
 
 
