@@ -142,6 +142,20 @@ def check_schemas(llm: LLM, found: Sequence[dict[str, Any]], names: Sequence[str
     return counts
 
 
+@pytest.mark.parametrize("name", ["auto", "medusa", "suffix"])
+def test_texts_have_one_end_without_the_model(llm: LLM, name: str) -> None:
+    """With ``jump``, the end of a text that must end is not the model's choice, drafted or not."""
+    guide, num_ended = Guide(json={"type": "array", "items": {"type": ["object", "integer", "string"]}}), 0
+    ends = llm.config.eos_ids
+    assert len(ends) > 1
+    for seed in range(24):
+        params = SamplingParams(max_tokens=24, temperature=1.5, seed=seed, guide=guide, guide_mode="jump")
+        want = llm.generate("ab abb ab acd ab x ", params, drafter="autoregressive")
+        assert llm.generate("ab abb ab acd ab x ", params, drafter=name).token_ids == want.token_ids, seed
+        num_ended += want.token_ids[-1] == min(ends)
+    assert num_ended > 8
+
+
 NESTED = {
     "type": "object",
     "properties": {

@@ -10,7 +10,7 @@ import pytest
 
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.fields import IGNORED_HEADER, report_header
-from server.serving import Running, running
+from server.serving import KEY, Running, running
 from server.tool_models import tool_model
 
 ASK: dict[str, Any] = {
@@ -323,6 +323,43 @@ def test_images_in_results_of_tools_become_notes(tooled: Running) -> None:
         assert ignored(answer) == ["input[2].output[0] (input_image)"]
         refused = client.post(RESPONSES, json={**ASK[RESPONSES], "input": [{"role": "user", "content": [seen]}]})
         assert refused.status_code == 400
+
+
+NESTED = '{"a":' * 900 + "1" + "}" * 900
+HALF = '"\\ud800"'  # half of a surrogate pair, which JSON can escape and no response can have
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        f'"options": {NESTED}',
+        '"options": ' + '{"options":' * 600 + "1" + "}" * 600,
+        f'"service_tier": {NESTED}',
+        f'"x_trace": {NESTED}',
+        f'"images": {NESTED}',
+        f'"unheard_of": {NESTED}',
+        f'"n_predict": {NESTED}',
+        f'"metadata": {NESTED}',
+        f'{HALF}: "x"',
+        f"{HALF}: 5",
+        f'"metadata": {{{HALF}: {HALF}}}',
+        f'"tools": [{{"type": {HALF}}}]',
+        f'"tools": [{{"type": "function", "name": "f", "parameters": {{"title": {HALF}}}}}]',
+        f'"tools": [{{"name": "f", "input_schema": {{"properties": {{{HALF}: {{"not": {{}}}}}}}}}}]',
+        f'"reasoning_effort": {HALF}',
+        f'"instructions": {HALF}',
+        f'"mirostat": {HALF}',
+        f'"tool_choice": {{"type": {HALF}}}',
+    ],
+    ids=lambda text: text[:40],
+)
+@pytest.mark.parametrize("route", ASK)
+def test_deep_values_and_half_characters_are_no_server_error(tooled: Running, route: str, more: str) -> None:
+    body = f"{json.dumps(ASK[route])[:-1]}, {more}}}"
+    with tooled.client(headers={"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}) as client:
+        answer = client.post(route, content=body)
+    assert answer.status_code in (200, 400), answer.text
+    assert answer.json()
 
 
 def test_the_header_is_one_line_of_limited_length() -> None:

@@ -199,7 +199,7 @@ class RequestFactory:
             bad_words=self._bad_words(params),
             kernels=self.kernels,
             processors=[*thinking, *processors],
-            guide=None if grammar is None else grammar.new_processor(output),
+            guide=None if grammar is None else grammar.new_processor(output, one_end=params.guide_mode == "jump"),
         )
         detokenizer = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
         if grammar is not None and params.guide_mode == "forced":

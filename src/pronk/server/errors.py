@@ -29,8 +29,10 @@ class ApiError(Exception):
         self, status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = int(status), code, param
-        line = " ".join(message.split())
+        self.status, self.code = int(status), code
+        # A request may quote half of a surrogate pair, which no response can have.
+        self.param = None if param is None else _encodable(param)
+        line = _encodable(" ".join(message.split()))
         self.message = line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 1]}…"
         self.headers = dict(headers or {})
 
@@ -44,6 +46,10 @@ class ApiError(Exception):
             return {"type": "error", "error": error}
         error_type = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # (class, HTTP status, code). The first match counts, so a class is before its base class: ContextError, PromptError.
@@ -75,10 +81,15 @@ _EXTRA_HEADERS = {
 }
 
 
+_TOO_DEEP = "body: expected values of a few hundred levels at most, found more; make them flatter"
+
+
 def to_api_error(error: BaseException) -> ApiError:
     """Convert an exception to an ``ApiError``, without its message if the class is not in ``_RESPONSES``."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RecursionError):  # only the values of a request can be so deep
+        return ApiError(HTTPStatus.BAD_REQUEST, _TOO_DEEP, "invalid_value")
     for error_class, status, code in _RESPONSES:
         if isinstance(error, error_class):
             # By convention, the message of an OptionError begins with the name of the option: ``top_k: expected …``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -32,12 +32,16 @@ class GrammarProcessor:
     kept instead, and :meth:`rollback` copies the nearest one.
 
     ``matcher`` is at the beginning of the text, and is copied. ``stop_token_ids`` are allowed if the text is complete.
-    The context begins with the token ids ``text``.
+    The context begins with the token ids ``text``. ``one_end``: whether a text that must end ends with the stop token
+    of the smallest id, as where :meth:`forced` tokens are appended without the model.
     """
 
-    def __init__(self, matcher: LLMatcher, stop_token_ids: Sequence[int], text: Sequence[int] = ()) -> None:
+    def __init__(
+        self, matcher: LLMatcher, stop_token_ids: Sequence[int], text: Sequence[int] = (), *, one_end: bool = False
+    ) -> None:
         self._start, self._matcher = matcher, matcher.deep_copy()
         self._stop_token_ids = frozenset(stop_token_ids)
+        self._one_end = one_end
         self._consumed: list[int] = []  # context tokens that the matcher has consumed
         # Number of context tokens that it has not consumed: the first stop or forbidden token, and all later tokens.
         self._num_unconsumed = 0
@@ -76,7 +80,7 @@ class GrammarProcessor:
         if self._num_unconsumed:
             return True
         if token in self._stop_token_ids:
-            return self._matcher.is_accepting()
+            return token in self._allowed_ends()
         if forced := self.forced():
             return token == forced[0]
         return bool(self._result_or_restore(self._matcher.validate_tokens([token])))
@@ -93,6 +97,14 @@ class GrammarProcessor:
         if self._matcher.is_stopped():
             return [min(self._stop_token_ids)] if self._matcher.is_accepting() else []
         return self._result_or_restore(self._matcher.compute_ff_tokens()) or []
+
+    def _allowed_ends(self) -> Collection[int]:
+        """Return the stop tokens that may come next."""
+        if not self._matcher.is_accepting():
+            return ()
+        if self._one_end and self._matcher.is_stopped():
+            return (min(self._stop_token_ids),)
+        return self._stop_token_ids
 
     def _result_or_restore(self, result: T) -> T | None:
         """Return the ``result`` of a matcher call; if the call failed, restore the matcher, return ``None``."""
@@ -122,7 +134,8 @@ class GrammarProcessor:
             raise GuideError(msg)
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
         # Before the end of the text, forbid stop tokens even where the grammar allows the characters of their names.
-        allowed[[*self._stop_token_ids]] = self._matcher.is_accepting()
+        allowed[[*self._stop_token_ids]] = False
+        allowed[[*self._allowed_ends()]] = True
         first = int(allowed.argmax())
         # If no token has a character that the grammar requires, llguidance silently skips that character in its mask,
         # but rejects the token that the mask allows.

@@ -57,9 +57,12 @@ class CompiledGrammar:
     _matcher: LLMatcher = field(repr=False)
     _stop_token_ids: tuple[int, ...]
 
-    def new_processor(self, text: Sequence[int] = ()) -> GrammarProcessor:
-        """Return a logits processor for a new request that has generated the token ids ``text``."""
-        return GrammarProcessor(self._matcher, self._stop_token_ids, text)
+    def new_processor(self, text: Sequence[int] = (), *, one_end: bool = False) -> GrammarProcessor:
+        """Return a logits processor for a new request that has generated the token ids ``text``.
+
+        ``one_end`` is that of :class:`GrammarProcessor`.
+        """
+        return GrammarProcessor(self._matcher, self._stop_token_ids, text, one_end=one_end)
 
 
 class Grammars:

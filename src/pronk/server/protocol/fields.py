@@ -9,8 +9,8 @@ Four rules decide about a field that a request has and pronk does not implement:
 4. A **neutral value**, such as null, is the same as no field.
 
 An unknown option is refused if its name is like that of a field, which it may be by a typing error, or if its value is
-a number that is not neutral, as that of every sampler is. Other unknown options choose a machine, a record or a view, and are accepted.
-Unknown fields of messages, items and tools only describe what the client has, and are accepted, too.
+a number that is not neutral, as that of every sampler is. Other unknown options choose a machine, a record or a view,
+and are accepted. Unknown fields of messages, items and tools only describe what the client has, and are accepted, too.
 
 The names of accepted and renamed fields are reported (``RequestBody.ignored``), and the server sends the report in the
 header ``X-Pronk-Ignored``.
@@ -333,9 +333,11 @@ def _near(name: str, known: Collection[str]) -> str | None:
 
 def _open(fields: Fields, name: str, value: Mapping[str, Any], known: Collection[str], places: Sequence[str]) -> None:
     """Read the fields of an envelope; fields of the request itself come first."""
-    inner = read_fields(value, known, places, is_record=False)
+    nested = {key for key in value if any(isinstance(TABLE[place].get(key), Envelope) for place in places)}
+    options = {key: each for key, each in value.items() if key not in nested}
+    inner = read_fields(options, known, places, is_record=False)
     fields.known = inner.known | fields.known
-    fields.ignored += [f"{name}.{each}" for each in inner.ignored]
+    fields.ignored += [f"{name}.{each}" for each in [*inner.ignored, *nested]]
 
 
 def _rename(fields: Fields, name: str, value: Any, target: str, given: Mapping[str, Any], *, is_record: bool) -> None:
@@ -365,7 +367,9 @@ def _is_among(value: Any, values: Collection[Any]) -> bool:
 
 
 def _unsupported(name: str, expected: str, value: Any, advice: str) -> PydanticCustomError:
-    message = f"{expected}, found {json.dumps(value):.40}; other values are not supported, {advice}"
+    kind = "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else None
+    found = kind or f"{json.dumps(value):.40}"
+    message = f"{expected}, found {found}; other values are not supported, {advice}"
     return PydanticCustomError("unsupported", "{message}", {"message": message, "field": name})
 
 
@@ -388,7 +392,7 @@ def report_header(paths: Sequence[str]) -> str:
     """Return the value of the header ``X-Pronk-Ignored``: paths with commas between them, percent-encoded."""
     shown, length = list[str](), 0
     for path in paths:
-        text = quote(path, safe=_HEADER_CHARACTERS)
+        text = quote(path, safe=_HEADER_CHARACTERS, errors="backslashreplace")
         length += len(text) + len(", ")
         if length > _MAX_HEADER:
             return ", ".join([*shown, f"and {len(paths) - len(shown)} more"])

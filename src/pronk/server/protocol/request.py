@@ -107,7 +107,8 @@ class Skipped(Record):
         yield f"{path} ({self.type})"
 
 
-def _encodable(text: str) -> str:
+def check_encodable(text: str) -> str:
+    """Return the text; raise ``ValueError`` if it has half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -116,7 +117,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_encodable)]  # without lone surrogates, which JSON can escape, but not UTF-8
+Text = Annotated[str, AfterValidator(check_encodable)]  # without lone surrogates, which JSON can escape, but not UTF-8
 # fail_fast: a list with millions of wrong elements produces one error, not millions.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True)]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from pronk.server.protocol.chat import ChatTurn
 from pronk.server.protocol.conversation import ConversationRequest
@@ -21,6 +21,7 @@ from pronk.server.protocol.request import (
     Record,
     Skipped,
     Text,
+    check_encodable,
     check_max,
     unsupported,
 )
@@ -200,6 +201,13 @@ class ResponsesRequest(ConversationRequest):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, Any] | None = Field(None, description="Repeated in the response, and not stored.")
+
+    @field_validator("metadata")
+    @classmethod
+    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        check_encodable(json.dumps(value, ensure_ascii=False))
+        return value
+
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
