@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from pronk.server.protocol.chat import ChatRequest
+from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.fields import IGNORED_HEADER, report_header
 from server.serving import KEY, Running, running
 from server.tool_models import tool_model
@@ -143,6 +144,22 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, {"messages": [{}]}, "messages", "use input"),
     (MESSAGES, {"response_format": {"type": "json_object"}}, "response_format", "use output_config.format"),
     (CHAT, {"options": {"mirostat": 1}}, "mirostat", "use min_p"),
+    *(
+        (route, {name: value}, name, "remove it")
+        for route in ASK
+        for name, value in (
+            ("stop_words", ["x"]),
+            ("system_prompt", "x"),
+            ("response_schema", {"type": "object"}),
+            ("json_mode", True),
+            ("generation_config", {"a": 1}),
+            ("banned_strings", ["x"]),
+            ("greedy", True),
+        )
+    ),
+    (CHAT, {"instructions": "x"}, "instructions", "remove it"),
+    (CHAT, {"typical_p": 0}, "typical_p", "use top_p or min_p"),
+    (RESPONSES, {"image": "x"}, "image", "send text only"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "messages.0.images", "send text only"),
 ]
 
@@ -169,6 +186,7 @@ def test_fields_that_change_the_answer_are_refused_with_what_to_use(
         ("/v1/completions", {"max_new_tokens": 3}, {"max_tokens": 3}),
         (RESPONSES, {"max_tokens": 3}, {"max_output_tokens": 3}),
         (MESSAGES, {"max_completion_tokens": 3}, {"max_tokens": 3}),
+        (MESSAGES, {"stop": ["e"]}, {"stop_sequences": ["e"]}),
     ],
 )
 def test_other_names_of_a_field_are_read_as_that_field(
@@ -182,6 +200,21 @@ def test_other_names_of_a_field_are_read_as_that_field(
     assert text_of(got.json()) == text_of(named.json()) != ""
     assert any("(as " in path for path in ignored(got))
     assert ignored(named) == []
+
+
+def test_no_limit_of_top_k_is_none_whatever_is_recommended() -> None:
+    body = CompletionRequest.model_validate({"prompt": "x", "top_k": -1})
+    assert body.params(1).top_k == 0
+    assert body.top_k is not None  # so that the recommended value does not replace it
+
+
+def test_a_field_in_an_envelope_gives_way_and_is_named(client: httpx.Client) -> None:
+    body = {**ASK[CHAT], "temperature": 0, "options": {"temperature": 1.5, "num_predict": 9}}
+    answer = client.post(CHAT, json={**body, "max_tokens": 2})
+    assert {"options.temperature", "options.max_tokens"} <= {*ignored(answer)}
+    assert answer.json()["usage"]["completion_tokens"] <= 2
+    contrary = client.post(CHAT, json={**ASK[CHAT], "max_tokens": None, "n_predict": 3, "max_new_tokens": 40})
+    assert contrary.status_code == 400
 
 
 def test_two_names_of_one_field_with_different_values_are_refused(client: httpx.Client) -> None:
@@ -238,6 +271,45 @@ def test_items_of_other_tools_are_skipped(client: httpx.Client, item: dict[str, 
     got = client.post(RESPONSES, json={**body, "input": [item, ask]})
     assert ignored(got) == [f"input[0] ({item['type']})"]
     assert text_of(got.json()) == text_of(plain.json())
+
+
+def test_functions_that_no_call_can_name_are_skipped(tooled: Running) -> None:
+    spaces = [{"type": "namespace", "name": name, "tools": [FLAT]} for name in ("a b", 'a"b', "<think>", "fine")]
+    body = {**ASK[RESPONSES], "max_output_tokens": 40, "tools": spaces, "tool_choice": "required"}
+    with tooled.client() as client:
+        answer = client.post(RESPONSES, json={**body, "parallel_tool_calls": False})
+        (call,) = [item for item in answer.json()["output"] if item["type"] == "function_call"]
+        assert (call["namespace"], call["name"]) == ("fine", "f")
+        unusable = {CHAT: {"name": "bad name!"}, MESSAGES: {"name": "bad name!", "input_schema": {}}}
+        for route, tool in unusable.items():
+            assert ignored(client.post(route, json={**ASK[route], "tools": [tool]})) == ["tools[0] (function)"]
+
+
+def test_tools_that_items_repeat_are_offered_once(tooled: Running) -> None:
+    added = {"type": "tool_search_output", "tools": [FLAT]}
+    body = {**ASK[RESPONSES], "tools": [FLAT], "input": [added, {"role": "user", "content": "Hi"}, added]}
+    with tooled.client() as client:
+        assert client.post(RESPONSES, json=body).status_code == 200
+
+
+def test_very_many_tools_cost_little(tooled: Running) -> None:
+    many = [{**FLAT, "name": f"f{n}"} for n in range(20_000)]
+    space = {"type": "namespace", "name": "n", "tools": many}
+    items = [{"type": "additional_tools", "tools": many}, {"role": "user", "content": "Hi"}]
+    for body in ({"tools": [space]}, {"input": items}):
+        with tooled.client() as client:
+            answer = client.post(RESPONSES, json={**ASK[RESPONSES], **body})
+        assert answer.status_code == 400
+        assert "expected at most 1024, found 20000" in answer.text
+
+
+@pytest.mark.parametrize("kind", ["input_image", "input_file", "item_reference"])
+def test_items_that_the_answer_needs_are_refused(client: httpx.Client, kind: str) -> None:
+    items = [{"role": "user", "content": "Hi"}, {"type": kind, "id": "x"}]
+    assert client.post(RESPONSES, json={**ASK[RESPONSES], "input": items}).status_code == 400
+    texts = [[*items[:1], {"type": "input_text", "text": "x"}], [*items[:1], {"role": "user", "content": "x"}]]
+    counts = [client.post(RESPONSES, json={**ASK[RESPONSES], "input": each}).json()["usage"] for each in texts]
+    assert counts[0]["input_tokens"] == counts[1]["input_tokens"]
 
 
 def test_functions_of_a_namespace_are_called_by_their_own_names(tooled: Running) -> None:
@@ -360,6 +432,20 @@ def test_deep_values_and_half_characters_are_no_server_error(tooled: Running, ro
         answer = client.post(route, content=body)
     assert answer.status_code in (200, 400), answer.text
     assert answer.json()
+
+
+@pytest.mark.parametrize("route", ASK)
+def test_very_many_fields_cost_little(client: httpx.Client, route: str) -> None:
+    """Of the options only the first are compared with names; of a message only the first are reported."""
+    many = {f"temperatur{n}": "x" for n in range(100_000)}
+    answer = client.post(route, json={**ASK[route], **many})
+    assert answer.status_code == 400
+    assert "expected at most 512 fields" in answer.json()["error"]["message"]
+    if route != "/v1/completions":
+        field = "input" if route == RESPONSES else "messages"
+        described = {**ASK[route], field: [{"role": "user", "content": "x", **many}]}
+        header = client.post(route, json=described).headers[IGNORED_HEADER]
+        assert header.endswith(f"{field}[0].and 99968 more")
 
 
 def test_the_header_is_one_line_of_limited_length() -> None:

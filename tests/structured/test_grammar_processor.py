@@ -5,8 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from pronk.errors import GuideError
+from pronk.llm import LLM
 from pronk.models.clone_models import tiny_model
 from pronk.sampling.guide import Guide
+from pronk.sampling.params import SamplingParams
 from pronk.structured.grammar_processor import GrammarProcessor
 from pronk.structured.grammars import Grammars
 from pronk.tokenization.tokenizer import Tokenizer
@@ -29,6 +32,55 @@ GUIDES = [
 def grammars() -> Grammars:
     tokenizer = Tokenizer.load(tiny_model())
     return Grammars(tokenizer, tokenizer.vocab_size, (0,))
+
+
+def test_a_limit_at_a_token_is_an_error_after_it_whatever_is_rolled_back(grammars: Grammars) -> None:
+    """A token whose consumption exceeds a limit is no forbidden token, after which logits are not masked."""
+    processor = grammars.compile(Guide(regex="a+")).new_processor()
+    token = int(np.flatnonzero(processor.allowed_tokens())[0])
+    processor.advance(token)
+    processor._matcher = _Failing()  # type: ignore[assignment]
+    processor.advance(token)
+    processor.advance(5)
+    processor.rollback(1)
+    with pytest.raises(GuideError, match="a limit"):
+        processor.mask(np.zeros(8, np.float32))
+    processor.rollback(1)
+    assert processor.mask(np.zeros(token + 1, np.float32))[token] == 0
+
+
+class _Failing:
+    """A matcher that has reached a limit."""
+
+    def try_consume_tokens(self, _: list[int]) -> int:
+        return 0
+
+    def is_error(self) -> bool:
+        return True
+
+    def is_accepting(self) -> bool:
+        return False
+
+    def is_stopped(self) -> bool:
+        return True
+
+    def compute_bitmask(self) -> bytes:
+        return bytes(1000)
+
+    def get_error(self) -> str:
+        return "a limit"
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "suffix", "grammar", "auto"])
+@pytest.mark.parametrize("count", [126, 400])
+def test_objects_with_many_optional_properties(name: str, count: int) -> None:
+    llm = LLM(threads=1, budget="all")
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(count)}}
+    guide = Guide(json=schema | {"additionalProperties": False})
+    for mode in ("forced", "plain", "jump"):
+        params = SamplingParams(max_tokens=12, guide=guide, guide_mode=mode, temperature=1.0, seed=3)
+        text = llm.generate("Hi", params, drafter=name).text
+        assert text.startswith(("{}", '{"p')), (mode, text)
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.kind)

@@ -272,8 +272,8 @@ def _show(report: Any, as_json: Path | None, show: Callable[[Any, Console], None
     if str(as_json) == "-":
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         return
-    show(report, Console(highlight=False))
-    if as_json is not None:
+    if as_json is not None:  # first: standard output may be full
         from pronk.files.results import save_result
 
         save_result("json", as_json, json.dumps(report.to_dict(), indent=1) + "\n")
+    show(report, Console(highlight=False))

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,9 +27,9 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
 
     If ``path`` is a link, the file that it points to is replaced. A device or a pipe, such as ``/dev/stdout``, is
-    written directly. If ``shared``, several processes or threads may replace the file at the same time: the name of the
-    temporary file is random, and the file of a killed process is never removed. Otherwise the next call overwrites that
-    file.
+    written directly. A file keeps its permissions. If ``shared``, several processes or threads may replace the file at
+    the same time: the name of the temporary file is random, and the file of a killed process is never removed.
+    Otherwise the next call overwrites that file.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as device:
@@ -41,6 +42,8 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if path.is_file():
+            partial.chmod(stat.S_IMODE(path.stat().st_mode))
         partial.replace(path)
     except BaseException:
         with suppress(OSError):

@@ -14,7 +14,7 @@ API_PATHS = (
     "/v1/embeddings",
     "/v1/moderations",
 )
-OTHER_PATHS = ("/tokenize", "/detokenize", "/health", "/ready", "/metrics")
+OTHER_PATHS = ("/tokenize", "/detokenize", "/tokenizer_info", "/health", "/ready", "/metrics")
 _VERSION = "/v1"
 
 

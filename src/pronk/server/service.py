@@ -99,7 +99,7 @@ class Service:
             self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
         prepared = await self._run_in_pool(self._tokenize_prompts, request)
         if ignored := request.ignored():
-            _log_ignored(tuple(ignored))
+            _log_ignored(report_header(ignored))
         return prepared
 
     async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
@@ -378,6 +378,6 @@ def _sort_by_index(samples: dict[int, T]) -> list[T]:
 
 
 @lru_cache(256)
-def _log_ignored(paths: tuple[str, ...]) -> None:
-    """Log the ignored parts of a request; the cache keeps a client that repeats them from filling the log."""
-    _log.info("a request was answered without: %s", report_header(paths))
+def _log_ignored(report: str) -> None:
+    """Log what requests had and their answers ignored; the cache keeps repetitions from filling the log."""
+    _log.info("ignored in a request: %s", report)

@@ -72,7 +72,8 @@ class GrammarProcessor:
         self._num_unconsumed -= unconsumed
         consumed = count - unconsumed
         del self._consumed[len(self._consumed) - consumed :]
-        if consumed or self._matcher.is_error():
+        # A matcher that failed at a token which is still in the context has reached a limit there: mask() raises.
+        if consumed or (self._matcher.is_error() and not self._num_unconsumed):
             self._restore()
 
     def allows(self, token: int) -> bool:

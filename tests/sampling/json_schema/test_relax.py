@@ -393,3 +393,13 @@ def _error(schema: dict[str, Any]) -> str | None:
     except GuideError as error:
         return str(error)
     return None
+
+
+@pytest.mark.parametrize("length", [10, 40, 41, 62, 63, 600, 5000])
+def test_long_names_of_properties_beside_open_ones(length: int) -> None:
+    name = "n" * length
+    schema = {"type": "object", "properties": {name: {"type": "integer"}}}
+    relaxed = relax(schema)
+    assert relaxed.dropped == ()
+    assert accepts(relaxed.schema, json.dumps({name: 1, "other": "x"}))
+    assert not accepts(relaxed.schema, json.dumps({name: "x"}))

@@ -22,6 +22,7 @@ from pronk.sampling.json_schema.translation import (
 from pronk.sampling.json_schema.trial import MAX_UNTRIED_CHARS, accepts
 
 _CACHE_SIZE = 256  # schemas; that of a tool usually has a few thousand characters
+_MAX_CACHED_SIZE = 2**16  # characters of a schema
 _MAX_MENDS = 16  # times that a part is left out because llguidance does not accept it
 _MAX_SAFE_SIZE = 2**14  # characters up to which a schema without risky keywords always compiles
 _ESCAPES = 'nrbtf\\"'  # of strings, without that of control characters
@@ -60,7 +61,7 @@ def relax(schema: Mapping[str, Any] | bool, multiple: int = 1) -> Relaxed:
         schema: schema of JSON values, of any draft; may be invalid.
         multiple: ``multiple`` of the schemas in the same grammar.
     """
-    found, faults = _cached(json.dumps(schema), multiple)
+    found, faults = _translated(json.dumps(schema), multiple)
     relaxed = _with_options(found)
     return Relaxed(relaxed, tuple(_text(fault.path) for fault in faults), found.multiple)
 
@@ -75,11 +76,16 @@ def check(schema: Mapping[str, Any] | bool, *, whitespace: bool = False) -> Mapp
     Raises:
         GuideError: names the path and the keyword that a grammar cannot enforce, or that is invalid.
     """
-    found, faults = _cached(json.dumps(schema), 1)
+    found, faults = _translated(json.dumps(schema), 1)
     for fault in faults:
         if not fault.is_annotation:
             refuse("guide: json", _message(fault), GuideError)
     return _with_options(found, WHITESPACE_STYLE if whitespace else JSON_DUMPS_STYLE)
+
+
+def _translated(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]]:
+    """Return the result of :func:`_cached`, which keeps no long schemas."""
+    return _cached(text, multiple) if len(text) <= _MAX_CACHED_SIZE else _cached.__wrapped__(text, multiple)
 
 
 @lru_cache(_CACHE_SIZE)

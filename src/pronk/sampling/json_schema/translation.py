@@ -149,6 +149,10 @@ def parts(target: SchemaPart) -> Iterator[SchemaPart]:
             yield SchemaPart(value, path, base)
 
 
+# Characters of a name that an expression of all other names may have: it nests a group for each of them.
+_MAX_NAME_IN_PATTERN = 40
+
+
 class _Translator:
     r"""One translation.
 
@@ -432,8 +436,9 @@ class _Translator:
         names = {*named, *required}
         if others is not False and (names or patterned):
             self._has_open_names = True
-            self._has_intersections |= bool(patterned)
-            if self._names_by_pattern and not patterned:
+            is_long = any(len(name) > _MAX_NAME_IN_PATTERN for name in names)
+            self._has_intersections |= bool(patterned) or is_long
+            if self._names_by_pattern and not patterned and not is_long:
                 named |= {name: others for name in required if name not in named}
                 patterned = {other_than(names): others}
                 others = False

@@ -66,10 +66,10 @@ class ConversationRequest(TextRequest):
         Agents shorten conversations and keep results whose calls they have left out.
         """
         messages, called = list[dict[str, Any]](), set[str]()
-        for number, message in enumerate(self.conversation()):
+        for message in self.conversation():
             called.update(call["id"] for call in message.get("tool_calls", ()))
             if message["role"] == "tool" and message["tool_call_id"] not in called:
-                self.note_ignored([f"{self.messages_field}[{number}] (as text: its call is missing)"])
+                self.note_ignored([f"{self.messages_field} (a result as text: its call is missing)"])
                 content = f"Result of an earlier tool call:\n{join_parts(message)['content']}"
                 messages.append({"role": "user", "content": content})
             else:

@@ -8,9 +8,10 @@ Four rules decide about a field that a request has and pronk does not implement:
 3. A **hint** (effort, verbosity, thinking) becomes the nearest that the model has, or is accepted.
 4. A **neutral value**, such as null, is the same as no field.
 
-An unknown option is refused if its name is like that of a field, which it may be by a typing error, or if its value is
-a number that is not neutral, as that of every sampler is. Other unknown options choose a machine, a record or a view,
-and are accepted. Unknown fields of messages, items and tools only describe what the client has, and are accepted, too.
+An unknown option is refused if its name is like that of a field, which it may be by a typing error; if its name has a
+word such as ``stop`` or ``schema``; or if its value is a number that is not neutral, as that of every sampler is. Other
+unknown options are accepted: in practice they choose a machine, a record or a view. Unknown fields of messages, items
+and tools only describe what the client has, and are accepted, too.
 
 The names of accepted and renamed fields are reported (``RequestBody.ignored``), and the server sends the report in the
 header ``X-Pronk-Ignored``.
@@ -66,9 +67,19 @@ _MAX_HEADER = 1000  # maximum characters of the header's value
 _HEADER_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in ",%")
 # Values that ask for nothing in any field, unless the field has a row in the table.
 _EMPTY: tuple[Any, ...] = (False, "", [], {}, 0, -1)
+# Limits on hostile bodies: comparing names takes 0.1 ms each, and a report with many names is of no use.
+_MAX_OPTIONS = 512
+_MAX_REPORTED = 32  # names of one object
 _INDEX = re.compile(r"\[\d+\]")
 # Names of fields for records, caches and traces, whose spelling differs from client to client.
 _FOR_RECORDS = re.compile(r"cache|session|trace|tracing|telemetry|metadata|request_id|user_id|client_|^x[-_]|^_")
+
+
+# Words in names of options that change the answer, whatever their values.
+_CHANGES_ANSWER = re.compile(
+    r"stop|ban|bad_words|prompt|instruction|system|schema|json|format|grammar|sampl|generation|param|penalt|token|tool"
+    r"|function|prefix|suffix|history|logprob|greedy|beam"
+)
 
 
 def _accepted(names: str) -> dict[str, Treatment]:
@@ -182,7 +193,8 @@ _COMPLETIONS: dict[str, Treatment] = {
 # Options of `/v1/responses`.
 _RESPONSES: dict[str, Treatment] = {
     **_accepted("client_metadata truncation max_tool_calls context_management background_options"),
-    **_accepted("image access_programs enable_response_messages previous_input_messages"),
+    **_refused({"context_compression": "auto"}, names="image", advice="send text only"),
+    **_accepted("access_programs enable_response_messages previous_input_messages"),
     **_refused(names="background", advice="read the stream instead"),
     **_refused(names="previous_response_id conversation", advice="send the whole conversation in input"),
     **_refused(names="prompt", advice="send instructions and input"),
@@ -206,6 +218,7 @@ _MESSAGES: dict[str, Treatment] = {
     **_refused(names="response_format grammar ebnf json_schema format", advice="use output_config.format"),
     "max_output_tokens": Renamed("max_tokens"),
     "max_completion_tokens": Renamed("max_tokens"),
+    "stop": Renamed("stop_sequences"),
 }
 
 # Fields of messages. Thoughts have several names.
@@ -259,7 +272,6 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
 
 # Values of pronk's own fields that other servers use for the default.
 DEFAULT_VALUES: Mapping[str, Collection[Any]] = {
-    "top_k": (-1,),
     "thinking_budget": (-1,),
     "seed": (-1,),
     "logprobs": (False,),
@@ -289,28 +301,47 @@ def read_fields(given: Mapping[str, Any], known: Collection[str], places: Sequen
     Raises:
         PydanticCustomError: a field changes the answer, or is an unknown option.
     """
+    if not is_record and len(given) > _MAX_OPTIONS:
+        message = f"expected at most {_MAX_OPTIONS} fields, found {len(given)}; leave some out"
+        raise PydanticCustomError("too_many_fields", "{message}", {"message": message})
     rows: ChainMap[str, Treatment] = ChainMap(*(TABLE[place] for place in reversed(places)))
     fields = Fields()
     for name, value in given.items():
         if value is None:
             continue
-        if name in known:
-            if not _is_among(value, DEFAULT_VALUES.get(name, ())):
-                fields.known[name] = value
-            continue
-        row = rows.get(name) or _default_treatment(name, value, known, is_record=is_record)
-        match row:
-            case Renamed(target) if target in known:
-                _rename(fields, name, value, target, given, is_record=is_record)
-            case Accepted():
-                fields.ignored.append(name)
-            case Refused():
-                _refuse_unless_neutral(name, value, row)
-            case Envelope() if isinstance(value, Mapping):
-                _open(fields, name, value, known, places)
-            case _:
-                raise _unknown(name, known)
+        if name not in known:
+            row = rows.get(name) or _default_treatment(name, value, known, is_record=is_record)
+            _treat(fields, name, value, row, given=given, known=known, places=places, is_record=is_record)
+        elif not _is_among(value, DEFAULT_VALUES.get(name, ())):
+            fields.known[name] = value
+    if (num_left := len(fields.ignored) - _MAX_REPORTED) > 0:
+        fields.ignored[_MAX_REPORTED:] = [f"and {num_left} more"]
     return fields
+
+
+def _treat(
+    fields: Fields,
+    name: str,
+    value: Any,
+    row: Treatment | None,
+    *,
+    given: Mapping[str, Any],
+    known: Collection[str],
+    places: Sequence[str],
+    is_record: bool,
+) -> None:
+    """Add a field that pronk does not have to ``fields``, as its row of the table says."""
+    match row:
+        case Renamed(target) if target in known:
+            _rename(fields, name, value, target, given, is_record=is_record)
+        case Accepted():
+            fields.ignored.append(name)
+        case Refused():
+            _refuse_unless_neutral(name, value, row)
+        case Envelope() if isinstance(value, Mapping):
+            _open(fields, name, value, given, known, places)
+        case _:
+            raise _unknown(name, known)
 
 
 def _default_treatment(name: str, value: Any, known: Collection[str], *, is_record: bool) -> Treatment | None:
@@ -324,29 +355,38 @@ def _default_treatment(name: str, value: Any, known: Collection[str], *, is_reco
     if _is_among(value, _EMPTY):
         return Refused()
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return None if is_number else Accepted()
+    return None if is_number or _CHANGES_ANSWER.search(name) else Accepted()
 
 
 def _near(name: str, known: Collection[str]) -> str | None:
     return next(iter(get_close_matches(name, known, 1, cutoff=0.8)), None)
 
 
-def _open(fields: Fields, name: str, value: Mapping[str, Any], known: Collection[str], places: Sequence[str]) -> None:
+def _open(
+    fields: Fields,
+    name: str,
+    value: Mapping[str, Any],
+    given: Mapping[str, Any],
+    known: Collection[str],
+    places: Sequence[str],
+) -> None:
     """Read the fields of an envelope; fields of the request itself come first."""
     nested = {key for key in value if any(isinstance(TABLE[place].get(key), Envelope) for place in places)}
     options = {key: each for key, each in value.items() if key not in nested}
     inner = read_fields(options, known, places, is_record=False)
+    twice = [key for key in inner.known if given.get(key) is not None and given[key] != inner.known[key]]
     fields.known = inner.known | fields.known
-    fields.ignored += [f"{name}.{each}" for each in [*inner.ignored, *nested]]
+    fields.ignored += [f"{name}.{each}" for each in [*inner.ignored, *nested, *twice]]
 
 
 def _rename(fields: Fields, name: str, value: Any, target: str, given: Mapping[str, Any], *, is_record: bool) -> None:
     """Read ``value`` as the field ``target``, unless the object has that field, too."""
-    if given.get(target) is None:
+    read = given[target] if given.get(target) is not None else fields.known.get(target)
+    if read is None:
         if not _is_among(value, DEFAULT_VALUES.get(target, ())):
             fields.known[target] = value
         fields.ignored.append(f"{name} (as {target})")
-    elif is_record or value in (given[target], -1):  # -1 is no limit
+    elif is_record or value in (read, -1):  # -1 is no limit
         fields.ignored.append(name)
     else:
         raise _unsupported(name, f"expected the value of {target}, which means the same", value, "leave one out")
@@ -354,7 +394,9 @@ def _rename(fields: Fields, name: str, value: Any, target: str, given: Mapping[s
 
 def _refuse_unless_neutral(name: str, value: Any, row: Refused) -> None:
     # False is no neutral value of a switch that is on by default.
-    neutral = row.neutral if _is_among(True, row.neutral) else (*row.neutral, *_EMPTY)
+    # Numbers are none of a sampler that another number turns off.
+    empty = [each for each in _EMPTY if not row.neutral or each in ("", [], {}) or each is False]
+    neutral = row.neutral if _is_among(True, row.neutral) else (*row.neutral, *empty)
     if _is_among(value, neutral):
         return
     shown = " or ".join(json.dumps(each) for each in row.neutral)
@@ -370,14 +412,19 @@ def _unsupported(name: str, expected: str, value: Any, advice: str) -> PydanticC
     kind = "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else None
     found = kind or f"{json.dumps(value):.40}"
     message = f"{expected}, found {found}; other values are not supported, {advice}"
-    return PydanticCustomError("unsupported", "{message}", {"message": message, "field": name})
+    return PydanticCustomError("unsupported", "{message}", {"message": message, "field": _encodable(name)})
 
 
 def _unknown(name: str, known: Collection[str]) -> PydanticCustomError:
     near = _near(name, known)
     advice = f"use {near}" if near else "remove it"
     message = f"expected only known fields, found an unknown one; {advice}"
-    return PydanticCustomError("unknown_field", "{message}", {"message": message, "field": name})
+    return PydanticCustomError("unknown_field", "{message}", {"message": message, "field": _encodable(name)})
+
+
+def _encodable(name: str) -> str:
+    """Return a name without halves of surrogate pairs, which no response can have."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def summarize(paths: Iterable[str]) -> list[str]:

@@ -101,7 +101,7 @@ class Record(RequestBody):
 class Skipped(Record):
     """Object of a type that this server does not use, such as a tool of another server."""
 
-    type: str
+    type: str = "function"
 
     def report(self, path: str) -> Iterator[str]:
         yield f"{path} ({self.type})"
@@ -131,6 +131,8 @@ def _read_limit(limit: int) -> int:
     return NO_LIMIT if limit in (-1, -2) else limit
 
 
+# -1 is no limit, as 0: also where the model recommends another one.
+TopK = Annotated[int, Field(ge=0, le=2**31), BeforeValidator(lambda value: 0 if value == -1 else value)]
 MaxTokens = Annotated[int, Field(ge=1, le=NO_LIMIT), BeforeValidator(_read_limit)]
 
 
@@ -177,7 +179,7 @@ class TextRequest(RequestBody):
     model: Text | None = None
     temperature: float | None = Field(None, ge=0.0, le=100.0)
     top_p: float | None = Field(None, ge=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=0, le=2**31)
+    top_k: TopK | None = None
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     n: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-_NUM_SEEDS, lt=_NUM_SEEDS)

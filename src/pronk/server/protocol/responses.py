@@ -30,6 +30,7 @@ from pronk.server.protocol.thinking import ReasoningOptions, Thinking
 from pronk.server.protocol.tools import (
     MAX_ID,
     MAX_TOOLS,
+    NAMESPACE_SEPARATOR,
     Arguments,
     Choice,
     Function,
@@ -40,8 +41,7 @@ from pronk.server.protocol.tools import (
     tool_kind,
 )
 from pronk.server.settings import RequestLimits
-
-_NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees
+from pronk.tokenization.chat.dialects import TOOL_NAME
 
 
 class InputItem(ChatTurn):
@@ -65,7 +65,7 @@ class CallItem(Record):
     call_id: Text = Field(max_length=MAX_ID)
     name: Text = Field(max_length=256)
     namespace: Text | None = Field(None, max_length=256)
-    arguments: Arguments
+    arguments: Arguments = "{}"
 
 
 class CallOutputItem(Record):
@@ -109,8 +109,12 @@ class Namespace(Record):
     def functions(self) -> Iterator[tuple[Function, tuple[str, str]]]:
         """Yield each function under the name that the model sees, with its namespace and its own name."""
         for tool in self.tools or ():
-            if isinstance(tool, FunctionTool):
-                name = f"{self.name}{_NAMESPACE_SEPARATOR}{tool.function.name}"
+            if not isinstance(tool, FunctionTool):
+                continue
+            name = f"{self.name}{NAMESPACE_SEPARATOR}{tool.function.name}"
+            if TOOL_NAME.fullmatch(name) is None:  # no call can have this name
+                self.note_ignored([f"tools ({tool.function.name})"])
+            else:
                 yield tool.function.model_copy(update={"name": name}), (self.name, tool.function.name)
 
 
@@ -128,10 +132,17 @@ class SkippedItem(Skipped):
     call_id: Text | None = None
 
 
-class ItemReference(Record):
-    """Item of a stored response, which this server does not have."""
+class UnreadableItem(Record):
+    """Item that the answer needs and this server cannot read: of a stored response, or no text."""
 
-    type: Literal["item_reference"]
+    type: Literal["item_reference", "input_image", "input_file", "input_audio"]
+
+
+class TextItem(Record):
+    """Text of the user without a message around it."""
+
+    type: Literal["input_text"]
+    text: Text
 
 
 def _tool_kind(tool: Any) -> str:
@@ -157,7 +168,8 @@ _ITEMS: Mapping[str, type[Record]] = {
     "reasoning": ThoughtItem,
     "additional_tools": ToolsItem,
     "tool_search_output": ToolsItem,
-    "item_reference": ItemReference,
+    "input_text": TextItem,
+    **dict.fromkeys(("item_reference", "input_image", "input_file", "input_audio"), UnreadableItem),
 }
 
 
@@ -174,7 +186,8 @@ Item = Annotated[
     | Annotated[CallOutputItem, Tag("CallOutputItem")]
     | Annotated[ThoughtItem, Tag("ThoughtItem")]
     | Annotated[ToolsItem, Tag("ToolsItem")]
-    | Annotated[ItemReference, Tag("ItemReference")]
+    | Annotated[TextItem, Tag("TextItem")]
+    | Annotated[UnreadableItem, Tag("UnreadableItem")]
     | Annotated[SkippedItem, Tag("SkippedItem")],
     Discriminator(_item_kind),
 ]
@@ -216,9 +229,10 @@ class ResponsesRequest(ConversationRequest):
         super().check(limits)
         check_max("n", self.n, 1)
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
-        if any(isinstance(item, ItemReference) for item in self.input):
-            expected = "expected items with their content, found an item_reference"
-            raise unsupported("input", f"{expected}; responses are not stored, send the whole item")
+        for item in self.input:
+            if isinstance(item, UnreadableItem):
+                expected = f"expected items of text with their content, found {item.type!r}"
+                raise unsupported("input", f"{expected}; responses are not stored, and the model reads text alone")
         if self.leaps:
             raise unsupported("leaps", "expected no such field in /v1/responses, found true; use /v1/chat/completions")
 
@@ -244,6 +258,8 @@ class ResponsesRequest(ConversationRequest):
                 continue
             if isinstance(item, CallOutputItem):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
+            elif isinstance(item, TextItem):
+                messages.append({"role": "user", "content": item.text})
             elif isinstance(item, AgentMessage):
                 messages.append({"role": "user", "content": "\n".join(texts_of(item.content))})
             elif isinstance(item, InputItem) and item.role != "assistant":
@@ -253,9 +269,17 @@ class ResponsesRequest(ConversationRequest):
         return messages
 
     def all_tools(self) -> list[FunctionTool | Namespace | Skipped]:
-        """Return the tools of the request, and those that items of the input add."""
-        added = [item.tools or [] for item in self.input if isinstance(item, ToolsItem)]
-        return [tool for tools in ([*(self.tools or ())], *added) for tool in tools]
+        """Return the tools of the request, and those that items of the input add: each once, its last form."""
+        added = [tool for item in self.input if isinstance(item, ToolsItem) for tool in item.tools or ()]
+        names = {tool.function.name for tool in added if isinstance(tool, FunctionTool)}
+        own = [
+            tool for tool in self.tools or () if not (isinstance(tool, FunctionTool) and tool.function.name in names)
+        ]
+        last = {
+            tool.function.name if isinstance(tool, FunctionTool) else f"{number} other": tool
+            for number, tool in enumerate(added)
+        }
+        return [*own, *last.values()]
 
     def namespaces(self) -> Mapping[str, tuple[str, str]]:
         """Map the name of a function that the model sees to its namespace and its own name."""
@@ -316,7 +340,7 @@ def _add_to_answer(messages: list[dict[str, Any]], item: InputItem | CallItem | 
         if last is None:
             last = {"role": "assistant", "content": ""}
             messages.append(last)
-        name = item.name if item.namespace is None else f"{item.namespace}{_NAMESPACE_SEPARATOR}{item.name}"
+        name = item.name if item.namespace is None else f"{item.namespace}{NAMESPACE_SEPARATOR}{item.name}"
         last.setdefault("tool_calls", []).append(tool_call(item.call_id, name, item.arguments))
     elif last is not None and not last["content"] and "tool_calls" not in last:
         last["content"] = item.to_template()["content"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from pronk.errors import OptionError
 from pronk.sampling.guide import MAX_SIZE
 from pronk.sampling.json_schema.relax import Relaxed
 from pronk.server.protocol.guides import NAME_PATTERN
-from pronk.server.protocol.request import Record, Skipped, Text, refuse, unsupported
+from pronk.server.protocol.request import Record, Skipped, Text, check_max, refuse, unsupported
 from pronk.tokenization.chat.answer_grammar import relax_arguments, relax_tools
 from pronk.tokenization.chat.dialects import TOOL_NAME
 from pronk.tokenization.chat.keywords import not_followed
 
 MAX_TOOLS = 1024  # maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send more
+NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
@@ -50,7 +52,7 @@ class FunctionCall(Record):
     """Name and arguments of a call."""
 
     name: Text = Field(max_length=256)
-    arguments: Arguments
+    arguments: Arguments = "{}"
 
 
 class ToolCall(Record):
@@ -87,7 +89,7 @@ class Function(Record):
 class FunctionTool(Record):
     """Tool of ``/v1/chat/completions``; tools of other types are skipped."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
     @classmethod
@@ -148,6 +150,7 @@ class ToolChoice(Record):
 
     type: Text
     name: Text | None = None
+    namespace: Text | None = None
     function: FunctionName | None = None
     mode: Literal["auto", "required"] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -193,9 +196,11 @@ class ToolUse:
             return cls(**tools, choice=_MODES[choice.type])
         if choice.type == "allowed_tools":
             allowed = choice.allowed_tools or choice
-            names = [_tool_name(each) for each in allowed.tools or ()]
+            names = [_tool_name(each) for each in allowed.tools or () if each.get("type", "function") == "function"]
             return cls(**tools, choice=_MODES[allowed.mode or "auto"], only=names)
         name = choice.name if choice.function is None else choice.function.name
+        if name is not None and choice.namespace is not None:
+            name = f"{choice.namespace}{NAMESPACE_SEPARATOR}{name}"
         if choice.type not in ("function", "tool") or name is None:
             expected = "expected 'auto', 'none', 'required', or the type 'function' with a name"
             raise unsupported("tool_choice", f"{expected}, found the type {choice.type!r:.40}")
@@ -221,11 +226,16 @@ class ToolUse:
         return self.parallel and self.name is None
 
     def check(self) -> None:
-        """Raise ``ApiError`` if a name occurs twice, or the chosen tool does not exist."""
-        names = [function.name for function in self.functions]
-        duplicate = next((name for number, name in enumerate(names) if name in names[:number]), None)
+        """Raise ``ApiError`` if tools are too large or have one name, or the chosen one does not exist."""
+        check_max("tools", len(self.functions), MAX_TOOLS)
+        counts = Counter(function.name for function in self.functions)
+        names = [*counts]
+        duplicate = next((name for name, count in counts.items() if count > 1), None)
         if duplicate is not None:
             raise refuse("tools", f"expected distinct names, found {duplicate!r} twice; rename one")
+        size = len(json.dumps([function.to_template() for function in self.functions], ensure_ascii=False))
+        if size > MAX_SIZE:
+            raise refuse("tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller")
         unknown = next((name for name in (self.name, *(self.only or ())) if name not in (None, *names)), None)
         if unknown is not None:
             raise refuse("tool_choice", f"expected the name of one of the tools, found {unknown!r}")
@@ -235,16 +245,12 @@ class ToolUse:
     def template_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools as dicts for chat templates; ``None`` if the answer may not call tools.
 
-        Raises ``ApiError`` if the tools are too large, or a schema is invalid.
+        Raises ``ApiError`` if a schema is invalid.
         """
         if not self.allowed_names:
             return None
         self.schemas()
-        plain = [function.to_template() for function in self.functions]
-        size = len(json.dumps(plain, ensure_ascii=False))
-        if size > MAX_SIZE:
-            raise refuse("tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller")
-        return plain
+        return [function.to_template() for function in self.functions]
 
     def schemas(self) -> Mapping[str, str]:
         """Return the schema of each allowed tool, as far as a grammar can enforce it.

@@ -52,7 +52,7 @@ def place_system_messages(
     for message in messages:
         role = message["role"]
         if role == "system":
-            waiting.append(message["content"])
+            waiting += [message["content"]] if message["content"] else []
             continue
         if first and not placed and waiting:
             placed.append({"role": "system", "content": _joined(waiting)})
