@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
-    "step_max_items": 20_000,
+    "step_max_items": 5_000,
     "step_lexer_fuel": 50_000,
-    "max_items_in_row": 5_000,
+    "max_items_in_row": 2_000,
     "verbose_errors": False,
 }
 MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial in a child process
