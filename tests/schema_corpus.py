@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import islice, permutations, product
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import jsonschema
@@ -315,7 +315,10 @@ def _is_schema_key(keys: Sequence[str]) -> bool:
 
 def parse(text: str) -> Any:
     """Return the value of a JSON text; numbers beyond the range of floats are fractions."""
-    return json.loads(text, parse_float=lambda digits: x if isfinite(x := float(digits)) else Fraction(digits))
+    return json.loads(
+        text,
+        parse_float=lambda digits: x if isfinite(x := float(digits)) or "e" in digits.lower() else Fraction(digits),
+    )
 
 
 def is_valid(value: Any, schema: Any) -> bool:
@@ -339,7 +342,7 @@ def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[jsonschema.V
 
 
 def _multiple(_: Any, of: float, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool) and abs(value) != inf
     if is_number and Fraction(str(value)) % Fraction(str(of)):
         yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
 
