@@ -512,15 +512,76 @@ def test_parameters_that_allow_an_object(parameters: dict[str, Any], dropped: Se
 def test_schemas_that_are_too_large_together_are_left_out() -> None:
     """The largest schemas become those of any object; the grammar of all tools is small enough to be compiled."""
     form = Form(tool_tokenizer("hermes"))
-    large = {"properties": {f"name_{number}": {"enum": [*range(40)]} for number in range(400)}}
+    large = [{"properties": {f"name_{number}": {"enum": [*range(size)]} for number in range(200)}} for size in (90, 91)]
     long = {"properties": {"a": {"type": "array", "maxItems": 9000}}}
-    found = relax_tools([ADD, large, long, large, None, large])
-    assert [each.dropped for each in found] == [(), ("",), (), ("",), (), ()]
+    found = relax_tools([ADD, large[1], long, large[0], None, large[1], large[0]])
+    assert [each.dropped for each in found] == [(), ("",), (), (), (), ("",), ()]  # equal schemas count once
     schemas = {f"tool_{number}": json.dumps(each.schema) for number, each in enumerate(found)}
     guide = form.guide(schemas, allow_text=True, allow_multiple=True)
     assert follow(form.tokenizer, guide, '<tool_call>\n{"name": "tool_').allows(form.tokenizer.encode("1")[0])
     described = relax_tools([{"description": "x" * 200_000}] * 3)  # descriptions do not count
     assert [each.dropped for each in described] == [(), (), ()]
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("count", [500, 1024])
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_each_of_a_thousand_tools_can_be_called(family: str, equal: bool, count: int, free: bool) -> None:
+    form = Form(tool_tokenizer(family))
+    properties = [{"a": {"type": "string", "maxLength": 5 if equal else 5 + number}} for number in range(count)]
+    found = relax_tools([{"properties": each, "required": ["a"]} for each in properties])
+    names = [f"a/b.{number:_>60}" for number in range(count)]
+    schemas = {name: json.dumps(each.schema) for name, each in zip(names, found, strict=True)}
+    guide = form.guide(schemas, allow_text=free, allow_multiple=True)
+    compiled = Grammars(form.tokenizer, form.tokenizer.vocab_size, [0]).compile(guide)
+    for name in (names[0], names[count // 2], names[-1]):
+        processor = compiled.new_processor()
+        for text, marker in form.written((name, '{"a": "x"}')):
+            for token in form.tokenizer.encode(text) if marker is None else [marker]:
+                if marker is not None and not free and not processor.allows(marker):
+                    continue  # a marker that a call may have, but that the grammar does not write
+                # The mask may allow only a longer token that begins with the letter.
+                assert processor.allows(token) or processor.forced(), (name, text)
+                assert processor.allowed_tokens().any()
+                processor.advance(token)
+
+
+def test_tools_whose_rules_are_too_large_are_refused_by_name() -> None:
+    """Each property takes a rule of its own in Python's syntax; equal values share theirs."""
+    form = Form(tool_tokenizer("lfm2"))
+    shared = {
+        f"tool_{number}": arguments_schema({"properties": {f"a{n}": {} for n in range(9)}}) for number in range(900)
+    }
+    assert form.guide(shared, allow_text=True, allow_multiple=True).source.count("%json") == 1
+    large = {"properties": {f"a{n}": {"maxLength": n} for n in range(250)}}
+    schemas = {f"t{n}": arguments_schema({**large, "required": [f"a{n}"]}) for n in range(100)}
+    with pytest.raises(OptionError, match=r"^tools: expected tools and a form whose grammar has at most 262144 "):
+        form.guide(schemas, allow_text=True, allow_multiple=True)
+
+
+@pytest.mark.parametrize("required", [[], ["p0"], ["p599"]])
+def test_objects_with_very_many_optional_properties_do_not_fail_within_a_call(required: list[str]) -> None:
+    properties = {f"p{number}": {"type": "string"} for number in range(600)}
+    found = relax_arguments({"properties": properties, "required": required})
+    assert found.dropped == ("properties",)
+    all_required = relax_arguments({"properties": properties, "required": [*properties]})
+    assert not all_required.dropped
+    tokenizer = tool_tokenizer("hermes")
+    guide = Guide(grammar=f"start: %json {json.dumps(found.schema)}")
+    for seed in range(3):
+        random_text(tokenizer, guide, seed, {}, 50)
+
+
+def test_arguments_in_python_may_have_any_names_if_any_object_fits() -> None:
+    tokenizer = tool_tokenizer("lfm2")
+    guide = Guide(grammar="\n".join(keyword_rules("start", arguments_schema({}))))
+    for text in (")", "a=1)", 'city="Oslo", exact_1=null)'):
+        processor = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
+        for token in tokenizer.encode(text):
+            assert processor.allows(token), text
+            processor.advance(token)
+        assert processor.allows(0)
 
 
 def test_multiples_of_all_tools_have_a_small_common_multiple() -> None:

@@ -149,6 +149,8 @@ def parts(target: SchemaPart) -> Iterator[SchemaPart]:
             yield SchemaPart(value, path, base)
 
 
+_MAX_OPTIONAL = 400  # properties of an object that need not be there; each takes several items of llguidance's parser
+
 # Characters of a name that an expression of all other names may have: it nests a group for each of them.
 _MAX_NAME_IN_PATTERN = 40
 
@@ -379,6 +381,9 @@ class _Translator:
         by_pattern = self._schemas(given, "patternProperties", path, base)
         patterns = {name: self._pattern(name, (*path, "patternProperties", name)) for name in by_pattern or {}}
         required = self._required(given, path)
+        if properties is not None and len({*properties} - {*required}) > _MAX_OPTIONAL:
+            self._fault((*path, "properties"), f"at most {_MAX_OPTIONAL} that are not required", len(properties))
+            properties = None
         missing = properties is None or by_pattern is None or None in patterns.values()
         missing |= any(key in schema and key not in given for key in ("properties", "patternProperties"))
         others: Schema = True

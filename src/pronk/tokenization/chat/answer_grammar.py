@@ -2,7 +2,8 @@ r"""Grammar of an answer: thoughts, then tool calls, text or a required form suc
 
 The grammar is written in llguidance's dialect of Lark. It fixes every character of a call except the name of the tool
 and the arguments, which fit the tool's schema. If calls are optional, the grammar allows any text up to the beginning
-of a call, but then requires the call.
+of a call, but then requires the call. Tools with equal schemas share their rules, here ``f`` and ``g``, so that a
+grammar of a thousand tools stays small.
 
 Example: Qwen3, optional calls. ``<tool_call>`` is token 7, ``<think>`` 8 and ``</think>`` 9: added tokens that are not
 special. Token 5 is another added token that llguidance matches only by its id. The rules of text are::
@@ -24,8 +25,9 @@ not begin like such a call, so that only the rule ``bare`` continues one::
 
     answer: bare | first_call body (call_start body)* text | first
     bare: OPENING_0_0 SPACE? arguments_0 SPACE? "}" SPACE? | …
-    OPENING_0_0: OPENING_0 "\"f\"" AFTER_NAME
-    BARE: (OPENING_0 | OPENING_1 | OPENING_2) NAME AFTER_NAME TEXT
+    OPENING_0_0: OPENING_0 NAME_0 AFTER_NAME
+    NAME_0: /"(?:f|g)"/
+    BARE: (OPENING_0 | OPENING_1 | OPENING_2) (NAME_0 | NAME_1) AFTER_NAME TEXT
     first: PLAIN? | PLAIN? <[5]> (TEXT <[5]>)* TEXT
     PLAIN: TEXT & ~BARE
     first_call: first <[7]> | first_call_marker | PLAIN? <[5]> (TEXT <[5]>)* call_start_marker
@@ -39,6 +41,8 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import Any, Literal
 
 from pronk.errors import OptionError, refuse
@@ -52,7 +56,9 @@ from pronk.tokenization.chat.keywords import keyword_rules
 # Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins with thoughts.
 Thinking = Literal["never", "optional", "open"]
 
-_MAX_SCHEMAS_SIZE = MAX_SIZE // 2  # all schemas of a grammar together; the rest is left to names and to a form
+# Maximum characters of the rules of all schemas of a grammar together; the rest is left to names and to a form.
+_MAX_SCHEMAS_SIZE = MAX_SIZE // 2
+_RULES_SIZE = 500  # characters of the rules around a schema, at most
 _MAX_SPACE = 16  # characters of white space at one place of a call without markers, so that it cannot go on for ever
 _SPACES = r"[ \t\r\n]*"
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an escaped character, or a slash, which Lark needs escaped
@@ -90,7 +96,11 @@ class AnswerGrammar:
         rules += [] if thinking == "never" or self.reasoning is None else self._until("thoughts", self.reasoning.end)
         rules += ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
         rules += self._answer(schemas, form, allow_text=allow_text, allow_multiple=allow_multiple)
-        return Guide(grammar="\n".join(rules))
+        grammar = "\n".join(rules)
+        if schemas and len(grammar) > MAX_SIZE:
+            expected = f"tools and a form whose grammar has at most {MAX_SIZE} characters"
+            refuse("tools", f"expected {expected}, found {len(grammar)}; use fewer or smaller ones", OptionError)
+        return Guide(grammar=grammar)
 
     @property
     def _other_ids(self) -> str:
@@ -156,15 +166,18 @@ class AnswerGrammar:
         end = f"{text(dialect.before_end)} {text(dialect.end)}"
         rules = [f"body: {text(dialect.after_begin)} call{more} {end}"]
         rules.append(f"call: {text(dialect.before_name)} tool {text(dialect.after_arguments)}")
-        rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(schemas))))
+        groups = _names_by_schema(schemas)
+        rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(groups))))
         ident = f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?" if dialect.before_ident else ""
-        for number, (name, schema) in enumerate(schemas.items()):
-            rules.append(f"tool_{number}: {text(name)} {ident} {text(dialect.before_arguments)} arguments_{number}")
+        values = dict[str, str]()
+        for number, (schema, names) in enumerate(groups.items()):
+            name = f"/{_one_of(names)}/"
+            rules.append(f"tool_{number}: {name} {ident} {text(dialect.before_arguments)} arguments_{number}")
             rule = f"arguments_{number}"
-            rules += keyword_rules(rule, schema) if dialect.has_keywords else [f"{rule}: %json {schema}"]
+            rules += keyword_rules(rule, schema, values) if dialect.has_keywords else [f"{rule}: %json {schema}"]
         return rules
 
-    def _text_and_calls(self, dialect: ToolDialect, names: Collection[str], *, allow_multiple: bool) -> list[str]:
+    def _text_and_calls(self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool) -> list[str]:
         """Return the rules for free text with calls in it."""
         if dialect.marker_optional:
             begin = f" ({self.symbols.grammar(dialect.begin)} body)?" if dialect.begin else ""
@@ -174,7 +187,7 @@ class AnswerGrammar:
         if not dialect.allows_bare:
             return [f"answer: {'(call_start body)* text' if several else 'call_start body | text'}", *rules]
         rest = " (call_start body)* text" if several else ""
-        rules += [*self._first_text(), *self._first_call(dialect.begin), *_bare_calls(names)]
+        rules += [*self._first_text(), *self._first_call(dialect.begin), *_bare_calls(schemas)]
         return [f"answer: bare | first_call body{rest} | first", *rules]
 
     def _first_call(self, marker: str) -> list[str]:
@@ -189,19 +202,43 @@ class AnswerGrammar:
         return [f"first_call: {' | '.join(alternatives)}", *rules]
 
 
-def _bare_calls(names: Collection[str]) -> list[str]:
+def _bare_calls(schemas: Mapping[str, str]) -> list[str]:
     """Return the rules for a call without markers: ``bare``, and ``BARE`` for texts that begin like one."""
-    quoted, openings = [json.dumps(f'"{name}"') for name in names], [f"OPENING_{n}" for n in range(len(OPENINGS))]
+    groups = list(_names_by_schema(schemas).values())
+    openings = [f"OPENING_{number}" for number in range(len(OPENINGS))]
+    names = [f"NAME_{number}" for number in range(len(groups))]
     rules = [f"SPACE: /[ \\t\\r\\n]{{1,{_MAX_SPACE}}}/", f"AFTER_NAME: /{_spaced(AFTER_NAME)}/"]
-    rules += [f"NAME: {' | '.join(quoted)}", f"BARE: ({' | '.join(openings)}) NAME AFTER_NAME TEXT"]
+    for name, group in zip(names, groups, strict=True):
+        rules.append(f'{name}: /"{_one_of(group)}"/')
+    rules.append(f"BARE: ({' | '.join(openings)}) ({' | '.join(names)}) AFTER_NAME TEXT")
     bare = list[str]()
     for opening, (before, after) in zip(openings, OPENINGS.items(), strict=True):
         rules.append(f"{opening}: /{_spaced(before + BEFORE_NAME)}{_SPACES}/")
         end = f"SPACE? {json.dumps(after)} SPACE?" if after else "SPACE?"
-        for number, name in enumerate(quoted):
+        for number, name in enumerate(names):
             rules.append(f"{opening}_{number}: {opening} {name} AFTER_NAME")
             bare.append(f'{opening}_{number} SPACE? arguments_{number} SPACE? "}}" {end}')
     return [*rules, f"bare: {' | '.join(bare)}"]
+
+
+def _one_of(names: Collection[str]) -> str:
+    """Return a regular expression for some names: a trie, because lexers follow each branch at every byte."""
+    first, last = min(names), max(names)  # all names share what these share
+    prefix = first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))]
+    rests = sorted(name.removeprefix(prefix) for name in names)
+    branches = [_one_of([*branch]) for _, branch in groupby(filter(None, rests), key=itemgetter(0))]
+    escaped = re.escape(prefix).replace("/", r"\/")
+    if not branches:
+        return escaped
+    return f"{escaped}(?:{'|'.join(branches)})" + ("" if rests[0] else "?")
+
+
+def _names_by_schema(schemas: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names of the tools with each schema."""
+    groups = dict[str, list[str]]()
+    for name, schema in schemas.items():
+        groups.setdefault(schema, []).append(name)
+    return groups
 
 
 def _spaced(text: str) -> str:
@@ -227,14 +264,17 @@ def relax_tools(parameters: Sequence[Mapping[str, Any] | None]) -> list[Relaxed]
     for each in parameters:
         relaxed.append(relax_arguments(each, multiple))
         multiple = relaxed[-1].multiple
-    anything = replace(relax_arguments({}), dropped=("",))
-    sizes = [len(json.dumps(each.schema)) for each in relaxed]
-    for number in sorted(range(len(relaxed)), key=sizes.__getitem__, reverse=True):
-        if sum(sizes) <= _MAX_SCHEMAS_SIZE:
+    texts = [json.dumps(each.schema, ensure_ascii=False) for each in relaxed]
+    sizes = {text: len(text) + _RULES_SIZE for text in texts}
+    left_out = set[str]()
+    total = sum(sizes.values())
+    for text in sorted(sizes, key=len, reverse=True):
+        if total <= _MAX_SCHEMAS_SIZE:
             break
-        relaxed[number] = anything
-        sizes[number] = 0
-    return relaxed
+        total -= sizes[text]
+        left_out.add(text)
+    anything = replace(relax_arguments({}), dropped=("",))
+    return [anything if text in left_out else each for text, each in zip(texts, relaxed, strict=True)]
 
 
 def relax_arguments(parameters: Mapping[str, Any] | None, multiple: int = 1) -> Relaxed:

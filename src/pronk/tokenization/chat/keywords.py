@@ -25,6 +25,8 @@ _PYTHON = {"true": "True", "false": "False", "null": "None"}
 # Backslashes that begin no escape of a Python string; Python would warn of them.
 _NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
 
+_ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'  # expression for the name of an argument
+
 # Keywords of a translated schema that keyword arguments do not follow.
 _CONSTRAINTS = frozenset({"allOf", "anyOf", "$ref", "const", "enum", "minProperties", "maxProperties"})
 
@@ -123,33 +125,47 @@ def _literal(value: object) -> str:
     return str(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
 
 
-def keyword_rules(rule: str, schema: str) -> list[str]:
+def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) -> list[str]:
     """Return the rules for keyword arguments that fit a schema, and for the closing parenthesis.
 
     The arguments are in the order of the schema's properties. The rules follow the schemas of the properties and
-    ``required``; :func:`not_followed` returns the rest.
+    ``required``; :func:`not_followed` returns the rest. If any object fits, the arguments may have any names.
 
-    Example, for an optional ``a`` and a required ``b``::
+    Example, for an optional ``a`` and a required ``b`` of one type::
 
-        args: "a=" args_0 args_after_1 | "b=" args_1 ")"
-        args_after_1: ", b=" args_1 ")"
-        args_0: %json {…}
+        args: "a=" value_0 args_after_1 | "b=" value_0 ")"
+        args_after_1: ", b=" value_0 ")"
+        value_0: %json {…}
 
     Args:
         rule: name of the first rule.
         schema: schema of an object, translated by :mod:`pronk.sampling.json_schema`.
+        values: names of the rules for values by their expressions, shared by all tools of a grammar; extended.
     """
     arguments = _Arguments.of(json.loads(schema))
+    values = {} if values is None else values
     names = [*arguments.values]
     required = arguments.required
     rules, first = list[str](), list[str]()
+
+    def value(schema: object) -> str:
+        expression = _value(schema, arguments.shared)
+        if expression not in values:
+            values[expression] = f"value_{len(values)}"
+            rules.append(f"{values[expression]}: {expression}")
+        return values[expression]
+
+    if arguments.others is not None:
+        argument = f"{_ANY_NAME} {value(arguments.others)}"
+        rules.append(f"{rule}_any: {argument}")
+        first.append(f'{rule}_any (", " {rule}_any)* ")"')
     for number, name in enumerate(names):
         after = f"{rule}_after_{number + 1}" if number + 1 < len(names) else '")"'
-        rules.append(f"{rule}_{number}: {_value(arguments.values[name], arguments.shared)}")
+        text = value(arguments.values[name])
         if all(earlier not in required for earlier in names[:number]):
-            first.append(f"{json.dumps(f'{name}=')} {rule}_{number} {after}")
+            first.append(f"{json.dumps(f'{name}=')} {text} {after}")
         if number:
-            written = f"{json.dumps(f', {name}=')} {rule}_{number} {after}"
+            written = f"{json.dumps(f', {name}=')} {text} {after}"
             rules.append(f"{rule}_after_{number}: {written}" + ("" if name in required else f" | {after}"))
     if not required:
         first.append('")"')
@@ -171,12 +187,14 @@ class _Arguments:
     Attributes:
         values: schema of each argument's value, by the argument's name.
         required: names of arguments that a call must have.
+        others: schema of the values of arguments with any names; ``None`` if there are none of these.
         shared: keys for the schema of each value: definitions and options.
         not_followed: paths of the keywords that are left out.
     """
 
     values: Mapping[str, Any]
     required: Collection[str]
+    others: Mapping[str, Any] | bool | None
     shared: Mapping[str, Any]
     not_followed: list[str]
 
@@ -197,7 +215,9 @@ class _Arguments:
         required = [name for name in root.get("required", []) if name in followed]
         left_out = [key for key in root if key in _CONSTRAINTS]
         left_out += ["required"] if len(required) < len(root.get("required", [])) else []
-        return cls(followed, required, shared, left_out + [f"properties.{name}" for name in unnamed])
+        left_out += [f"properties.{name}" for name in unnamed]
+        allows_any = values == {} and "patternProperties" not in root and root.get("additionalProperties") is not False
+        return cls(followed, required, others if allows_any else None, shared, left_out)
 
 
 def _is_possible(schema: Any, shared: Mapping[str, Any]) -> bool:
