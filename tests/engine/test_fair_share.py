@@ -14,7 +14,7 @@ from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
 def test_generated_tokens_count_twice() -> None:
     fair_share = FairShare()
-    fair_share.join("a")
+    fair_share.join("a", 0.0)
     fair_share.serve("a", prefilled=10)
     fair_share.serve("a", generated=4)
     assert fair_share.counters == {"a": 18}
@@ -23,31 +23,31 @@ def test_generated_tokens_count_twice() -> None:
 def test_an_idle_tenant_gains_no_credit() -> None:
     fair_share = FairShare()
     for tenant in ("a", "b"):
-        fair_share.join(tenant)
+        fair_share.join(tenant, 0.0)
     fair_share.serve("a", prefilled=100)
     fair_share.serve("b", prefilled=70)
-    fair_share.join("c")
+    fair_share.join("c", 0.0)
     assert fair_share.counters["c"] == 70, "the smallest count of active tenants"
     fair_share.leave("c")
     fair_share.serve("b", prefilled=50)
-    fair_share.join("c")
+    fair_share.join("c", 0.0)
     assert fair_share.counters == {"a": 100, "b": 120, "c": 100}
-    fair_share.join("c")
+    fair_share.join("c", 0.0)
     assert fair_share.counters["c"] == 100
 
 
 def test_a_tenant_that_left_keeps_its_count_while_it_is_above_the_others() -> None:
     fair_share = FairShare()
     for tenant in ("a", "b"):
-        fair_share.join(tenant)
+        fair_share.join(tenant, 0.0)
     fair_share.serve("b", prefilled=50)
     fair_share.leave("b")
     assert fair_share.counters == {"a": 0, "b": 50}
-    fair_share.join("b")
+    fair_share.join("b", 0.0)
     assert fair_share.counters["b"] == 50
     fair_share.leave("b")
     fair_share.serve("a", prefilled=60)
-    fair_share.join("c")
+    fair_share.join("c", 0.0)
     fair_share.leave("c")
     assert fair_share.counters == {"a": 60}
     fair_share.leave("a")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from pronk.engine.scheduler import ScheduledRequest, Scheduler
 from pronk.engine.stats import Stats
 from pronk.errors import CacheFullError, DeadlineError
 from pronk.kv_cache.blocks import BlockAllocator, BlockTable
+from tiny_models import Clock
 
 BLOCK = 4
 
@@ -30,6 +32,10 @@ class Fake:
     tokens: int = 0
     tenant: str = ""
     arrival: int = 0
+    queued_time: float = 0.0
+    turn_end: float = -inf
+    turn_start: int = 0
+    paused: bool = False
     start_order: int | None = None
     num_charged: int = 0
     start_time: float = 0.0
@@ -70,6 +76,17 @@ class Fake:
     def ended(self) -> bool:
         return self.finish_reason is not None or self.error is not None
 
+    @property
+    def has_new_turn(self) -> bool:
+        return self.turn_end > -inf and self.num_generated == self.turn_start
+
+    def has_turn(self, now: float) -> bool:
+        return self.turn_end > now or self.has_new_turn
+
+    @property
+    def is_startable(self) -> bool:
+        return not self.ended and not self.paused
+
 
 class FakeCache:
     """A KV cache of blocks without contents."""
@@ -103,9 +120,15 @@ class FakeCache:
 
 
 def scheduler(
-    num_blocks: int = 64, *, window: int | None = None, max_batch: int = 4, chunk: int = 16, tree: int = 4
+    num_blocks: int = 64,
+    *,
+    window: int | None = None,
+    max_batch: int = 4,
+    chunk: int = 16,
+    tree: int = 4,
+    clock: Callable[[], float] = Clock(),  # noqa: B008 - it always shows 0
 ) -> Scheduler:
-    return Scheduler(FakeCache(num_blocks), window, max_batch, chunk, tree)  # type: ignore[arg-type]
+    return Scheduler(FakeCache(num_blocks), window, max_batch, chunk, tree, clock=clock)  # type: ignore[arg-type]
 
 
 def add(plan: Scheduler, *requests: Fake) -> None:
@@ -449,7 +472,7 @@ def test_a_refusal_is_forgotten_with_a_new_cache() -> None:
 
 def test_deadlines() -> None:
     plan = scheduler(max_batch=1)
-    late, waits, other = Fake(4, 4, deadline=0.0), Fake(4, 4, deadline=0.0), Fake(4, 4, deadline=1e18)
+    late, waits, other = Fake(4, 4, deadline=-1.0), Fake(4, 4, deadline=-1.0), Fake(4, 4, deadline=0.0)
     add(plan, late)
     plan.schedule()
     add(plan, waits, other)

@@ -20,7 +20,7 @@ from pronk.arrays import FLOAT32, Array, DType
 from pronk.checks import check_integer
 from pronk.engine.request import Request, Token
 from pronk.engine.request_step import OutputProcessor, plan_step
-from pronk.engine.scheduler import Scheduler
+from pronk.engine.scheduler import MAX_WAIT, Scheduler
 from pronk.errors import CacheFullError, OptionError, PronkError
 from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
@@ -51,6 +51,7 @@ class Engine:
         max_batch: int = 16,
         prefill_chunk: int = 512,
         max_tree: int = 128,
+        max_wait: float = MAX_WAIT,
         budget: bool = False,
         tokenizer: Tokenizer | None = None,
         kv_budget: KVBudget | None = None,
@@ -67,20 +68,23 @@ class Engine:
             max_batch: maximum number of requests per forward pass.
             prefill_chunk: maximum number of prompt tokens per forward pass.
             max_tree: maximum number of rows per decoding request and forward pass.
+            max_wait: seconds after which a tenant that was in no forward pass gets a turn.
             budget: whether to draft only what is expected to pay (see ``speculation.policy``).
             tokenizer: tokenizer of the target, for drafters that map token ids to text.
             kv_budget: memory that ``cache`` was allocated from; the KV caches of draft models take their share of it.
             folder: folder of the target's checkpoint, for drafters that were trained for this checkpoint.
             acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per request.
             runner: runs the forward passes; ``None`` is a runner in this process.
-            clock: returns the time in seconds, for statistics and measured costs; deadlines use ``perf_counter``.
+            clock: returns the time in seconds, for statistics, measured costs, turns and deadlines.
         """
         self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
         # Whether the logits of a row are bit-equal for every batch and every token tree around the row.
         self.exact = self.runner.exact
         window, costs = decoder.config.window, self.runner.cost_model
-        self.scheduler = Scheduler(cache, window, max_batch, prefill_chunk, max_tree, costs)
+        self.scheduler = Scheduler(
+            cache, window, max_batch, prefill_chunk, max_tree, costs, max_wait=max_wait, clock=clock
+        )
         self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
         self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 from pronk.arrays import Array
@@ -58,12 +59,16 @@ class Request:
     stop_token_ids: frozenset[int]  # token ids that end the text
     parent: Request | None = None  # first sample of the prompt, if this is a later one; its KV blocks may be shared
     priority: int = 0  # scheduling priority; higher values are scheduled first
-    deadline: float | None = None  # ``perf_counter`` time at which an unfinished request fails
+    deadline: float | None = None  # scheduler's time (``perf_counter``) at which an unfinished request fails
     salt: bytes = b""  # part of the keys of the prefix cache: only requests with equal salts share blocks
     adapter: Adapter | None = None  # adapter of the model that computes this request; ``None``: the model alone
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
     pooler: HiddenPooler | None = None  # set if the request computes an embedding of its prompt, and no tokens
     arrival: int = field(default=0, init=False)  # 0, 1, … in order of ``Scheduler.add`` calls
+    queued_time: float = field(default=0.0, init=False)  # scheduler's time at which it began to wait
+    turn_end: float = field(default=-inf, init=False)  # scheduler's time at which the turn of its tenant ends
+    turn_start: int = field(default=0, init=False)  # value of ``num_generated`` when the turn began
+    paused: bool = field(default=False, init=False)  # whether it must wait until the caller has read its tokens
     start_order: int | None = field(default=None, init=False)  # 0, 1, … in order of first starts; ``None`` before
     num_charged: int = field(default=0, init=False)  # number of generated tokens in the tenant's counter
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
@@ -123,6 +128,20 @@ class Request:
     def ended(self) -> bool:
         """Whether the request has finished or failed."""
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def has_new_turn(self) -> bool:
+        """Whether the request has a turn of its tenant in which it has generated no token."""
+        return self.turn_end > -inf and self.num_generated == self.turn_start
+
+    def has_turn(self, now: float) -> bool:
+        """Return whether the request has a turn of its tenant."""
+        return self.turn_end > now or self.has_new_turn
+
+    @property
+    def is_startable(self) -> bool:
+        """Whether the request may start if it is waiting."""
+        return not self.ended and not self.paused
 
     @property
     def num_pending(self) -> int:

@@ -8,16 +8,29 @@ computes the same keys and values, so the request's tokens do not change.
 
 Priorities are strict: requests of low priority may wait forever. Among equal priorities, the least served tenant starts
 first, and within a tenant the first arrival. Running requests are ordered by their first start, and this order never
-changes. The first running request therefore always advances, and two requests cannot preempt each other in turns, as
-they could if the most served tenant was preempted. A tenant waits at most until earlier started requests have ended.
+changes. For lack of blocks, a request preempts only requests that started later. The first running request therefore
+always advances, and two requests cannot preempt each other in turns.
+
+**Turns.** Whatever other tenants do, a tenant waits at most ``max_wait`` seconds: if none of its requests was in a
+forward pass for so long, one is in the next pass. Its blocks and its part of the prompt tokens are reserved first, and
+where the batch or the cache is full, requests of other tenants are preempted, first those of the tenant with the most
+of them. Then it has a *turn* of ``max_wait`` seconds, in which it is not preempted for priorities or for blocks. So
+priorities hold within a tenant without limit, and between tenants up to ``max_wait``. If two tenants do not fit into
+the batch or the cache together, their turns alternate. Nothing ends a turn that has generated no token, so that both
+get on.
+
+A request that has waited for ``max_wait`` also starts in place of one of a tenant that has at least two requests more
+in the batch than its own tenant, and no higher priority.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
+from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
@@ -32,6 +45,8 @@ from pronk.speculation.cost_model import CostModel
 # The *reserve* is the fraction of the running requests' future blocks that is kept free, 0..1. It is increased by 1/8
 # after each preemption for lack of blocks, and multiplied by 0.99 in each step.
 _RESERVE_INCREASE, _RESERVE_DECAY = 1 / 8, 0.99
+
+MAX_WAIT = 2.0  # default of ``Scheduler.max_wait``
 
 
 class ScheduledRequest(NamedTuple):
@@ -63,6 +78,8 @@ class Scheduler:
     running: list[Request] = field(default_factory=list)  # sorted by priority, then by first start
     preempted: list[Request] = field(default_factory=list)  # requests preempted by the last ``schedule``
     fair_share: FairShare = field(default_factory=FairShare)
+    max_wait: float = MAX_WAIT  # seconds after which a tenant gets a turn, at least 0; may be infinite
+    clock: Callable[[], float] = perf_counter  # time in seconds, for ``max_wait`` and for deadlines
     disk_reads: DiskReads = field(init=False)  # requests of which blocks are being read from disk
     _arrivals: Iterator[int] = field(default_factory=count)
     _starts: Iterator[int] = field(default_factory=count)
@@ -76,7 +93,8 @@ class Scheduler:
         if self._max_blocks(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._cache_too_small(request))
         request.arrival = next(self._arrivals)
-        self.fair_share.join(request.tenant)
+        request.queued_time = self.clock()
+        self.fair_share.join(request.tenant, request.queued_time)
         bisect.insort(self.waiting, request, key=_arrival_order)
 
     def schedule(self) -> list[ScheduledRequest]:
@@ -85,19 +103,17 @@ class Scheduler:
         self.preempted.clear()
         for request in self.running:
             self._charge_tenant(request)
+        now = self.clock()
+        self.fair_share.end_pass(now)
+        for request in [each for each in self.running if each.paused]:
+            self._preempt(request)
         self.disk_reads.read_parts()
-        self._admit()
+        first = self._give_turns(now)
+        self._admit(now)
         while self.disk_reads.all_wait(self.running):
             self.disk_reads.read_parts()
-        tokens_by_request: dict[Request, int] = {}  # values: number of pending tokens to compute
-        num_decoding = sum(request.num_pending == 1 for request in self.running)
-        prefill_left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
-        for request in [each for each in self.running if not self.disk_reads.is_reading(each)]:
-            pending = request.num_pending
-            tokens = 1 if pending == 1 else min(pending, prefill_left)
-            if not request.ended and tokens and self._allocate(request, tokens, tokens_by_request):
-                tokens_by_request[request] = tokens
-                prefill_left -= tokens if pending > 1 else 0
+        tokens_by_request = self._allocate_tokens(first)
+        self.fair_share.begin_pass({request.tenant for request in tokens_by_request})
         draft_slots = self._reserve_draft_slots(
             [request for request in tokens_by_request if request.num_pending == 1 and request.needs_draft_slots]
         )
@@ -120,7 +136,7 @@ class Scheduler:
 
     def expire(self) -> None:
         """Fail the requests whose deadline has passed; the caller removes them."""
-        now = perf_counter()
+        now = self.clock()
         for request in (*self.running, *self.waiting):
             if request.deadline is not None and now > request.deadline and not request.ended:
                 waited = now - request.start_time
@@ -143,9 +159,68 @@ class Scheduler:
         self.fair_share.serve(request.tenant, generated=request.num_generated - request.num_charged)
         request.num_charged = request.num_generated
 
-    def _admit(self) -> None:
+    def _give_turns(self, now: float) -> list[Request]:
+        """Give a turn to each tenant that has waited for ``max_wait``; return the requests that have a turn."""
+        first = list[Request]()
+        for tenant in self.fair_share.waiting_since(now - self.max_wait):
+            request = self._next_request(tenant, now)
+            if request is not None:
+                request.turn_end = now + self.max_wait
+                request.turn_start = request.num_generated
+                first.append(request)
+        return [*first, *(each for each in self.running if each.turn_end > now and each not in first)]
+
+    def _next_request(self, tenant: str, now: float) -> Request | None:
+        """Return a running request of a tenant that has waited too long; if it has none, start one."""
+        for request in self.running:
+            if request.tenant == tenant and not request.ended and not self.disk_reads.is_reading(request):
+                return request
+        waiting = [each for each in self.waiting if each.tenant == tenant and each.is_startable]
+        for request in sorted(waiting, key=self._queue_order):
+            if not self._waits_for_blocks_of_others(request) and self._try_start(request, self._victims(request, now)):
+                return request
+        return None
+
+    def _victims(self, request: Request, now: float) -> list[Request]:
+        """Return the running requests that may be preempted for ``request``, in this order."""
+        victims = [each for each in reversed(self.running) if each.priority < request.priority]
+        victims = [each for each in victims if each.tenant == request.tenant or not each.has_turn(now)]
+        if now - request.queued_time >= self.max_wait:
+            victims += self._larger_shares(request, now, victims)
+        return victims
+
+    def _larger_shares(self, request: Request, now: float, taken: Collection[Request]) -> list[Request]:
+        """Return the victims of ``request`` among tenants that have more of the batch than its own, besides ``taken``.
+
+        They are taken from the tenant with the most requests, and of these from the one that was served most. If the
+        request's tenant has none, it also takes last requests, except one whose turn has generated no token.
+        """
+        counters, victims = self.fair_share.counters, list[Request]()
+        by_tenant: dict[str, list[Request]] = {}  # in running order
+        for each in self.running:
+            if each not in taken:
+                by_tenant.setdefault(each.tenant, []).append(each)
+        num_own = len(by_tenant.pop(request.tenant, []))
+        if num_own:
+            by_tenant = {
+                tenant: [each for each in group if each.priority <= request.priority and not each.has_turn(now)]
+                for tenant, group in by_tenant.items()
+            }
+        while by_tenant:
+            tenant = max(by_tenant, key=lambda each: (len(by_tenant[each]), counters[each]))
+            group = by_tenant[tenant]
+            may_take_last = not num_own and not group[-1].has_new_turn
+            if len(group) >= num_own + 2 or may_take_last:
+                victims.append(group.pop())
+            else:
+                group.clear()
+            if not group:
+                del by_tenant[tenant]
+        return victims
+
+    def _admit(self, now: float) -> None:
         """Start waiting requests in queue order until one must wait for KV blocks."""
-        waiting = [request for request in self.waiting if not request.ended]
+        waiting = [request for request in self.waiting if request.is_startable]
         while waiting:
             request = min(waiting, key=self._queue_order)
             waiting.remove(request)
@@ -153,34 +228,35 @@ class Scheduler:
                 # The cache has shrunk since the request was added: a new draft model has taken memory.
                 request.fail(CacheFullError(self._cache_too_small(request)))
                 continue
-            parent = request.parent
-            if self.disk_reads.reads_for(request) or (
-                parent in self.running
-                and parent.block_table.length < len(request.prompt) - 1
-                and not request.num_generated
-            ):
-                continue  # wait to share blocks: those being read, or those of the prompt's first sample (``parent``)
-            if not self._try_start(request):
+            if self._waits_for_blocks_of_others(request):
+                continue
+            if not self._try_start(request, self._victims(request, now)):
                 return
-            if request.start_order is None:
-                request.start_order = next(self._starts)
-                self.fair_share.serve(request.tenant, prefilled=self.disk_reads.num_to_compute(request))
-            self.waiting.remove(request)
-            bisect.insort(self.running, request, key=_start_order)
 
     def _queue_order(self, request: Request) -> tuple[int, int, int]:
         return -request.priority, self.fair_share.counters[request.tenant], request.arrival
 
-    def _try_start(self, request: Request) -> bool:
-        """Start a request, if necessary by preempting lower priorities; return False if it must wait."""
-        lower_priority = [each for each in self.running if each.priority < request.priority]
-        if len(self.running) >= self.max_batch and not lower_priority:
+    def _waits_for_blocks_of_others(self, request: Request) -> bool:
+        """Return whether a request should wait to share blocks that are being read or computed.
+
+        The latter are those of the prompt's first sample, ``parent``.
+        """
+        if self.disk_reads.reads_for(request):
+            return True
+        parent = request.parent
+        if parent not in self.running or request.num_generated:
             return False
-        runs_alone = len(self.running) == len(lower_priority)
-        if not runs_alone and self._is_still_refused(request, lower_priority):
+        return parent.block_table.length < len(request.prompt) - 1
+
+    def _try_start(self, request: Request, victims: list[Request]) -> bool:
+        """Start a request, if necessary by preempting the first of ``victims``; return False if it must wait."""
+        if len(self.running) >= self.max_batch and not victims:
+            return False
+        runs_alone = len(self.running) == len(victims)
+        if not runs_alone and self._is_still_refused(request, victims):
             return False
         self._match_prefix(request)
-        if not runs_alone and self._num_wanted_blocks(request) > self._num_available_blocks(lower_priority):
+        if not runs_alone and self._num_wanted_blocks(request) > self._num_available_blocks(victims):
             cached_blocks = request.block_table.blocks
             next_digest = next(iter(request.digests[len(cached_blocks) :]), b"")
             request.admission_refusal = AdmissionRefusal(cached_blocks, next_digest, self.cache.version)
@@ -190,16 +266,21 @@ class Scheduler:
         allocator = self.cache.allocator
         if self._num_wanted_blocks(request) > allocator.num_free:
             self._release_reserved_blocks({})
-        while lower_priority and (
-            len(self.running) >= self.max_batch or self._num_wanted_blocks(request) > allocator.num_free
-        ):
-            self._preempt(lower_priority.pop())
+        for victim in victims:
+            if len(self.running) < self.max_batch and self._num_wanted_blocks(request) <= allocator.num_free:
+                break
+            self._preempt(victim)
         self._reserve_all_blocks(request)
         self.disk_reads.start(request)
         self.release_outside_window(request.block_table)
+        if request.start_order is None:
+            request.start_order = next(self._starts)
+            self.fair_share.serve(request.tenant, prefilled=self.disk_reads.num_to_compute(request))
+        self.waiting.remove(request)
+        bisect.insort(self.running, request, key=_start_order)
         return True
 
-    def _is_still_refused(self, request: Request, lower_priority: Sequence[Request]) -> bool:
+    def _is_still_refused(self, request: Request, victims: Sequence[Request]) -> bool:
         """Return whether a refused request still has too few free blocks and the same cached prefix."""
         refusal = request.admission_refusal
         if refusal is None or self.window is not None or request.parent is not None:
@@ -207,7 +288,7 @@ class Scheduler:
         if refusal.cache_version != self.cache.version:
             return False
         num_shared = sum(self.cache.allocator.references[block] > 0 for block in refusal.cached_blocks)
-        if self._num_wanted_blocks(request) - num_shared <= self._num_available_blocks(lower_priority):
+        if self._num_wanted_blocks(request) - num_shared <= self._num_available_blocks(victims):
             return False
         return not self.cache.has_cached_block(refusal.next_digest)
 
@@ -233,14 +314,14 @@ class Scheduler:
         ):
             self.cache.prepare(request.block_table, length)
 
-    def _num_available_blocks(self, lower_priority: Sequence[Request] = ()) -> int:
-        """Count the free blocks, plus those of ``lower_priority``, minus those that other requests need."""
+    def _num_available_blocks(self, victims: Sequence[Request]) -> int:
+        """Count the free blocks, plus those of ``victims``, minus those that other requests need."""
         allocator = self.cache.allocator
-        released = sum(allocator.references[block] == 1 for each in lower_priority for block in each.block_table.blocks)
+        released = sum(allocator.references[block] == 1 for each in victims for block in each.block_table.blocks)
         reserved = sum(
             max(self._num_missing_blocks(each) + 1, self._num_wanted_blocks(each))
             for each in self.running
-            if each not in lower_priority
+            if each not in victims
         )
         return allocator.num_free + released - reserved
 
@@ -273,6 +354,7 @@ class Scheduler:
         request.digests = max(request.digests, request.block_table.digests, key=len)
         self.cache.release(request.block_table)
         request.stats.preemptions += 1
+        request.queued_time, request.turn_end = self.clock(), -inf
         bisect.insort(self.waiting, request, key=_arrival_order)
 
     def _release_reserved_blocks(self, tokens_by_request: Mapping[Request, int]) -> None:
@@ -280,10 +362,50 @@ class Scheduler:
         for request in self.running:
             self.cache.trim(request.block_table, request.block_table.length + tokens_by_request.get(request, 0))
 
-    def _allocate(self, request: Request, num_tokens: int, tokens_by_request: Mapping[Request, int]) -> bool:
-        """Reserve KV slots for pending tokens, if necessary by preempting later requests, at last ``request``.
+    def _allocate_tokens(self, first: Sequence[Request]) -> dict[Request, int]:
+        """Reserve KV slots for the pending tokens of a pass; return their number by request.
 
-        Return False if ``request`` was preempted. ``tokens_by_request`` are the requests already scheduled.
+        ``first`` are the requests that have a turn.
+        """
+        ready = [each for each in self.running if not each.ended and not self.disk_reads.is_reading(each)]
+        prompt_tokens = self._share_prompt_tokens(ready, first)
+        tokens_by_request: dict[Request, int] = {}
+        for request in [*(each for each in first if each in ready), *(each for each in ready if each not in first)]:
+            tokens = 1 if request.num_pending == 1 else prompt_tokens.get(request, 0)  # none if it was preempted
+            if tokens and self._allocate(request, tokens, tokens_by_request, first):
+                tokens_by_request[request] = tokens
+        return tokens_by_request
+
+    def _share_prompt_tokens(self, ready: Sequence[Request], first: Sequence[Request]) -> dict[Request, int]:
+        """Return how many prompt tokens of each request a pass computes.
+
+        Requests that have a turn come first, then those of higher priorities. Tenants of one priority have equal parts,
+        and within a tenant the earlier starts come first.
+        """
+        num_decoding = sum(request.num_pending == 1 for request in self.running)
+        left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
+        shares = dict[Request, int]()
+        prompts = [each for each in (*first, *(each for each in ready if each not in first)) if each.num_pending > 1]
+        for _, level in groupby(prompts, key=lambda each: inf if each in first else each.priority):
+            by_tenant: dict[str, list[Request]] = {}
+            for request in level:
+                by_tenant.setdefault(request.tenant, []).append(request)
+            wanted = {tenant: sum(each.num_pending for each in group) for tenant, group in by_tenant.items()}
+            for number, tenant in enumerate(sorted(by_tenant, key=wanted.__getitem__)):
+                part = left // (len(by_tenant) - number)
+                for request in by_tenant[tenant]:
+                    shares[request] = min(request.num_pending, part)
+                    part -= shares[request]
+                    left -= shares[request]
+        return shares
+
+    def _allocate(
+        self, request: Request, num_tokens: int, tokens_by_request: Mapping[Request, int], first: Sequence[Request]
+    ) -> bool:
+        """Reserve KV slots for pending tokens, if necessary by preempting other requests, at last ``request``.
+
+        These are later requests without a turn (``first``), or, if ``request`` has one, any without. Return False if
+        ``request`` was preempted. ``tokens_by_request`` are the requests already scheduled.
         """
         if request not in self.running:
             return False
@@ -291,13 +413,20 @@ class Scheduler:
         if allocator.num_missing(request.block_table, length) > allocator.num_free:
             self._release_reserved_blocks(tokens_by_request)
             while allocator.num_missing(request.block_table, length) > allocator.num_free:
-                last = self.running[-1]
                 self._reserve_share = min(1.0, self._reserve_share + _RESERVE_INCREASE)
-                self._preempt(last)
-                if last is request:
+                victim = self._next_victim(request, first)
+                self._preempt(victim)
+                if victim is request:
                     return False
         self.cache.prepare(request.block_table, length)
         return True
+
+    def _next_victim(self, request: Request, first: Sequence[Request]) -> Request:
+        """Return the request to preempt for blocks: of the lowest priority, then of the tenant with most, then last."""
+        later = self.running if request in first else self.running[self.running.index(request) :]
+        victims = [each for each in later if each not in first and not each.has_new_turn]
+        num_running = Counter(each.tenant for each in self.running)
+        return min(reversed(victims), key=lambda each: (each.priority, -num_running[each.tenant]), default=request)
 
     def _reserve_draft_slots(self, requests: Sequence[Request]) -> dict[Request, int]:
         """Reserve KV slots for draft tokens after each request's pending token; return how many, by request.
