@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
+from itertools import count
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import pytest
 
 from adapters import write_adapter
 from checkpoints import MakeCheckpoint
-from pronk.async_llm import AsyncLLM
+from pronk import engine_thread
+from pronk.async_llm import AdmissionLimit, AsyncLLM
 from pronk.errors import CheckpointError, ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
 from pronk.llm import LLM
 from pronk.outputs import Piece
@@ -159,6 +162,99 @@ def test_too_many(llm: LLM) -> None:
         assert got.token_ids
 
     drive(llm, work, max_requests=2)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; the caller of the test has the time limit."""
+    for _ in count():
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4, 9, 256])
+def test_no_tenant_takes_the_last_place(limit: int) -> None:
+    """Tenants that take all they get, one after the other, have half of the places, a quarter, an eighth, …."""
+    limits = AdmissionLimit(limit, shared=True)
+    with ExitStack() as held:
+        for tenant in range(int(log2(limit)) + 1):
+            admitted = 0
+            with suppress(OverloadedError):
+                while True:
+                    held.enter_context(limits.hold(1, str(tenant)))
+                    admitted += 1
+            assert admitted == max(1, limit // 2 ** (tenant + 1)), tenant
+        assert limits.num_admitted <= limit
+    assert limits.num_admitted == 0
+
+
+def test_a_call_beyond_the_share_of_a_tenant_is_refused() -> None:
+    limits = AdmissionLimit(256, shared=True)
+    with pytest.raises(OptionError, match="n: expected at most 128 samples at a time, found 256; ask for fewer"):
+        limits.hold(256, "a").__enter__()
+    with limits.hold(128, "a"):
+        with pytest.raises(OverloadedError, match="of one key now, as others share the server, found 129; try again"):
+            limits.hold(1, "a").__enter__()
+        with limits.hold(64, "b"), limits.hold(32, "c"):
+            pass
+    with AdmissionLimit(256).hold(256, "a"):
+        pass
+
+
+class Counts(list[Piece]):
+    """A caller that reads what it is told to."""
+
+    def __init__(self, stream: AsyncIterator[Piece]) -> None:
+        super().__init__()
+        self.stream = stream
+
+    async def read(self, count: int) -> None:
+        while len(self) < count:
+            self.append(await anext(self.stream))
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_stream_that_is_not_read_is_paused_and_goes_on(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    """Its text is that of a stream that is read at once; other requests go on meanwhile."""
+    llm = LLM(checkpoint("llama"), max_batch=1)
+    monkeypatch.setattr(engine_thread, "MAX_UNREAD", 8)
+    want = llm.generate(PROMPTS[0], params(0, max_tokens=60)).token_ids
+
+    async def work(made: AsyncLLM) -> None:
+        unread = Counts(made.stream(PROMPTS[0], params(0, max_tokens=60), drafter="recycling"))
+        await unread.read(1)
+        if others:
+            assert len((await made.generate(PROMPTS[1], params(1))).token_ids) == 12
+        (call,) = made._thread._calls
+        await until(lambda: call.is_paused)
+        (request,) = call.requests.values()
+        generated = request.num_generated
+        assert generated < 60
+        assert len((await made.generate(PROMPTS[2], params(2))).token_ids) == 12, "the place in the batch is free"
+        assert request.num_generated == generated
+        await unread.read(60)
+        assert [piece.token_id for piece in unread] == want
+        assert request.stats.preemptions > 0
+
+    drive(llm, work)
+
+
+def test_a_stream_that_is_not_read_ends_at_its_deadline(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(checkpoint("llama"), max_batch=1)
+    monkeypatch.setattr(engine_thread, "MAX_UNREAD", 4)
+
+    async def work(made: AsyncLLM) -> None:
+        stream = made.stream(PROMPTS[0], params(0, max_tokens=100), deadline=0.3)
+        await anext(stream)
+        await until(lambda: not made._thread._calls)
+        with pytest.raises(DeadlineError):
+            await collected(stream)
+
+    drive(llm, work)
 
 
 def test_a_failed_step_ends_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

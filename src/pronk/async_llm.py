@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, replace
@@ -59,32 +60,48 @@ class EngineLoad(NamedTuple):
 
 
 class AdmissionLimit:
-    """Thread-safe counter of samples (outputs of requests) in progress; it never exceeds ``limit``."""
+    """Thread-safe counter of samples (outputs of requests) in progress; it never exceeds ``limit``.
 
-    def __init__(self, limit: int) -> None:
+    If it is ``shared``, a tenant may have at most as many samples as are free afterwards, so that some are left for
+    other tenants whatever one of them does: half of ``limit`` for one tenant, and a third each for two that take turns
+    (Choudhury and Hahne 1998, *Dynamic queue length thresholds for shared-memory packet switches*). A tenant without
+    samples gets one while one is free.
+    """
+
+    def __init__(self, limit: int, *, shared: bool = False) -> None:
         self.limit, self.num_admitted = limit, 0
+        self._shared = shared
+        self._by_tenant = Counter[str]()
         self._lock = threading.Lock()
 
     @contextmanager
-    def hold(self, count: int) -> Generator[None]:
-        """Add ``count`` samples to the samples in progress for the duration of a ``with`` block.
+    def hold(self, count: int, tenant: str = "") -> Generator[None]:
+        """Add ``count`` samples of a tenant to the samples in progress for the duration of a ``with`` block.
 
-        Raises ``OptionError`` if ``count`` alone exceeds ``limit``, ``OverloadedError`` if ``count`` and the samples
-        already in progress together exceed ``limit``.
+        Raises ``OptionError`` if ``count`` samples are never admitted, ``OverloadedError`` if they are not now.
         """
-        if count > self.limit:
-            msg = f"n: expected at most {self.limit} samples at a time, found {count}; ask for fewer"
+        most = max(1, self.limit // 2) if self._shared else self.limit
+        if count > most:
+            msg = f"n: expected at most {most} samples at a time, found {count}; ask for fewer"
             raise OptionError(msg)
         with self._lock:
-            if self.num_admitted + count > self.limit:
+            own, free = self._by_tenant[tenant] + count, self.limit - self.num_admitted - count
+            if free < 0:
                 msg = f"expected at most {self.limit} requests at a time, found {count} more; try again later"
                 raise OverloadedError(msg)
+            if self._shared and own > max(1, free):
+                expected = f"at most {max(1, (free + own) // 2)} requests of one key now"
+                msg = f"expected {expected}, as others share the server, found {own}; try again later"
+                raise OverloadedError(msg)
             self.num_admitted += count
+            self._by_tenant[tenant] += count
         try:
             yield
         finally:
             with self._lock:
                 self.num_admitted -= count
+                self._by_tenant[tenant] -= count
+                self._by_tenant += Counter()  # forget tenants without samples
 
 
 # Options of the scheduler that all requests of a call have: priority, deadline (``perf_counter``), salt and tenant.
@@ -109,7 +126,9 @@ class AsyncLLM:
         llm: the model.
     """
 
-    def __init__(self, llm: LLM | str | Path | None = None, *, max_requests: int = 1024, **options: Any) -> None:
+    def __init__(
+        self, llm: LLM | str | Path | None = None, *, max_requests: int = 1024, shared: bool = False, **options: Any
+    ) -> None:
         """Start the engine thread, after loading the model if it is not loaded.
 
         Loading blocks the event loop: call this before the loop starts, or in a thread (``asyncio.to_thread``).
@@ -118,6 +137,7 @@ class AsyncLLM:
             llm: a loaded model, or what :class:`~pronk.llm.LLM` takes to load one: folder, GGUF file, name, ``None``.
                 :meth:`close` closes a model that is loaded here, and no other.
             max_requests: maximum number of samples in progress, queued ones included.
+            shared: whether tenants share these samples, so that no tenant has more of them than are free.
             options: keyword arguments of :class:`~pronk.llm.LLM`, ``model`` included, for a model that is loaded here.
 
         Raises ``OptionError`` if a loaded model is given with options; other errors are those of
@@ -131,7 +151,7 @@ class AsyncLLM:
         if not isinstance(llm, LLM):
             llm = LLM(**options) if llm is None else LLM(llm, **options)
         self.llm = llm
-        self._admission = AdmissionLimit(max_requests)
+        self._admission = AdmissionLimit(max_requests, shared=shared)
         self._thread = EngineThread(llm.engine)
         # If an AsyncLLM is dropped without close(), stop the thread, which would keep the model in memory.
         weakref.finalize(self, self._thread.stop)
@@ -185,7 +205,8 @@ class AsyncLLM:
             priority: scheduling priority; higher values are scheduled first.
             deadline: time limit in seconds, queueing included; ``None`` sets no limit.
             salt: part of the prefix cache's key; only requests with equal salts share cached blocks.
-            tenant: client name for fair scheduling among requests of equal priority.
+            tenant: client name for fair scheduling: whatever others do, a tenant waits at most ``max_wait`` of the LLM
+                until one of its requests is in a forward pass.
 
         Raises:
             OptionError: an option is out of range.
@@ -293,9 +314,9 @@ class AsyncLLM:
         if given and params.prompt_logprobs is not None:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
-        with self._admission.hold(len(prompts) * params.n):
+        with self._admission.hold(len(prompts) * params.n, tenant):
             create = partial(self._create_requests, prompts, params, drafter, adapter, given or {})
-            requests = await self._prepare(create, params.guide, deadline)
+            requests = await self._prepare(create, params.guide, deadline, tenant)
             async with aclosing(self._run(requests, schedule)) as steps:
                 async for pieces in steps:
                     yield pieces
@@ -316,7 +337,7 @@ class AsyncLLM:
         """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`."""
         options, llm = EmbeddingOptions(pooling, dimensions, normalize), self.llm
         schedule = _schedule(priority, deadline, salt, tenant)
-        with self._admission.hold(len(texts)):
+        with self._admission.hold(len(texts), tenant):
             create = llm.request_factory.create_embeddings
             requests = await asyncio.to_thread(create, texts, options, llm.engine.runner, llm.adapters.find(adapter))
             async for _ in self._run(dict(enumerate(requests)), schedule):
@@ -351,17 +372,20 @@ class AsyncLLM:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
+                call.num_read += len(item)
+                if call.is_paused and call.num_unread <= call.max_unread // 2:
+                    self._thread.resume(call)
         finally:
             self._thread.leave(call)
 
     async def _prepare(
-        self, create: Callable[[], dict[int, Request]], guide: Guide | None, deadline: float | None
+        self, create: Callable[[], dict[int, Request]], guide: Guide | None, deadline: float | None, tenant: str
     ) -> dict[int, Request]:
         """Call ``create`` in another thread, because a drafter may load a model; compile the guide first."""
         try:
             async with asyncio.timeout(deadline) as limit:
                 if guide is not None:
-                    await asyncio.wrap_future(self.llm.request_factory.grammars.submit(guide))
+                    await asyncio.wrap_future(self.llm.request_factory.grammars.submit(guide, tenant))
                 return await asyncio.to_thread(create)
         except TimeoutError as error:
             if not limit.expired():

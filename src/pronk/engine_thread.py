@@ -17,6 +17,9 @@ from pronk.errors import ClosedError
 from pronk.outputs import Piece
 
 _log = logging.getLogger(__name__)
+
+MAX_UNREAD = 256  # tokens of a sample that its caller has not read, beyond which it is paused
+
 _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
@@ -35,12 +38,29 @@ def _end_all() -> None:
 
 @dataclass(eq=False)
 class PendingRequests:
-    """Requests of one call of :class:`AsyncLLM`, one per sample. An error of one request ends all."""
+    """Requests of one call of :class:`AsyncLLM`, one per sample. An error of one request ends all.
+
+    While the caller has not read many of the tokens, the requests are paused. The engine's thread counts what it has
+    put, and the caller what it has read, so that neither needs a lock.
+    """
 
     requests: Mapping[int, Request]  # keys: index of the sample
     loop: asyncio.AbstractEventLoop  # event loop of the caller
     # Output for the caller: one list of new pieces per step; at the end ``None``, or the exception that ended the call.
     queue: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
+    num_put: int = 0  # tokens put into the queue so far
+    num_read: int = 0  # tokens that the caller has taken and is done with
+    is_paused: bool = False  # whether the requests wait until the caller has read more
+
+    @property
+    def num_unread(self) -> int:
+        """Number of tokens that the caller has not read."""
+        return self.num_put - self.num_read
+
+    @property
+    def max_unread(self) -> int:
+        """Number of unread tokens beyond which the requests are paused; they go on at the half."""
+        return MAX_UNREAD * len(self.requests)
 
     def put(self, item: list[Piece] | BaseException | None) -> None:
         """Add an item to the queue; callable from any thread."""
@@ -76,6 +96,12 @@ class EngineThread:
             self._actions.append(lambda: self._remove(call))
             self._wake.notify()
 
+    def resume(self, call: PendingRequests) -> None:
+        """Go on with a paused call before the next step."""
+        with self._wake:
+            self._actions.append(lambda: self._set_paused(call, paused=False))
+            self._wake.notify()
+
     def stop(self) -> None:
         """End the thread after the current step."""
         with self._wake:
@@ -86,7 +112,7 @@ class EngineThread:
         cause: BaseException = ClosedError("expected an open model, found one that was closed; load the model again")
         try:
             while self._run_actions():
-                if self._calls:
+                if self._has_work():
                     self._step()
         except BaseException as error:  # noqa: BLE001 - passed to all callers; its message may quote a text
             _log.critical("the engine's thread has ended with %s", type(error).__name__)
@@ -101,14 +127,29 @@ class EngineThread:
                 self._remove(call, cause)
 
     def _run_actions(self) -> bool:
-        """Run queued actions; without calls, wait for an action. Return False if the thread must end."""
+        """Run queued actions; wait for one if no step is due. Return False if the thread must end."""
         with self._wake:
-            self._wake.wait_for(lambda: self._actions or self._calls or self._closing)
+            self._wake.wait_for(lambda: self._actions or self._has_work() or self._closing, self._seconds_to_deadline())
             actions, self._actions = self._actions, []
             closing = self._closing
         for action in actions:
             action()
         return not closing
+
+    def _has_work(self) -> bool:
+        """Return whether a step is due: for a call that is not paused, or for a deadline that has passed."""
+        return not all(call.is_paused for call in self._calls) or self._seconds_to_deadline() == 0.0
+
+    def _seconds_to_deadline(self) -> float | None:
+        """Return the seconds until the next deadline of a paused call, at least 0; ``None`` without a deadline."""
+        requests = [request for call in self._calls if call.is_paused for request in call.requests.values()]
+        deadlines = [each.deadline for each in requests if each.deadline is not None and not each.ended]
+        return max(0.0, min(deadlines) - self.engine.runner.clock()) if deadlines else None
+
+    def _set_paused(self, call: PendingRequests, *, paused: bool) -> None:
+        call.is_paused = paused
+        for request in call.requests.values():
+            request.paused = paused
 
     def _step(self) -> None:
         try:
@@ -143,7 +184,12 @@ class EngineThread:
                     last = request.finish_reason is not None and not request.undelivered
                     pieces.append(Piece.of(token, index, request, last=last))
         if pieces and error is None:
+            call.num_put += len(pieces)
             call.put(pieces)
+        if not ended and call.num_unread > call.max_unread:
+            self._set_paused(call, paused=True)
+            if call.num_unread <= call.max_unread // 2:  # the caller has read them since, and seen no pause
+                self._set_paused(call, paused=False)
         if ended or error is not None:
             self._remove(call, error)
             if error is None:

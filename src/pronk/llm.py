@@ -10,12 +10,13 @@ from typing import Any, Literal, cast, overload
 
 from pronk.arrays import INT8, Array
 from pronk.backends import choose_backend
-from pronk.checks import check_choice, check_flag, check_integer
+from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.drafters import Drafter, Proposer, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine, prefill_size
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
+from pronk.engine.scheduler import MAX_WAIT
 from pronk.engine.scoring import score
 from pronk.hub.recommendations import add_known_sampling
 from pronk.hub.resolve import resolve_model
@@ -76,6 +77,7 @@ class LLM:
         prompt_cache: str | Path | None = None,
         prompt_cache_size: str | int | None = None,
         max_batch: int = 16,
+        max_wait: float = MAX_WAIT,
         prefill_chunk: int | Literal["window"] = 512,
         threads: int | None = None,
         workers: int = 1,
@@ -110,6 +112,8 @@ class LLM:
             prompt_cache: folder that keeps these blocks for later processes, too. It includes ``prefix_cache``.
             prompt_cache_size: maximum size of these blocks, by default "4GiB"; the least recently used are deleted.
             max_batch: maximum number of requests per forward pass, 1..1024.
+            max_wait: seconds in 0..1e9 after which a tenant of ``AsyncLLM`` that was in no forward pass is in the next
+                one, whatever the batch is full of.
             prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192; "window": the sliding window.
             threads: number of CPU threads per process; ``None``: that of cores, divided by ``workers``.
             workers: number of processes that compute the model, 1..64. They share this machine's cores, and end with
@@ -129,6 +133,7 @@ class LLM:
         Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option is out of range.
         """
         check_integer("max_batch", max_batch, 1, 1024)
+        check_number("max_wait", max_wait, 0.0, 1e9)
         set_threads(threads, workers, divide=not is_launched(workers))
         check_choice("budget", budget, ("auto", "all"))
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
@@ -194,6 +199,7 @@ class LLM:
                 decoder,
                 cache,
                 max_batch=max_batch,
+                max_wait=max_wait,
                 prefill_chunk=num_prefilled,
                 budget=budget == "auto",
                 tokenizer=self.tokenizer,

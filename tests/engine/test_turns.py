@@ -87,7 +87,7 @@ def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: in
                 ones += more
             if number == 500:
                 break
-        assert sum(each.ended for each in ones) > len(ones) / (4 if max_batch == 1 else 2)
+        assert sum(each.ended for each in ones) > (2 if max_batch == 1 else len(ones) / 2)
     assert late, "B never had to wait"
 
 

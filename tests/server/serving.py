@@ -70,7 +70,8 @@ def running(
 ) -> Iterator[Running]:
     """Serve a model in a thread."""
     settings = ServerSettings(**{"name": "tiny", "keys": (KEY,), "limits": limits or RequestLimits(), **options})
-    service = Service(AsyncLLM(llm, max_requests=settings.limits.requests), settings)
+    engine = AsyncLLM(llm, max_requests=settings.limits.requests, shared=settings.is_shared)
+    service = Service(engine, settings)
     with running_pool(ModelPool.of(service), drain_seconds=drain_seconds) as (url, server, thread):
         yield Running(url, llm, server, thread)
 

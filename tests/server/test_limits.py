@@ -361,7 +361,7 @@ def test_requests_beyond_the_limit_are_refused_before_tokenization(model: LLM, h
         assert service is not None
         first = [pool.submit(_ask, made) for _ in range(2)]
         try:
-            while service._num_tokenizing < 2:
+            while service._reading.num_admitted < 2:
                 sleep(0.001)
             error(_ask(made), 429, "overloaded")
         finally:

@@ -88,6 +88,14 @@ def serve(
         bool, _server("Reuse the KV cache of earlier requests for prompts with the same prefix.")
     ] = True,
     max_batch: Annotated[int, _server("Maximum number of requests in one forward pass.", min=1, max=1024)] = 32,
+    max_wait: Annotated[
+        float,
+        _server(
+            "Seconds after which a key that waits for others gets its turn in the batch, whatever they sent.",
+            min=0.0,
+            max=1e9,
+        ),
+    ] = 2.0,
     access_log: Annotated[bool, _server("Log one line per request, without its text.")] = False,
     drain: Annotated[float, _server("Seconds that running requests have to finish after SIGTERM.", min=0.0)] = 60.0,
     max_requests: Annotated[int, _limit("Maximum number of running and waiting samples.", min=1)] = 256,
@@ -140,7 +148,7 @@ def serve(
         seconds=timeout,
     )
     screen = TerminalOutput()
-    replicas, llm_options = replication(), options(max_batch, prefix_cache)
+    replicas, llm_options = replication(), options(max_batch, prefix_cache) | {"max_wait": max_wait}
     settings = ServerSettings(
         name=name or "",
         keys=keys,
@@ -164,7 +172,7 @@ def serve(
             connection = replicas.connect(
                 screen, llm_options, extra_drafters=also, max_requests=max_requests, drain=drain
             )
-            dispatcher = _start_replicas(*stack.enter_context(connection), stack)
+            dispatcher = _start_replicas(*stack.enter_context(connection), stack, shared=settings.is_shared)
             settings = replace(settings, name=name or model_label(dispatcher.llm.path))
             prompt = ModerationPrompt(dispatcher.llm.tokenizer, template)
             pool = ModelPool.of(Service(dispatcher, settings, moderation_prompt=prompt))
@@ -183,7 +191,7 @@ def serve(
         ).run()
 
 
-def _start_replicas(path: Path, plan: "ReplicaPlan", stack: ExitStack) -> "Dispatcher":
+def _start_replicas(path: Path, plan: "ReplicaPlan", stack: ExitStack, *, shared: bool) -> "Dispatcher":
     """Start the replicas, which ``stack`` stops, and return their dispatcher."""
     from pronk.replicas.cluster import deploy
     from pronk.replicas.dispatcher import Dispatcher, ModelReader
@@ -191,7 +199,7 @@ def _start_replicas(path: Path, plan: "ReplicaPlan", stack: ExitStack) -> "Dispa
     deployed, options = stack.enter_context(deploy(plan)), plan.options
     fields = {"context": options["context"], "adapters": tuple(options["adapters"])}
     reader = ModelReader(path, options["drafter"], deployed.about(), **fields)
-    return Dispatcher(reader, deployed, max_requests=plan.max_requests)
+    return Dispatcher(reader, deployed, max_requests=plan.max_requests, shared=shared)
 
 
 def _open_models(

@@ -5,7 +5,8 @@ pass yields few of them. The waiting tenant with the smallest counter starts fir
 its counter is raised to the minimum of the active tenants. The counters of two tenants with waiting requests differ by
 at most the tokens of one batch (*Fairness in Serving Large Language Models*).
 
-A tenant also has the time at which its last forward pass ended, for the bound of :class:`~pronk.engine.scheduler.Scheduler`.
+A tenant also has the time at which its last forward pass ended, for the turns of
+:class:`~pronk.engine.scheduler.Scheduler`.
 """
 
 from __future__ import annotations

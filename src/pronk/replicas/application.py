@@ -130,5 +130,6 @@ class _AsgiApplication:
         path = await asyncio.to_thread(resolve_model, self.model)
         description = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
-        dispatcher = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
+        settings = self.settings
+        dispatcher = Dispatcher(reader, replicas, max_requests=settings.limits.requests, shared=settings.is_shared)
         return guarded(make_app(ModelPool.of(Service(dispatcher, self.settings))), self.settings)

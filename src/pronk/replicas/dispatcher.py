@@ -98,11 +98,14 @@ class Dispatcher:
     request fails.
     """
 
-    def __init__(self, llm: ModelReader, replicas: RayReplicas, *, max_requests: int = 1024) -> None:
-        """Create a dispatcher; ``max_requests`` limits the samples in progress, queued ones included."""
+    def __init__(
+        self, llm: ModelReader, replicas: RayReplicas, *, max_requests: int = 1024, shared: bool = False
+    ) -> None:
+        """Create a dispatcher; the options are those of :class:`~pronk.async_llm.AsyncLLM`."""
         self.llm = llm
         self.resumed = 0  # number of times that a request was sent to another replica
-        self._replicas, self._admission = replicas, AdmissionLimit(max_requests)
+        self._replicas = replicas
+        self._admission = AdmissionLimit(max_requests, shared=shared)
         self._closed = False
         self._loads: dict[str, EngineLoad] = {}  # replica name to the load in the last message of the replica
         self._active = Counter[str]()  # replica name to the number of requests on the replica
@@ -169,7 +172,7 @@ class Dispatcher:
             params = replace(params, seed=random_seed())
         ends_at = None if deadline is None else perf_counter() + deadline
         self._check_open()
-        with self._admission.hold(len(prompts) * params.n):
+        with self._admission.hold(len(prompts) * params.n, tenant):
             bound = None if drafter is None else make_drafter(drafter)
             encode = self.llm.request_factory.encode_prompt
             ids = await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])

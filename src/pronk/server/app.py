@@ -148,10 +148,11 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
         return await _reply(models, request, body, with_event_names=True)
 
     @app.post("/v1/messages/count_tokens", response_model=None)
-    async def count_tokens(body: CountTokensRequest) -> Response:
+    async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
         async with models.use(body.model) as (service, _):
-            return _json_response({"input_tokens": await service.count_tokens(body)}, body)
+            count = await service.count_tokens(body, tenant_of(request.scope))
+            return _json_response({"input_tokens": count}, body)
 
 
 def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
@@ -169,16 +170,18 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
             return _json_response(await service.moderate(body, tenant_of(request.scope), arrived=arrived), body)
 
     @app.post("/tokenize", response_model=None)
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         """Return the token ids of a text or a conversation."""
         async with models.use(body.model) as (service, _):
-            return await asyncio.to_thread(_json_response, await service.tokenize(body), body)
+            reply = await service.tokenize(body, tenant_of(request.scope))
+            return await asyncio.to_thread(_json_response, reply, body)
 
     @app.post("/detokenize", response_model=None)
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
         async with models.use(body.model) as (service, _):
-            return await asyncio.to_thread(_json_response, await service.detokenize(body), body)
+            reply = await service.detokenize(body, tenant_of(request.scope))
+            return await asyncio.to_thread(_json_response, reply, body)
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> dict[str, Any]:

@@ -105,7 +105,8 @@ class ModelLoader:
             options["kv_memory"] = self.estimate().kv
         llm = LLM(self.path, **options, progress=progress)
         try:
-            engine = AsyncLLM(llm, max_requests=self.settings.limits.requests)
+            settings = self.settings
+            engine = AsyncLLM(llm, max_requests=settings.limits.requests, shared=settings.is_shared)
             prompt = ModerationPrompt(llm.tokenizer, self.moderation_template)
             return Service(engine, self.settings, moderation_prompt=prompt, metrics=metrics)
         except Exception:

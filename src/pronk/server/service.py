@@ -6,17 +6,17 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
 
 from pronk import __version__
 from pronk.arrays import Array
-from pronk.async_llm import AsyncLLM
-from pronk.errors import DeadlineError, OverloadedError, PromptError, PronkError
+from pronk.async_llm import AdmissionLimit, AsyncLLM
+from pronk.errors import DeadlineError, PromptError, PronkError
+from pronk.fair_executor import FairExecutor
 from pronk.moderation import ModerationPrompt, add_system_prompt
 from pronk.outputs import Completion, Piece
 from pronk.replicas.dispatcher import Dispatcher
@@ -73,20 +73,22 @@ class Service:
         self.names = AdapterNames(settings.name, engine.llm.adapters)
         self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
-        self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
-        self._num_tokenizing = 0  # number of requests that have or await a tokenizer thread
+        # A key may not have all threads if there are others.
+        per_tenant = _TOKENIZER_THREADS - 1 if settings.is_shared else _TOKENIZER_THREADS
+        self._tokenizer_pool = FairExecutor(_TOKENIZER_THREADS, "pronk-reading", per_tenant=per_tenant)
+        self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
 
     @property
     def is_busy(self) -> bool:
         """Whether a request is being tokenized, waits or runs."""
-        return self._num_tokenizing > 0 or self.engine.num_requests > 0
+        return self._reading.num_admitted > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
         """Cancel waiting tokenization, and stop the engine after its current step."""
-        self._tokenizer_pool.shutdown(wait=False, cancel_futures=True)
+        self._tokenizer_pool.shutdown()
         self.engine.stop()
 
-    async def prepare(self, request: TextRequest) -> PreparedRequest:
+    async def prepare(self, request: TextRequest, tenant: str = "") -> PreparedRequest:
         """Check a request and tokenize its prompts.
 
         Raises:
@@ -97,7 +99,7 @@ class Service:
         request.check(self.settings.limits)
         if request.drafter is not None:
             self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
-        prepared = await self._run_in_pool(self._tokenize_prompts, request)
+        prepared = await self._run_in_pool(tenant, self._tokenize_prompts, request)
         if ignored := request.ignored():
             _log_ignored(report_header(ignored))
         return prepared
@@ -113,7 +115,7 @@ class Service:
             PronkError: see :meth:`prepare`, or the request failed.
         """
         with self.metrics.request(arrived) as start:
-            (prompts, params, reply), done = await self.prepare(request), dict[int, Completion]()
+            (prompts, params, reply), done = await self.prepare(request, tenant), dict[int, Completion]()
             async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
                     reply.record(pieces)
@@ -128,7 +130,7 @@ class Service:
         The first item comes after the first step, so that errors of the request are raised before any chunk.
         """
         with self.metrics.request(arrived) as start:
-            (prompts, params, reply), done = await self.prepare(request), dict[int, Completion]()
+            (prompts, params, reply), done = await self.prepare(request, tenant), dict[int, Completion]()
             first, running = reply.start(), RunningUsage(prompts, request.n or 1)
             async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
@@ -153,7 +155,7 @@ class Service:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
             messages, options = self.moderation_prompt.messages, self.moderation_prompt.options
             prompts = await self._run_in_pool(
-                lambda: [self._chat_ids(messages(text, kind), options=options) for text in texts]
+                tenant, lambda: [self._chat_ids(messages(text, kind), options=options) for text in texts]
             )
             params = self.moderation_prompt.params
             texts_request = TextRequest.model_validate({"model": request.model})
@@ -170,7 +172,7 @@ class Service:
             self.names.adapter(request.model)
             limits, vectors = self.settings.limits, list[Array]()
             request.check(limits, self.engine.llm.config.hidden_size)
-            prompts = await self._run_in_pool(self._input_ids, request)
+            prompts = await self._run_in_pool(tenant, self._input_ids, request)
             group = min(limits.prompts, limits.requests)  # later groups leave room for the requests of other clients
             options: dict[str, Any] = {"pooling": request.pooling or "mean", "dimensions": request.dimensions}
             options["normalize"] = request.normalize is not False
@@ -180,25 +182,25 @@ class Service:
             self.metrics.count_embeddings(prompts, start)
         return request.reply(self.names.shown_as(request.model), vectors, sum(map(len, prompts)))
 
-    async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, request: TokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
         if (request.prompt is None) == (request.messages is None):
             raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
-        ids = await self._run_in_pool(self._tokenize, request)
+        ids = await self._run_in_pool(tenant, self._tokenize, request)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
 
-    async def count_tokens(self, request: ConversationRequest) -> int:
+    async def count_tokens(self, request: ConversationRequest, tenant: str = "") -> int:
         """Return the number of tokens of a conversation."""
         request.check(self.settings.limits)
-        return len(await self._run_in_pool(self._conversation_ids, request))
+        return len(await self._run_in_pool(tenant, self._conversation_ids, request))
 
-    async def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(self, request: DetokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the text of token ids."""
         size = self.engine.llm.config.vocab_size
         if not all(0 <= token < size for token in request.tokens):
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
         decode = self.engine.llm.tokenizer.decode
-        return {"prompt": await self._run_in_pool(lambda: decode(request.tokens, skip_special_tokens=False))}
+        return {"prompt": await self._run_in_pool(tenant, lambda: decode(request.tokens, skip_special_tokens=False))}
 
     def tokenizer_info(self) -> dict[str, Any]:
         """Return special tokens, chat template and maximum length, in the form of ``tokenizer_config.json``."""
@@ -356,21 +358,16 @@ class Service:
         fitting = max(1, min(limit or context, context - num_prompt))
         return fitting if requested is None else min(requested, fitting)
 
-    async def _run_in_pool(self, function: Callable[..., T], *args: Any) -> T:
+    async def _run_in_pool(self, tenant: str, function: Callable[..., T], *args: Any) -> T:
         """Run ``function(*args)`` in a tokenizer thread; limit the number of concurrent calls, and the time."""
-        limits = self.settings.limits
-        if self._num_tokenizing >= limits.requests:
-            msg = f"expected at most {limits.requests} requests at a time, found one more; try again later"
-            raise OverloadedError(msg)
-        self._num_tokenizing += 1
-        try:
-            async with asyncio.timeout(limits.seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._tokenizer_pool, function, *args)
-        except TimeoutError as error:
-            msg = f"expected the prompt to be read within {limits.seconds:g} s; try again later"
-            raise DeadlineError(msg) from error
-        finally:
-            self._num_tokenizing -= 1
+        seconds = self.settings.limits.seconds
+        with self._reading.hold(1, tenant):
+            try:
+                async with asyncio.timeout(seconds):
+                    return await asyncio.wrap_future(self._tokenizer_pool.submit(tenant, partial(function, *args)))
+            except TimeoutError as error:
+                msg = f"expected the prompt to be read within {seconds:g} s; try again later"
+                raise DeadlineError(msg) from error
 
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:

@@ -29,7 +29,8 @@ class RequestLimits:
     stop_length: int = 256  # characters of a stop string or bad word (HTTP 400)
     logprobs: int = 20  # number of likeliest tokens to report for each token (HTTP 400)
     logit_bias: int = 1024  # number of tokens with a bias (HTTP 400)
-    requests: int = 256  # number of running and waiting samples of all clients (HTTP 429)
+    # Number of running and waiting samples of all clients; of several keys, each has a share (HTTP 429).
+    requests: int = 256
     connections: int = 512  # number of open connections (HTTP 429); beyond twice this, new ones are closed at once
     seconds: float = 600.0  # seconds from the arrival of a request to its end (HTTP 408)
     receive_seconds: float = 30.0  # seconds for a request's head, else the connection ends, and its body (HTTP 408)
@@ -58,6 +59,11 @@ class ServerSettings:
     allowed_drafters: Collection[str] = ()  # drafters that read files, but that requests may nevertheless select
     guardrails: str | None = None  # system prompt to add to every conversation
     serve_chat_page: bool = True  # whether to serve the chat page at /
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the server has several keys, whose requests have a share each."""
+        return len({*self.keys}) > 1
 
     def __post_init__(self) -> None:
         for key in self.keys:

@@ -21,7 +21,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from pronk.checks import install_extra
 from pronk.errors import GuideError, describe_error
+from pronk.fair_executor import FairExecutor
 from pronk.sampling.guide import Guide
 from pronk.sampling.json_schema.relax import check
 from pronk.sampling.json_schema.translation import MAX_MULTIPLE
@@ -75,7 +76,7 @@ class Grammars:
         )
         self._cache: OrderedDict[Guide, CompiledGrammar] = OrderedDict()
         self._cache_lock, self._compile_lock = Lock(), Lock()
-        self._executor = ThreadPoolExecutor(1, "pronk-guides")
+        self._executor = FairExecutor(1, "pronk-guides")
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """Return the compiled guide, from the cache if possible.
@@ -98,11 +99,14 @@ class Grammars:
                         self._cache.popitem(last=False)
         return compiled
 
-    def submit(self, guide: Guide) -> Future[CompiledGrammar]:
-        """Return a future of :meth:`compile`, called in a background thread if the guide is not cached."""
+    def submit(self, guide: Guide, tenant: str = "") -> Future[CompiledGrammar]:
+        """Return a future of :meth:`compile`, called in a background thread if the guide is not cached.
+
+        Guides of several tenants are compiled in turns.
+        """
         compiled, future = self._find(guide), Future[CompiledGrammar]()
         if compiled is None:
-            return self._executor.submit(self.compile, guide)
+            return self._executor.submit(tenant, lambda: self.compile(guide))
         future.set_result(compiled)
         return future
 

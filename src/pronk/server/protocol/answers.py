@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from pronk.outputs import Completion, Piece
+from pronk.tokenization.chat.answer_grammar import MAX_CALLS
 from pronk.tokenization.chat.answers import AnswerReader
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.thoughts import Thought
@@ -45,6 +46,9 @@ class Delta(NamedTuple):
 class AnswerParser:
     """Streaming parser of one sample's answer.
 
+    Small models repeat calls. A call that is equal to an earlier one of the answer is dropped, and so are calls beyond
+    ``MAX_CALLS``. A call is therefore held back while it may become equal to an earlier one.
+
     Args:
         reader: parser of the answer's text.
         allows_text: if False, the answer must be a call. Any text is then part of an incomplete call, and is dropped.
@@ -55,6 +59,9 @@ class AnswerParser:
         self._reader, self._allows_text = reader, allows_text
         self.blocks: list[Block] = [Block("text", 0)] if text_only else []
         self.num_thought_tokens = 0
+        self._calls = list[tuple[str | None, str]]()  # names and arguments of the calls that were not dropped
+        self._held: CallPart | None = None  # the call being read, as far as it was, while it is held back
+        self._in_call = False  # whether the last block is the call being read
 
     def parse(self, pieces: Sequence[Piece]) -> list[Delta]:
         """Parse the next tokens of the answer; return the new content of its blocks, joined."""
@@ -66,7 +73,9 @@ class AnswerParser:
                 parts += self._reader.flush()
             self.num_thought_tokens += was_in_thought or self._reader.in_thought
             for part in parts:
-                self._add(part, deltas)
+                self._take(part, deltas)
+            if piece.completion is not None:
+                self._end_call(deltas)
             if piece.logprobs and self.blocks and self.blocks[-1].kind == "text" and not self._reader.in_call:
                 self.blocks[-1].logprobs.append(piece.logprobs)
         return deltas
@@ -78,6 +87,43 @@ class AnswerParser:
     def ends_with_call(self, done: Completion) -> bool:
         """Return whether the answer ended with complete calls."""
         return any(block.call for block in self.blocks) and done.finish_reason == "stop" and not self._reader.in_call
+
+    def _take(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
+        """Add a part of the answer, or hold it back."""
+        if not isinstance(part, CallPart):
+            self._end_call(deltas)
+            self._add(part, deltas)
+        elif part.name is not None:
+            self._end_call(deltas)
+            self._held = part
+        elif self._held is not None:
+            self._held = replace(self._held, arguments=self._held.arguments + part.arguments)
+        else:
+            self._add(part, deltas)
+        if self._held is not None and not self._may_be_dropped(self._held):
+            self._release(self._held, deltas)
+
+    def _may_be_dropped(self, call: CallPart) -> bool:
+        """Return whether a call is one too many, or begins like an earlier one."""
+        is_begin = any(call.name == name and text.startswith(call.arguments) for name, text in self._calls)
+        return is_begin or len(self._calls) >= MAX_CALLS
+
+    def _end_call(self, deltas: list[Delta]) -> None:
+        """End the call that was read last; drop it if it is one too many, or equal to an earlier one."""
+        held = self._held
+        if held is not None and len(self._calls) < MAX_CALLS and (held.name, held.arguments) not in self._calls:
+            self._release(held, deltas)
+        if self._in_call and (call := self.blocks[-1].call) is not None:
+            self._calls.append((call.name, self.blocks[-1].content))
+        self._held, self._in_call = None, False
+
+    def _release(self, call: CallPart, deltas: list[Delta]) -> None:
+        """Add a call that was held back."""
+        first = replace(call, index=len(self._calls), arguments="")
+        self._add(first, deltas)
+        if call.arguments:
+            self._add(CallPart(first.index, call.arguments), deltas)
+        self._held, self._in_call = None, True
 
     def _add(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
         """Add a part to the last block or to a new one, and to ``deltas``; drop text that is not allowed."""

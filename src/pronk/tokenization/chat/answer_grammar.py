@@ -11,7 +11,7 @@ special. Token 5 is another added token that llguidance matches only by its id. 
     start: (<[8]> thoughts GAP)? answer
     thoughts: text <[9]> | (TEXT <[5]>)* thoughts_marker
     thoughts_marker[lazy]: TEXT "</think>"
-    answer: (call_start body)* text
+    answer: (call_start body){0,16} text
     call_start: text <[7]> | (TEXT <[5]>)* call_start_marker
     call_start_marker[lazy]: TEXT "<tool_call>"
     text: (TEXT <[5]>)* TEXT
@@ -23,7 +23,7 @@ makes a marker end at its first occurrence.
 If a call without markers may be the whole answer (:class:`~pronk.tokenization.chat.calls.BareCallReader`), text does
 not begin like such a call, so that only the rule ``bare`` continues one::
 
-    answer: bare | first_call body (call_start body)* text | first
+    answer: bare | first_call body (call_start body){0,15} text | first
     bare: OPENING_0_0 SPACE? arguments_0 SPACE? "}" SPACE? | …
     OPENING_0_0: OPENING_0 NAME_0 AFTER_NAME
     NAME_0: /"(?:f|g)"/
@@ -60,6 +60,8 @@ Thinking = Literal["never", "optional", "open"]
 _MAX_SCHEMAS_SIZE = MAX_SIZE // 2
 _RULES_SIZE = 500  # characters of the rules around a schema, at most
 _MAX_SPACE = 16  # characters of white space at one place of a call without markers, so that it cannot go on for ever
+MAX_CALLS = 16  # calls of one answer; small models repeat calls until they may not
+_CALLS, _MORE_CALLS = f"{{0,{MAX_CALLS}}}", f"{{0,{MAX_CALLS - 1}}}"  # repetitions of a call: any, and after the first
 _SPACES = r"[ \t\r\n]*"
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an escaped character, or a slash, which Lark needs escaped
 
@@ -156,13 +158,13 @@ class AnswerGrammar:
             return [*self._text_and_calls(dialect, schemas, allow_multiple=allow_multiple), *rules]
         call = "body" if dialect.marker_optional else f"{self.symbols.grammar(dialect.begin)} body"
         if allow_multiple and dialect.repeats_markers:
-            call += f" ({self.symbols.grammar(dialect.between)} {call})*"
+            call += f" ({self.symbols.grammar(dialect.between)} {call}){_MORE_CALLS}"
         return [f"answer: {call} | {content}" if allow_text else f"answer: {call}", *rules]
 
     def _calls(self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool) -> list[str]:
         """Return the rules for the text after the begin marker."""
         text = self.symbols.grammar
-        more = f" ({text(dialect.separator)} call)*" if dialect.separator and allow_multiple else ""
+        more = f" ({text(dialect.separator)} call){_MORE_CALLS}" if dialect.separator and allow_multiple else ""
         end = f"{text(dialect.before_end)} {text(dialect.end)}"
         rules = [f"body: {text(dialect.after_begin)} call{more} {end}"]
         rules.append(f"call: {text(dialect.before_name)} tool {text(dialect.after_arguments)}")
@@ -185,8 +187,8 @@ class AnswerGrammar:
             return [f"answer: body | first{begin}", bare, *self._first_text()]
         several, rules = allow_multiple and dialect.repeats_markers, self._until("call_start", dialect.begin)
         if not dialect.allows_bare:
-            return [f"answer: {'(call_start body)* text' if several else 'call_start body | text'}", *rules]
-        rest = " (call_start body)* text" if several else ""
+            return [f"answer: {f'(call_start body){_CALLS} text' if several else 'call_start body | text'}", *rules]
+        rest = f" (call_start body){_MORE_CALLS} text" if several else ""
         rules += [*self._first_text(), *self._first_call(dialect.begin), *_bare_calls(schemas)]
         return [f"answer: bare | first_call body{rest} | first", *rules]
 

@@ -1,0 +1,80 @@
+"""Threads that run the jobs of several tenants in turns, so that many jobs of one tenant do not delay another one."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class _Job(NamedTuple):
+    tenant: str
+    future: Future[Any]
+    function: Callable[[], Any]
+
+
+class FairExecutor:
+    """Executor with a queue per tenant; the next job is that of the tenant whose last one began longest ago."""
+
+    def __init__(self, threads: int, name: str, *, per_tenant: int | None = None) -> None:
+        """Create an executor.
+
+        Args:
+            threads: maximum number of jobs that run at the same time.
+            name: beginning of the threads' names.
+            per_tenant: maximum number of jobs of one tenant that run at the same time; ``None``: all threads.
+        """
+        self._executor = ThreadPoolExecutor(threads, name)
+        self._per_tenant = threads if per_tenant is None else per_tenant
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[_Job]] = {}  # tenants with jobs, the next one first
+        self._running = Counter[str]()
+
+    def submit(self, tenant: str, function: Callable[[], T]) -> Future[T]:
+        """Run a function of a tenant in a thread; return the future of its result.
+
+        Raises ``RuntimeError`` after :meth:`shutdown`.
+        """
+        future = Future[T]()
+        with self._lock:
+            self._waiting.setdefault(tenant, deque()).append(_Job(tenant, future, function))
+        self._executor.submit(self._run_jobs)
+        return future
+
+    def shutdown(self) -> None:
+        """Cancel the jobs that have not begun; do not wait for the others."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            jobs = [job for queue in self._waiting.values() for job in queue]
+            self._waiting.clear()
+        for job in jobs:
+            job.future.cancel()
+
+    def _run_jobs(self) -> None:
+        """Run jobs until none may begin; each submitted job has one call of this method, or one that still runs."""
+        while (job := self._next_job()) is not None:
+            if job.future.set_running_or_notify_cancel():
+                try:
+                    job.future.set_result(job.function())
+                except BaseException as error:  # noqa: BLE001 - the caller's
+                    job.future.set_exception(error)
+            with self._lock:
+                self._running[job.tenant] -= 1
+                self._running += Counter()  # forget tenants without jobs
+
+    def _next_job(self) -> _Job | None:
+        with self._lock:
+            free = (tenant for tenant in self._waiting if self._running[tenant] < self._per_tenant)
+            tenant = next(free, None)
+            if tenant is None:
+                return None
+            queue = self._waiting.pop(tenant)
+            job = queue.popleft()
+            if queue:
+                self._waiting[tenant] = queue  # behind the other tenants
+            self._running[tenant] += 1
+            return job

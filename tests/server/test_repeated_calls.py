@@ -1,0 +1,98 @@
+"""Calls of one answer: no call twice, at most sixteen, whatever the model writes and however it is cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from pronk.engine.stats import Stats
+from pronk.outputs import Completion, Piece
+from pronk.server.protocol.answers import AnswerParser, Delta
+from pronk.tokenization.chat.answer_grammar import MAX_CALLS
+from pronk.tokenization.chat.answers import AnswerReader
+from pronk.tokenization.chat.calls import CallPart
+
+Part = str | CallPart
+A, AB, B = ("f", '{"a": 1}'), ("f", '{"a": 12}'), ("g", '{"a": 1}')
+
+
+class Reader(AnswerReader):
+    """A reader that has read an answer: each token has one part of it."""
+
+    in_thought = False
+    in_call = False
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = [*parts]
+
+    def push(self, text: str, token: int | None = None) -> list[Part]:  # type: ignore[override]
+        return [self.parts.pop(0)] if self.parts else []
+
+    def flush(self) -> list[Part]:  # type: ignore[override]
+        return []
+
+
+def parts_of(answer: Sequence[str | tuple[str, str]], dice: random.Random) -> list[Part]:
+    """Return an answer's texts and calls in parts of random sizes."""
+    parts = list[Part]()
+    number = 0
+    for each in answer:
+        if isinstance(each, str):
+            parts.append(each)
+            continue
+        name, text = each
+        parts.append(CallPart(number, "", f"call_{number}", name))
+        while text:
+            size = dice.randint(1, len(text))
+            parts.append(CallPart(number, text[:size]))
+            text = text[size:]
+        number += 1
+    return parts
+
+
+def parsed(answer: Sequence[str | tuple[str, str]], seed: int) -> tuple[AnswerParser, list[Delta]]:
+    parts = parts_of(answer, random.Random(seed))
+    parser, deltas = AnswerParser(Reader(parts)), list[Delta]()
+    for number in range(len(parts)):
+        done = Completion("", [0], "stop", None, 0, [0], None, None, Stats()) if number + 1 == len(parts) else None
+        deltas += parser.parse([Piece(0, "x", completion=done)])
+    return parser, deltas
+
+
+@pytest.mark.parametrize(
+    ("answer", "want"),
+    [
+        ([A], [A]),
+        ([A, A], [A]),
+        ([A] * 19, [A]),
+        ([A, B, A, B], [A, B]),
+        ([A, AB, A, AB, B], [A, AB, B]),
+        ([AB, A], [AB, A]),
+        ([A, "text", A, "more"], [A, "textmore"]),
+        ([A, ("f", "{}"), ("f", "{}")], [A, ("f", "{}")]),
+        ([A, ("f", '{"a": ')], [A, ("f", '{"a": ')]),  # cut by max_tokens
+        ([("f", f'{{"a": {number}}}') for number in range(30)], [("f", f'{{"a": {n}}}') for n in range(MAX_CALLS)]),
+    ],
+    ids=str,
+)
+def test_repeated_calls_are_dropped(answer: list[str | tuple[str, str]], want: list[str | tuple[str, str]]) -> None:
+    for seed in range(20):
+        parser, deltas = parsed(answer, seed)
+        blocks = [block.content if block.call is None else (block.call.name, block.content) for block in parser.blocks]
+        assert blocks == want
+        numbers = [block.call.index for block in parser.blocks if block.call]
+        assert numbers == [*range(len(numbers))]
+        streamed = dict[int, str]()
+        for delta in deltas:
+            streamed[delta.block.number] = streamed.get(delta.block.number, "") + delta.content
+        assert [*streamed.values()] == [block.content for block in parser.blocks]
+
+
+def test_a_call_is_streamed_as_soon_as_it_differs() -> None:
+    parts: list[Part] = [CallPart(0, "", "0", "f"), CallPart(0, '{"a": 1}'), CallPart(1, "", "1", "f")]
+    parts += [CallPart(1, '{"a": '), CallPart(1, "2"), CallPart(1, "3}")]
+    parser = AnswerParser(Reader(parts))
+    found = [[delta.content for delta in parser.parse([Piece(0, "x")])] for _ in parts]
+    assert found == [[""], ['{"a": 1}'], [], [], ["", '{"a": 2'], ["3}"]]

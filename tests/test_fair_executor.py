@@ -1,0 +1,77 @@
+"""Jobs of several tenants run in turns; cancelled and failing jobs take no thread away."""
+
+import threading
+from concurrent.futures import CancelledError, Future
+
+import pytest
+
+from pronk.fair_executor import FairExecutor
+
+WAIT = 60  # seconds until a test fails
+
+
+class Gate:
+    """A job that blocks its thread until it is opened."""
+
+    def __init__(self) -> None:
+        self.begun, self.open = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.open.wait(WAIT)
+
+
+def test_tenants_take_turns() -> None:
+    made, gate, order = FairExecutor(1, "test"), Gate(), list[str]()
+    first = made.submit("a", gate)
+    assert gate.begun.wait(WAIT)
+    jobs = [made.submit(tenant, lambda tenant=tenant: order.append(tenant)) for tenant in "aaaabbc"]  # type: ignore[misc]
+    gate.open.set()
+    for job in [first, *jobs]:
+        job.result(WAIT)
+    assert "".join(order) == "abcabaa"
+    made.shutdown()
+
+
+def test_a_tenant_leaves_a_thread_to_others() -> None:
+    made = FairExecutor(2, "test", per_tenant=1)
+    gates = [Gate() for _ in range(3)]
+    jobs = [made.submit("a", gate) for gate in gates]
+    assert gates[0].begun.wait(WAIT)
+    assert made.submit("b", lambda: "done").result(WAIT) == "done"
+    assert not gates[1].begun.is_set()
+    for gate in gates:
+        gate.open.set()
+    for job in jobs:
+        job.result(WAIT)
+    made.shutdown()
+
+
+def test_failed_and_cancelled_jobs() -> None:
+    made, gate = FairExecutor(1, "test"), Gate()
+    first = made.submit("a", gate)
+    assert gate.begun.wait(WAIT)
+    failing: Future[float] = made.submit("a", lambda: 1 / 0)
+    cancelled, last = made.submit("a", lambda: 1), made.submit("a", lambda: 2)
+    assert cancelled.cancel()
+    gate.open.set()
+    assert last.result(WAIT) == 2
+    with pytest.raises(ZeroDivisionError):
+        failing.result(WAIT)
+    first.result(WAIT)
+    made.shutdown()
+
+
+def test_shutdown_cancels_waiting_jobs() -> None:
+    made, gate = FairExecutor(1, "test"), Gate()
+    first = made.submit("a", gate)
+    assert gate.begun.wait(WAIT)
+    waiting = [made.submit(tenant, lambda: None) for tenant in "ab"]
+    made.shutdown()
+    for job in waiting:
+        with pytest.raises(CancelledError):
+            job.result(WAIT)
+    gate.open.set()
+    first.result(WAIT)
+    with pytest.raises(RuntimeError):
+        made.submit("a", lambda: None)
