@@ -141,7 +141,7 @@ class EngineThread:
         return not all(call.is_paused for call in self._calls) or self._seconds_to_deadline() == 0.0
 
     def _seconds_to_deadline(self) -> float | None:
-        """Return the seconds until the next deadline of a paused call, at least 0; ``None`` without a deadline."""
+        """Return the seconds, at least 0, until the next deadline of a paused call; ``None`` without one."""
         requests = [request for call in self._calls if call.is_paused for request in call.requests.values()]
         deadlines = [each.deadline for each in requests if each.deadline is not None and not each.ended]
         return max(0.0, min(deadlines) - self.engine.runner.clock()) if deadlines else None

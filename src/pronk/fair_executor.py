@@ -1,4 +1,4 @@
-"""Threads that run the jobs of several tenants in turns, so that many jobs of one tenant do not delay another one."""
+"""Threads that run the jobs of several tenants in turns: many jobs of one do not delay another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Job(NamedTuple):
 
 
 class FairExecutor:
-    """Executor with a queue per tenant; the next job is that of the tenant whose last one began longest ago."""
+    """Executor with a queue per tenant, whose tenants take turns."""
 
     def __init__(self, threads: int, name: str, *, per_tenant: int | None = None) -> None:
         """Create an executor.
@@ -55,7 +55,10 @@ class FairExecutor:
             job.future.cancel()
 
     def _run_jobs(self) -> None:
-        """Run jobs until none may begin; each submitted job has one call of this method, or one that still runs."""
+        """Run jobs until none may begin.
+
+        There is one call for each submitted job, and a call goes on while jobs may begin, so that no job is forgotten.
+        """
         while (job := self._next_job()) is not None:
             if job.future.set_running_or_notify_cancel():
                 try:

@@ -26,9 +26,9 @@ KEY = "a-key-for-tests"
 def eventually(fine: Callable[[], bool], seconds: float = 20.0) -> bool:
     """Wait for a condition; return whether it became true in time."""
     end = time.monotonic() + seconds
-    while not fine() and time.monotonic() < end:
+    while not (is_fine := fine()) and time.monotonic() < end:
         time.sleep(0.005)
-    return fine()
+    return is_fine
 
 
 @dataclass(frozen=True)

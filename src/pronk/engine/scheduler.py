@@ -190,7 +190,7 @@ class Scheduler:
         return victims
 
     def _larger_shares(self, request: Request, now: float, taken: Collection[Request]) -> list[Request]:
-        """Return the victims of ``request`` among tenants that have more of the batch than its own, besides ``taken``.
+        """Return the victims of ``request``, besides ``taken``, of tenants with a larger part of the batch.
 
         They are taken from the tenant with the most requests, and of these from the one that was served most. If the
         request's tenant has none, it also takes last requests, except one whose turn has generated no token.
@@ -422,7 +422,10 @@ class Scheduler:
         return True
 
     def _next_victim(self, request: Request, first: Sequence[Request]) -> Request:
-        """Return the request to preempt for blocks: of the lowest priority, then of the tenant with most, then last."""
+        """Return the request to preempt for blocks.
+
+        It has the lowest priority, then belongs to the tenant with most requests, and then started last.
+        """
         later = self.running if request in first else self.running[self.running.index(request) :]
         victims = [each for each in later if each not in first and not each.has_new_turn]
         num_running = Counter(each.tenant for each in self.running)
