@@ -2,13 +2,14 @@
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from server.bodies import CHAT, LIMIT, RESPONSES, ROUTES, Bodies, shrink
+from server.bodies import LIMIT, RESPONSES, ROUTES, Bodies, shrink
+from server.replies import answer_of, results
 from server.serving import Running, running
 from server.tool_models import tool_model
 
@@ -19,18 +20,12 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield made
 
 
-def answer_of(route: str, reply: dict[str, Any]) -> list[Any]:
-    """Return the answer as the client appends it to the conversation."""
-    if route == CHAT:
-        return [reply["choices"][0]["message"]]
-    return list(reply["output"]) if route == RESPONSES else [{"role": "assistant", "content": reply["content"]}]
-
-
 @pytest.mark.parametrize("count", [170, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("route", ROUTES)
 def test_generated_bodies(server: Running, route: str, count: int) -> None:
     """Of 1,000 bodies (two models and three routes), each is answered or refused in one line."""
-    statuses, field = Counter[int](), "input" if route == RESPONSES else "messages"
+    statuses, sent_back = Counter[int](), Counter[str]()
+    field = "input" if route == RESPONSES else "messages"
     with server.client() as client:
         for seed in range(count):
             body = Bodies(random.Random(f"{route} {seed}")).body(route)
@@ -44,14 +39,20 @@ def test_generated_bodies(server: Running, route: str, count: int) -> None:
                 assert error["message"], seed
                 assert "\n" not in error["message"], seed
                 continue
-            if body.get("stream"):
-                assert "internal server error" not in answer.text, (seed, body)
+            assert "internal server error" not in answer.text, (seed, body)
+            if body.get("stream") and re.search('^(event: error|data: {"error")', answer.text, re.MULTILINE):
                 continue
             talk = body[field] if isinstance(body[field], list) else [{"role": "user", "content": body[field]}]
-            following = {**body, field: [*talk, *answer_of(route, answer.json())], LIMIT[route]: 1}
-            again = client.post(route, json={**following, "stop": None, "stop_sequences": None})
+            own = answer_of(route, answer, stream=bool(body.get("stream")))
+            following = {**body, field: [*talk, *own, *results(route, own)], LIMIT[route]: 1}
+            again = client.post(
+                route, json={**following, "stop": None, "stop_sequences": None, "continue_final_message": None}
+            )
             if again.status_code != 200:
-                assert "continue" in again.text or "context" in again.text, (seed, again.text, json.dumps(following))
+                code = again.json()["error"].get("code")
+                assert code == "context_length_exceeded", (seed, again.text, json.dumps(following))
+            sent_back["stream" if body.get("stream") else "whole"] += again.status_code == 200
     assert server.drained
     assert statuses[200] > count // 4
     assert statuses[400] > count // 20
+    assert min(sent_back["stream"], sent_back["whole"]) > count // 40
