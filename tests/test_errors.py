@@ -69,9 +69,12 @@ def test_a_located_error_has_a_reason() -> None:
 @pytest.mark.parametrize(
     ("parse", "found"),
     [
-        (lambda: json.loads('{"a": 1,\n "b" 2}'), "a mistake at line 2, column 6 (Expecting ':' delimiter)"),
-        (lambda: json.loads(""), "a mistake at line 1, column 1 (Expecting value)"),
-        (lambda: json.loads("{} {}"), "a mistake at line 1, column 4 (Extra data)"),
+        (
+            lambda: json.loads('{"a": 1,\n "b" 2}'),
+            "a mistake at line 2, column 6 (Expecting ':' delimiter, found '2}')",
+        ),
+        (lambda: json.loads(""), "a mistake at line 1, column 1 (Expecting value, found the end)"),
+        (lambda: json.loads("{} {}"), "a mistake at line 1, column 4 (Extra data, found '{}')"),
         (b"ab\xff".decode, "a byte at position 2 that is not UTF-8"),
         (lambda: json.loads("[" * 100_000), "too many nested brackets"),
     ],

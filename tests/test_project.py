@@ -48,7 +48,7 @@ NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/worker.py
 LAYERS = (
     {"arrays", "errors", "interrupts", "quantization.__init__"},
     {"speculation.tree"},
-    {"checks", "estimate", "quantities", "files.__init__", "files.atomic", "files.text"},
+    {"checks", "estimate", "keywords", "quantities", "files.__init__", "files.atomic", "files.regular", "files.text"},
     {"quantization.formats"},
     {"quantization.gguf.blocks"},
     {"architecture", "kernels"},

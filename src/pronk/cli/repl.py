@@ -14,8 +14,9 @@ from pronk.checks import close_choices
 from pronk.cli.console import TerminalOutput, stats_line
 from pronk.cli.values import only_adapter
 from pronk.engine.stats import Stats
-from pronk.errors import OptionError, PronkError, describe_error, describe_json_error, refuse
+from pronk.errors import OptionError, PronkError, describe_json_error, describe_reason, refuse
 from pronk.files.atomic import write_json
+from pronk.files.regular import read_input
 from pronk.files.text import BYTE_ORDER_MARK
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.thoughts import Thought
@@ -246,9 +247,9 @@ def _path(command: str, file: str) -> Path:
 def _read_messages(path: Path) -> list[Message]:
     """Read messages with a role and a text: a system message or none, then pairs of question and answer."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_input(path))
     except OSError as error:
-        found = describe_error(error).removesuffix(f": {path}")
+        found = describe_reason(error)
         refuse(path, f"expected a conversation that /save wrote, found: {found}; check the path", OptionError, error)
     except (ValueError, RecursionError) as error:
         found = describe_json_error(error)
