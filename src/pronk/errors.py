@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -30,7 +31,7 @@ __all__ = [  # the names in ``pronk``; the other exceptions concern servers and 
 _MAX_REASON = 300  # characters of the reason of an exception
 _MAX_QUOTE = 16  # characters of a JSON text that a message quotes
 # Numbers of errors in messages of the operating system and of libraries, which say nothing to users.
-_ERROR_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] ?|\(os error \d+\)")
+_ERROR_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] ?| ?\(os error \d+\)")
 
 
 class PronkError(Exception):
@@ -161,4 +162,6 @@ def describe_json_error(error: Exception, line: int | None = None) -> str:
         return f"a byte at position {error.start} that is not UTF-8"
     if isinstance(error, RecursionError):
         return "too many nested brackets"
+    if isinstance(error, ValueError) and "set_int_max_str_digits" in str(error):
+        return f"an integer of more than {sys.get_int_max_str_digits()} digits"
     return describe_error(error)

@@ -32,6 +32,7 @@ Message = dict[str, str]
 
 _ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'  # begins and ends a message of several lines
+_MAX_LINE = 2**24  # characters of a line of a file or pipe
 _MAX_TOKENS = 1024  # default of an answer, at most half the context
 
 
@@ -103,7 +104,7 @@ class ChatSession:
         lines: list[str] = []
         while True:
             try:
-                line = input(("... " if lines else "> ") if self._interactive else "").removeprefix(BYTE_ORDER_MARK)
+                line = self._read_line("... " if lines else "> ").removeprefix(BYTE_ORDER_MARK)
             except EOFError:
                 if self._interactive:
                     self._screen.say("")  # start a new line after the "> "
@@ -120,6 +121,18 @@ class ChatSession:
                 return text
             if text.endswith(_QUOTES) and len(text) >= 2 * len(_QUOTES):
                 return text
+
+    def _read_line(self, prompt: str) -> str:
+        """Return a line of the terminal, after ``prompt``, or of a file or pipe; raise EOFError at the end."""
+        if self._interactive:
+            return input(prompt)
+        line = sys.stdin.readline(_MAX_LINE)
+        if not line:
+            raise EOFError
+        if len(line) == _MAX_LINE and not line.endswith("\n"):
+            found = f"one of {_MAX_LINE} characters or more"
+            refuse("chat: standard input", f"expected lines of text, found {found}; give a text file", OptionError)
+        return line.removesuffix("\n")
 
     def _run_line(self, line: str) -> None:
         name, _, argument = line.partition(" ")

@@ -274,6 +274,7 @@ def _logged_error(error: Exception) -> ApiError:
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)
     if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
-        # The log omits the exception's message, which may quote a prompt.
-        _log.error("request failed with %s\n%s", type(error).__name__, "".join(format_tb(error.__traceback__)))
+        # The log omits the exception's message, which may quote a prompt. What pronk raises on purpose needs no place.
+        place = "" if isinstance(error, PronkError) else "\n" + "".join(format_tb(error.__traceback__))
+        _log.error("request failed with %s%s", type(error).__name__, place)
     return api_error

@@ -127,6 +127,9 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     error_type, code = str(problem["type"]), "invalid_value"
     if error_type in ("unknown_field", "unsupported"):  # of pronk.server.protocol.fields
         code, message = error_type, problem["msg"]
+    elif not path and error_type in ("missing", "model_attributes_type", "dict_type", "model_type"):
+        found = "none" if body is None and error_type == "missing" else _describe(body)
+        message = f"body: expected a JSON object, found {found}; send one"
     elif error_type == "missing":
         message = "expected a value, found no such field; add it"
     elif error_type in _LENGTH_MESSAGES:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
@@ -74,6 +74,8 @@ class Service:
         self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._tokenizer_pool = ThreadPoolExecutor(_TOKENIZER_THREADS, "pronk-reading")
+        # The cache keeps repetitions from filling the log.
+        self._log_ignored = lru_cache(256)(partial(_log.info, "ignored in a request: %s"))
         self._num_tokenizing = 0  # number of requests that have or await a tokenizer thread
 
     @property
@@ -99,7 +101,7 @@ class Service:
             self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
         prepared = await self._run_in_pool(self._tokenize_prompts, request)
         if ignored := request.ignored():
-            _log_ignored(report_header(ignored))
+            self._log_ignored(report_header(ignored))
         return prepared
 
     async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
@@ -375,9 +377,3 @@ class Service:
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:
     return [samples[index] for index in sorted(samples)]
-
-
-@lru_cache(256)
-def _log_ignored(report: str) -> None:
-    """Log what requests had and their answers ignored; the cache keeps repetitions from filling the log."""
-    _log.info("ignored in a request: %s", report)
