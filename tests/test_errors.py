@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pronk.errors import CheckpointError, PronkError, describe_error, describe_json_error, locate_error
+from pronk.errors import CheckpointError, PronkError, describe_error, describe_json_error, describe_reason, locate_error
 
 ERRORS: list[BaseException] = [
     Exception(),
@@ -64,6 +64,22 @@ def test_a_located_error_has_a_reason() -> None:
         _fail_with("")
     with pytest.raises(CheckpointError, match=r"^layer 3: Exception without a message; again$"):
         _fail_with("; again")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (OSError("[Errno 111] Connection refused"), "Connection refused"),
+        (OSError(111, "Multiple: [Errno 111] Connect failed"), "Multiple: Connect failed"),
+        (RuntimeError("No space left on device (os error 28)"), "No space left on device"),
+        (RuntimeError("[WinError 5] Access is denied: x"), "Access is denied: x"),
+        (RuntimeError("[Errno -2] Name or service not known"), "Name or service not known"),
+    ],
+)
+def test_reasons_have_no_numbers_of_errors(error: Exception, reason: str) -> None:
+    assert describe_error(error) == reason
+    assert describe_reason(error) == reason
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,17 @@ def test_no_such_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         resolve_model(name)
 
 
+def test_an_empty_name_is_no_folder() -> None:
+    with pytest.raises(OptionError, match=r"^model: expected a folder, a GGUF file or a name, found ''$"):
+        resolve_model("")
+
+
+@pytest.mark.parametrize("name", ["https://huggingface.co", "https://huggingface.co/", "hf.co", "hf://", "hf.co?x=1"])
+def test_an_address_without_a_repository(name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^model: expected the address of a model .*, found no repository in "):
+        resolve_model(name)
+
+
 def test_near_names() -> None:
     with pytest.raises(CheckpointError, match=r"found no such folder: 'smollm' \(did you mean smollm2"):
         resolve_model("smollm")
