@@ -16,9 +16,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def known_keywords(cls: Class) -> Class:
-    """Let the constructor of a class, and its public methods with keyword-only options, check the keywords of a call.
+    """Let the constructor of a class check the keywords of a call.
 
-    A keyword that a method lacks, or one that is given by position, too, raises an ``UnknownOptionError``.
+    So do its public methods with keyword-only options. A keyword that a method lacks, or one that is given by position,
+    too, raises an ``UnknownOptionError``.
     """
     for name, function in [*vars(cls).items()]:
         if not inspect.isfunction(function):
@@ -64,7 +65,10 @@ def _checked(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
 
 
 def check_keywords(given: Iterable[str], shown: str, keywords: Sequence[str]) -> None:
-    """Raise an ``UnknownOptionError`` for a name that is not among ``keywords``, those of a function ``shown``."""
+    """Raise an ``UnknownOptionError`` for a name that is not among ``keywords``.
+
+    ``shown`` is the name of their function in the message.
+    """
     for name in given:
         if name in keywords:
             continue

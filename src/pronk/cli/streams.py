@@ -85,10 +85,10 @@ def _discard(stream: TextIO) -> None:
 
 @contextmanager
 def watch_streams() -> Iterator[WatchedOutput]:
-    """Replace standard output by a :class:`WatchedOutput` and standard error by :class:`Notes` during the block.
+    """Replace standard output by a :class:`WatchedOutput`, and standard error by :class:`Notes`.
 
-    A stream that was closed when the process began (``>&-``) is replaced by the null device: what is written is
-    discarded, and standard input is empty.
+    They are restored after the block. A stream that was closed when the process began (``>&-``) is replaced by the
+    null device: what is written is discarded, and standard input is empty.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

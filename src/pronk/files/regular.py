@@ -40,7 +40,10 @@ def open_input(path: Path) -> BinaryIO:
 
 
 def read_input(path: Path, max_bytes: int = -1) -> bytes:
-    """Return the content of a file, at most its first ``max_bytes`` (-1: no limit); errors: :func:`open_input`."""
+    """Return the content of a file, or its first ``max_bytes`` (-1: no limit).
+
+    The errors are those of :func:`open_input`.
+    """
     with open_input(path) as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file.read(max_bytes)
