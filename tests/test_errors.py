@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pronk.errors import CheckpointError, PronkError, describe_error, describe_json_error, locate_error
+from pronk.errors import CheckpointError, PronkError, describe_error, describe_json_error, describe_reason, locate_error
 
 ERRORS: list[BaseException] = [
     Exception(),
@@ -67,11 +67,30 @@ def test_a_located_error_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (OSError("[Errno 111] Connection refused"), "Connection refused"),
+        (OSError(111, "Multiple: [Errno 111] Connect failed"), "Multiple: Connect failed"),
+        (RuntimeError("No space left on device (os error 28)"), "No space left on device"),
+        (RuntimeError("[WinError 5] Access is denied: x"), "Access is denied: x"),
+        (RuntimeError("[Errno -2] Name or service not known"), "Name or service not known"),
+    ],
+)
+def test_reasons_have_no_numbers_of_errors(error: Exception, reason: str) -> None:
+    assert describe_error(error) == reason
+    assert describe_reason(error) == reason
+
+
+@pytest.mark.parametrize(
     ("parse", "found"),
     [
-        (lambda: json.loads('{"a": 1,\n "b" 2}'), "a mistake at line 2, column 6 (Expecting ':' delimiter)"),
-        (lambda: json.loads(""), "a mistake at line 1, column 1 (Expecting value)"),
-        (lambda: json.loads("{} {}"), "a mistake at line 1, column 4 (Extra data)"),
+        (
+            lambda: json.loads('{"a": 1,\n "b" 2}'),
+            "a mistake at line 2, column 6 (Expecting ':' delimiter, found '2}')",
+        ),
+        (lambda: json.loads(""), "a mistake at line 1, column 1 (Expecting value, found the end)"),
+        (lambda: json.loads("{} {}"), "a mistake at line 1, column 4 (Extra data, found '{}')"),
         (b"ab\xff".decode, "a byte at position 2 that is not UTF-8"),
         (lambda: json.loads("[" * 100_000), "too many nested brackets"),
     ],

@@ -13,6 +13,7 @@ Methods of :class:`~pronk.llm.LLM` that have no coroutine here do not wait for t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import weakref
 from collections import Counter
@@ -32,6 +33,7 @@ from pronk.engine.request import Request
 from pronk.engine.request_factory import params_per_prompt
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError, OverloadedError
+from pronk.keywords import check_keywords, known_keywords
 from pronk.llm import LLM, Prompt
 from pronk.outputs import Choice, Completion, Piece
 from pronk.sampling.defaults import recommended_params
@@ -104,6 +106,8 @@ class AdmissionLimit:
                 self._by_tenant += Counter()  # forget tenants without samples
 
 
+_LLM_OPTIONS = tuple(inspect.signature(LLM).parameters)
+
 # Options of the scheduler that all requests of a call have: priority, deadline (``perf_counter``), salt and tenant.
 _Schedule = tuple[int, float | None, bytes, str]
 
@@ -119,6 +123,7 @@ def _schedule(priority: int, deadline: float | None, salt: bytes, tenant: str) -
     return priority, None if deadline is None else perf_counter() + deadline, salt, tenant
 
 
+@known_keywords
 class AsyncLLM:
     """Asynchronous interface of an :class:`~pronk.llm.LLM`, whose engine runs in a thread of its own.
 
@@ -146,6 +151,10 @@ class AsyncLLM:
         check_integer("max_requests", max_requests, 1)
         if isinstance(llm, LLM) and options:
             msg = f"{next(iter(options))}: expected no options of LLM with a loaded model, found one; give it to LLM"
+            raise OptionError(msg)
+        check_keywords(options, "AsyncLLM", ["max_requests", *_LLM_OPTIONS])
+        if llm is not None and "model" in options:
+            msg = f"model: expected one model, found {llm!r} and {options['model']!r}; leave one out"
             raise OptionError(msg)
         self._owns_model = not isinstance(llm, LLM)
         if not isinstance(llm, LLM):
@@ -260,7 +269,7 @@ class AsyncLLM:
         ids = await asyncio.to_thread(self.llm.chat_ids, messages, template_options=template_options)
         left = None if deadline is None else max(0.0, deadline - (perf_counter() - start))
         options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
-        params = params or recommended_params(self.llm.config)
+        params = recommended_params(self.llm.config) if params is None else params
         pieces = self.stream(ids, params, **options, deadline=left, salt=salt, tenant=tenant)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -309,7 +318,7 @@ class AsyncLLM:
         ``given`` maps the index of a sample to the pieces of it that another replica has already delivered. Decoding
         resumes after these pieces, with the same result for the same seed. Samples that are complete are skipped.
         """
-        params = params or SamplingParams()
+        (params,) = params_per_prompt(params, 1)
         schedule = _schedule(priority, deadline, salt, tenant)
         if given and params.prompt_logprobs is not None:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"

@@ -14,7 +14,8 @@ from math import inf
 from pathlib import Path
 from typing import NoReturn
 
-from pronk.errors import OptionError, PronkError
+from pronk.errors import OptionError, PronkError, describe_reason
+from pronk.files.regular import check_regular
 
 
 def check_integer(
@@ -114,10 +115,15 @@ def install_extra(extra: str) -> str:
 
 def check_writable(option: str, path: Path) -> None:
     """Raise OptionError unless a file can be written to ``path``, the value of an option."""
-    folder = path.absolute().parent
     if path.is_dir():
         msg = f"{option}: expected a file, found the folder {path}; name a file in it"
         raise OptionError(msg)
+    try:
+        check_regular(path)
+    except OSError as error:
+        msg = f"{option}: expected a file at {path}, found {describe_reason(error)}; choose another path"
+        raise OptionError(msg) from error
+    folder = path.absolute().parent
     if not folder.is_dir():
         msg = f"{option}: expected a file in a folder that exists, found {path}; choose another path"
         raise OptionError(msg)

@@ -6,6 +6,8 @@ Each message is one line: ``expected …, found …; do …``.
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -27,6 +29,9 @@ __all__ = [  # the names in ``pronk``; the other exceptions concern servers and 
 
 
 _MAX_REASON = 300  # characters of the reason of an exception
+_MAX_QUOTE = 16  # characters of a JSON text that a message quotes
+# Numbers of errors in messages of the operating system and of libraries, which say nothing to users.
+_ERROR_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] ?| ?\(os error \d+\)")
 
 
 class PronkError(Exception):
@@ -47,6 +52,10 @@ class TokenizerError(CheckpointError):
 
 class OptionError(PronkError, ValueError):
     """An option is out of range or unsupported."""
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """A call has a keyword that the function lacks, or has an argument twice; also Python's error for it."""
 
 
 class GuideError(OptionError):
@@ -112,12 +121,13 @@ def describe_error(error: BaseException) -> str:
     An exception without a message is described by its cause, or else by its class.
     """
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        reason = describe_reason(error)
+        return f"{reason}: {error.filename}" if error.filename else reason
     if isinstance(error, MemoryError):
         return "not enough memory"
     if isinstance(error, RecursionError):
         return "too deep nesting"
-    message = " ".join(str(error).split())
+    message = _ERROR_NUMBER.sub("", " ".join(str(error).split()))
     if message:
         return message[:_MAX_REASON]
     cause = error.__cause__ or error.__context__
@@ -126,17 +136,32 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__} without a message"
 
 
+def describe_reason(error: BaseException) -> str:
+    """Return the reason of an exception as :func:`describe_error` does, without the name of the file.
+
+    It is for messages that name the file already.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        # A library may repeat the number in the text: "[Errno 111] Connection refused".
+        return _ERROR_NUMBER.sub("", error.strerror)
+    return describe_error(error)
+
+
 def describe_json_error(error: Exception, line: int | None = None) -> str:
-    """Return the mistake in a JSON text, and its position.
+    """Return the mistake in a JSON text, its position, and what is found there.
 
     ``error`` is an exception of :func:`json.loads` or of the decoding of the text. ``line`` is the number of the text
     in its file, from 1, if each line of the file is a text of its own.
     """
     if isinstance(error, json.JSONDecodeError):
         number = error.lineno if line is None else line
-        return f"a mistake at line {number}, column {error.colno} ({error.msg})"
+        rest = error.doc[error.pos : error.pos + _MAX_QUOTE]
+        found = repr(rest) if rest else "the end"
+        return f"a mistake at line {number}, column {error.colno} ({error.msg}, found {found})"
     if isinstance(error, UnicodeDecodeError):
         return f"a byte at position {error.start} that is not UTF-8"
     if isinstance(error, RecursionError):
         return "too many nested brackets"
+    if isinstance(error, ValueError) and "set_int_max_str_digits" in str(error):
+        return f"an integer of more than {sys.get_int_max_str_digits()} digits"
     return describe_error(error)

@@ -22,6 +22,7 @@ from pronk.hub.recommendations import add_known_sampling
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
+from pronk.keywords import known_keywords
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.adapters import Adapters
 from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
@@ -39,6 +40,7 @@ from pronk.tokenization.tokenizer import Tokenizer
 Prompt = str | list[int]
 
 
+@known_keywords
 class LLM:
     """A loaded language model.
 
@@ -307,7 +309,7 @@ class LLM:
             TokenizerError: the chat template is missing or damaged.
         """
         ids = self.chat_ids(messages, template_options=template_options)
-        params = params or self.get_default_sampling_params()
+        params = self.get_default_sampling_params() if params is None else params
         return self.generate(ids, params, drafter=drafter, adapter=adapter)
 
     def stream_chat(
@@ -321,7 +323,7 @@ class LLM:
     ) -> Generator[Piece]:
         """Answer a conversation and yield the tokens; see :meth:`chat`."""
         ids = self.chat_ids(messages, template_options=template_options)
-        params = params or self.get_default_sampling_params()
+        params = self.get_default_sampling_params() if params is None else params
         return self.stream(ids, params, drafter=drafter, adapter=adapter)
 
     def get_default_sampling_params(self, **options: Any) -> SamplingParams:

@@ -36,4 +36,4 @@ def _size_text(size: int, digits: int, units: Sequence[tuple[str, int]]) -> str:
             num_decimals = max(0, digits - len(str(abs(size) // factor)))
             number = f"{size / factor:.{num_decimals}f}"
             return f"{number.rstrip('0').rstrip('.') if num_decimals else number} {unit}"
-    return f"{size} bytes"
+    return "1 byte" if size == 1 else f"{size} bytes"

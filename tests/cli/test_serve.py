@@ -39,7 +39,7 @@ TWO = ["--model", "pronk-tiny", "--model", "other=pronk-tiny"]
         (["--replicas", "2", "--idle-minutes", "5"], "idle-minutes: expected no such option with --replicas"),
         (
             ["--model", "pronk-tiny", "--memory", "64KiB"],
-            "memory: expected at most 64 KiB (64 KiB), found 20.5 MiB of pronk-tiny",
+            "memory: expected at most 64 KiB, found 20.5 MiB of pronk-tiny",
         ),
         ([*TWO, "--memory", "lots"], "memory: expected a positive number of bytes"),
     ],

@@ -1,38 +1,59 @@
-"""Standard output that is full, closed, or read by a program that ends."""
+"""Standard streams that are full, closed, or read by a program that ends."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 FULL = Path("/dev/full")
+NEEDS_FULL = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+MODEL = "--model pronk-tiny --threads 1"
+VERIFY = f"verify {MODEL} --drafter suffix --limit 1 --max-tokens 4 --samples 0"
+BENCH = f"bench --quick --prompts tests/cli/one_prompt.txt {MODEL} --drafter suffix --max-tokens 4"
 COMMANDS = [
-    ["--help"],
-    ["--version"],
-    ["list"],
-    ["list", "--known"],
-    ["list", "--known", "--json"],
-    ["generate", "--help"],
-    ["generate", "hello", "--model", "pronk-tiny", "--max-tokens", "4", "--threads", "1"],
-    ["generate", "hello", "--model", "pronk-tiny", "--max-tokens", "4", "--threads", "1", "--json"],
-    ["chat", "--model", "pronk-tiny", "--max-tokens", "4", "--threads", "1"],
+    "--help",
+    "--version",
+    "list",
+    "list --known",
+    "list --known --json",
+    "generate --help",
+    f"generate hello {MODEL} --max-tokens 4",
+    f"generate hello {MODEL} --max-tokens 4 --json",
+    f"chat {MODEL} --max-tokens 4",
+    f"explain hello {MODEL} --max-tokens 4",
+    f"{VERIFY} --json -",
+    f"{BENCH} --json -",
+    pytest.param(f"explain hello {MODEL} --max-tokens 4 --json", marks=pytest.mark.slow),
+    pytest.param(VERIFY, marks=pytest.mark.slow),
+    pytest.param(BENCH, marks=pytest.mark.slow),
 ]
+MISTAKES = ["generat", "generate x --rule luck", "generate x --model nowhere"]
+# Words of commands whose output has figures that two runs do not share: durations, random seeds.
+VARYING = {"explain", "verify", "bench", "--json"}
 
 
-def run(arguments: list[str], shell: str, *, unbuffered: bool = False) -> subprocess.CompletedProcess[str]:
+def run(arguments: str, shell: str, *, unbuffered: bool = False) -> subprocess.CompletedProcess[str]:
     """Run ``pronk ARGUMENTS`` with the redirection ``shell``."""
     python = [sys.executable, *(["-u"] if unbuffered else []), "-m", "pronk"]
-    words = ["sh", "-c", f'"$@" {shell}', "sh", *python, *arguments]
+    words = ["sh", "-c", f'"$@" {shell}', "sh", *python, *arguments.split()]
     return subprocess.run(words, input="hi\n", capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@cache
+def run_with_good_streams(arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command once for all tests."""
+    return run(arguments, "")
+
+
+@NEEDS_FULL
 @pytest.mark.parametrize("unbuffered", [False, True])
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_a_full_output_is_one_line(arguments: list[str], unbuffered: bool) -> None:
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_full_output_is_one_line(arguments: str, unbuffered: bool) -> None:
     done = run(arguments, f"> {FULL}", unbuffered=unbuffered)
     message = "stdout: expected room for the output, found No space left on device; make room or write elsewhere"
     *others, last = done.stderr.splitlines()
@@ -40,16 +61,78 @@ def test_a_full_output_is_one_line(arguments: list[str], unbuffered: bool) -> No
     assert not any("Traceback" in line or "Errno" in line or "Exception ignored" in line for line in others)
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_a_reader_that_has_read_enough_gets_no_message(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_reader_that_has_read_enough_gets_no_message(arguments: str) -> None:
     reader, writer = sys.executable, "import sys; sys.stdin.close()"
     done = run(arguments, f"| {reader} -c '{writer}'")
     assert "pronk: error" not in done.stderr
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_a_closed_output_is_discarded(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_closed_output_is_discarded(arguments: str) -> None:
     done = run(arguments, ">&-")
     assert (done.returncode, done.stdout) == (0, "")
     assert "error" not in done.stderr
+
+
+@pytest.mark.parametrize("broken", ["2>&-", pytest.param(f"2> {FULL}", marks=NEEDS_FULL)])
+@pytest.mark.parametrize("arguments", [*COMMANDS, *MISTAKES])
+def test_standard_error_changes_neither_the_exit_code_nor_the_output(arguments: str, broken: str) -> None:
+    good = run_with_good_streams(arguments)
+    bad = run(arguments, broken)
+    assert bad.returncode == good.returncode
+    assert bad.stderr == ""
+    if VARYING.intersection(arguments.split()):
+        assert len(bad.stdout.splitlines()) == len(good.stdout.splitlines())
+    else:
+        assert bad.stdout == good.stdout
+
+
+@NEEDS_FULL
+@pytest.mark.parametrize(
+    ("arguments", "result"),
+    [
+        (f"batch IN OUT {MODEL}", "OUT"),
+        ("quantize models/pronk-tiny OUT --bits 8 --threads 1", "OUT/config.json"),
+        ("datastore build OUT IN --model pronk-tiny", "OUT/datastore.json"),
+        (f"explain x {MODEL} --max-tokens 4 --plot OUT", "OUT"),
+        (
+            f"{BENCH} --json OUT",
+            "OUT",
+        ),
+    ],
+)
+def test_standard_error_loses_no_file(arguments: str, result: str, tmp_path: Path) -> None:
+    request = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(request | {"text": "def f(x): return x\n" * 20}) + "\n")
+    out = tmp_path / "out"
+    done = run(arguments.replace("IN", str(source)).replace("OUT", str(out)), f"2> {FULL}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(result.replace("OUT", str(out))).stat().st_size
+
+
+@NEEDS_FULL
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f"explain x {MODEL} --max-tokens 4 --plot OUT",
+        f"explain x {MODEL} --max-tokens 4 --json --plot OUT",
+        f"{BENCH} --json OUT",
+        f"{BENCH} --json - --markdown OUT",
+        f"{VERIFY} --json OUT",
+    ],
+)
+def test_a_full_output_loses_no_file(arguments: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(arguments.replace("OUT", str(out)), f"> {FULL}")
+    assert done.returncode == 1
+    assert out.stat().st_size
+
+
+def test_a_closed_standard_input_is_empty() -> None:
+    chat = run(f"chat {MODEL}", "<&-")
+    assert (chat.returncode, chat.stdout) == (0, "")
+    prompt = run(f"generate - {MODEL}", "<&-")
+    assert (prompt.returncode, prompt.stderr.count("\n")) == (2, 1)

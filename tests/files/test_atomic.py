@@ -1,5 +1,4 @@
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -138,13 +137,14 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
     assert target.read_text() == '{"n": 1}\n'
 
 
-def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    received: list[bytes] = []
-    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
-    reader.start()
-    write_json(pipe, {"n": 1})
-    reader.join()
-    assert received == [b'{"n": 1}\n']
-    assert pipe.is_fifo()
+@pytest.mark.parametrize("kind", ["a named pipe", "a device"])
+def test_other_kinds_of_files_are_refused_and_stay(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "other"
+    if kind == "a named pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/full")
+    before = path.stat()
+    with pytest.raises(CheckpointError, match=f"expected to write JSON, found {kind} instead of a regular file"):
+        write_json(path, {"n": 1})
+    assert path.stat().st_ino == before.st_ino

@@ -31,3 +31,26 @@ def test_compressed_and_truncated_json_lines(tmp_path: Path) -> None:
     path.write_bytes(whole[:-12])
     with pytest.raises(OptionError, match=r"expected .*one JSON object a line"):
         list(read_json_lines(path))
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('{"a": 1', "column 8 (Expecting ',' delimiter, found the end)"),
+        ('{"a": ', "column 7 (Expecting value, found the end)"),
+        ('{"a" 1}', "column 6 (Expecting ':' delimiter, found '1}')"),
+        ("{} {}", "column 4 (Extra data, found '{}')"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_a_mistake_has_the_line_of_the_file_and_the_column(
+    tmp_path: Path, line: str, found: str, end: str, suffix: str
+) -> None:
+    path = tmp_path / f"a.{suffix}"
+    content = f'{{"a": 0}}\n\n{line}{end}'.encode()
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    with pytest.raises(OptionError) as error:
+        list(read_json_lines(path))
+    expected = f"{path}, line 3: expected one JSON object a line, found a mistake at line 3, {found}; correct the line"
+    assert str(error.value) == expected

@@ -19,13 +19,24 @@ def test_an_existing_folder_has_precedence_over_the_hub(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("name", ["./absent", "/absent/model", "~/absent-model", "a/b/c", "absent", "a b/c", "../x"])
 def test_no_such_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    expected = r"^no such folder: .*expected a model folder, or owner/name of a model on the Hugging Face Hub$"
+    expected = r"^model: expected a model folder, a GGUF file, or owner/name of a model on .*, found no such folder: "
     with pytest.raises(CheckpointError, match=expected):
         resolve_model(name)
 
 
+def test_an_empty_name_is_no_folder() -> None:
+    with pytest.raises(OptionError, match=r"^model: expected a folder, a GGUF file or a name, found ''$"):
+        resolve_model("")
+
+
+@pytest.mark.parametrize("name", ["https://huggingface.co", "https://huggingface.co/", "hf.co", "hf://", "hf.co?x=1"])
+def test_an_address_without_a_repository(name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^model: expected the address of a model .*, found no repository in "):
+        resolve_model(name)
+
+
 def test_near_names() -> None:
-    with pytest.raises(CheckpointError, match=r"^no such folder: 'smollm' \(did you mean smollm2"):
+    with pytest.raises(CheckpointError, match=r"found no such folder: 'smollm' \(did you mean smollm2"):
         resolve_model("smollm")
     with pytest.raises(CheckpointError, match=r"\(did you mean .*pronk-tiny"):
         resolve_model("pronktiny")
@@ -33,9 +44,11 @@ def test_near_names() -> None:
 
 def test_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file: expected a folder with config.json, .* found a file$"):
+    with pytest.raises(CheckpointError, match=r"^model: expected a folder with config.json, .* found the file .*file$"):
         resolve_model(str(tmp_path / "file"))
-    with pytest.raises(CheckpointError, match=r"^no such file: 'x.gguf'; expected a GGUF file, or a model folder$"):
+    with pytest.raises(
+        CheckpointError, match=r"^model: expected a GGUF file, or a model folder, found no such file: 'x.gguf'"
+    ):
         resolve_model("x.gguf")
 
 

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import httpx
 import pytest
 
+from pronk import LLM
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.fields import IGNORED_HEADER, report_header
@@ -465,10 +466,43 @@ def test_fields_of_a_long_conversation_are_named_once() -> None:
     assert body.ignored() == ["messages[].id", "messages[50].phase"]
 
 
-def test_log_names_what_was_ignored_once(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_server_names_what_was_ignored_once(model: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """Each server logs each set of ignored fields once, whatever other servers of the process have logged."""
     caplog.set_level("INFO", "pronk")
-    for _ in range(3):
-        client.post(CHAT, json={**ASK[CHAT], "store": True, "my_trace": json.dumps("secret")})
-    found = [record.getMessage() for record in caplog.records if "my_trace" in record.getMessage()]
-    assert len(found) == 1
-    assert "secret" not in found[0]
+    for _ in range(2):
+        caplog.clear()
+        with running(model) as made, made.client() as client:
+            for name in ("my_trace", "your_trace", "my_trace"):
+                client.post(CHAT, json={**ASK[CHAT], "store": True, name: json.dumps("secret")})
+        found = [message for message in caplog.messages if "_trace" in message]
+        assert ["my_trace" in message for message in found] == [True, False]
+        assert not any("secret" in message for message in found)
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", CHAT, "/v1/messages", "/v1/embeddings", "/tokenize"])
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"prompt": "x",\n "n" 2}', "a mistake at line 2, column 6 (Expecting ':' delimiter, found '2}')"),
+        (b'{"prompt": "x"', "a mistake at line 1, column 15 (Expecting ',' delimiter, found the end)"),
+        (b'{"prompt": tru', "a mistake at line 1, column 12 (Expecting value, found 'tru')"),
+        (b"{} {}", "a mistake at line 1, column 4 (Extra data, found '{}')"),
+        (b'{"prompt": "\xff"}', "a byte at position 12 that is not UTF-8"),
+        (b'{"n": ' + b"1" * 5000 + b"}", "an integer of more than 4300 digits"),
+        (b"[" * 100_000, "too many nested brackets"),
+    ],
+    ids=range(7),
+)
+def test_a_body_that_is_no_json_is_located(client: httpx.Client, route: str, body: bytes, found: str) -> None:
+    answer = client.post(route, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"body: expected JSON, found {found}"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"), [("", "none"), ("null", "null"), ('"x"', "the string 'x'"), ("[]", "a list"), ("1", "1")]
+)
+def test_a_body_that_is_no_object_is_named(client: httpx.Client, body: str, found: str) -> None:
+    answer = client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"body: expected a JSON object, found {found}; send one"

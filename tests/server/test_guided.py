@@ -185,6 +185,28 @@ def test_guide_beyond_the_work_limit_of_decoding(client: httpx.Client) -> None:
     assert answer.status_code == 200 or answer.json()["error"]["param"] == "guided_regex", answer.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "guide",
+    [
+        {"guided_regex": r"abcdefghij(\w+\s?){1,100}(?:[^a]{1,50}){1,50}"},
+        {"guided_grammar": 'start: "abcdefghij" rest\nrest: ' + " ".join(f"(/a{{0,{n}}}b?/)?" for n in range(300))},
+    ],
+    ids=str,
+)
+def test_a_limit_that_is_reached_in_the_text_is_the_clients_and_not_logged(
+    client: httpx.Client,
+    guide: dict[str, str],
+    stream: bool,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    answer = client.post("/v1/completions", json={**TEXT, **guide, "max_tokens": 60, "stream": stream})
+    assert "expected a grammar that can be followed to the end, found" in answer.text
+    assert caplog.messages == []
+    assert capfd.readouterr() == ("", "")
+
+
 def test_body_beyond_the_limit_is_refused(client: httpx.Client) -> None:
     answer = client.post("/v1/completions", json=TEXT | {"guided_grammar": "x" * 10**7})
     assert answer.status_code == 413

@@ -89,7 +89,7 @@ def load_prompts(path: Path) -> list[Prompt]:
     Raises OptionError if the file is missing, or a line is malformed (the message has the line number), PromptError if
     the file has no prompt.
     """
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         msg = f"prompts: expected a file at {path}, found {'a folder' if path.is_dir() else 'none'}; check the path"
         raise OptionError(msg)
     task = path.name.split(".")[0]

@@ -18,6 +18,7 @@ from pronk.estimate import TimeEstimate
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pronk.cli.console import TerminalOutput
     from pronk.engine.stats import Decision
     from pronk.explain import Explanation
     from pronk.llm import LLM
@@ -62,8 +63,6 @@ def explain(
 
     pronk explain "Once upon a time" --json > steps.json
     """
-    from rich.text import Text
-
     from pronk.cli.console import TerminalOutput, prepare
     from pronk.explain import explain as explain_text
 
@@ -80,20 +79,29 @@ def explain(
         first = llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
         estimate.update(len(first.token_ids), params.max_tokens)
         explanation = explain_text(llm, text, params)
+    try:  # the file and the printed result: an error of one must not lose the other
+        if plot is not None:
+            from pronk.bench.plots import draw_steps
+            from pronk.files.results import save_result
+
+            save_result("plot", plot, draw_steps(explanation.steps))
+    finally:
+        _print(explanation, llm.tokenizer, screen, as_json=as_json)
+
+
+def _print(explanation: "Explanation", tokenizer: "Tokenizer", screen: "TerminalOutput", *, as_json: bool) -> None:
+    """Print an explanation as JSON, or as a table and a summary."""
+    from rich.text import Text
+
     if as_json:
         typer.echo(json.dumps(_to_dict(explanation), ensure_ascii=False))
-    else:
-        screen.result(_table(explanation, llm.tokenizer))
-        if screen.interactive:
-            screen.say(
-                "drafted: proposed > verified > accepted · gain / cost: tokens / time, in plain steps · green: accepted"
-            )
-        screen.result(Text(explanation.summary))
-    if plot is not None:
-        from pronk.bench.plots import draw_steps
-        from pronk.files.results import save_result
-
-        save_result("plot", plot, draw_steps(explanation.steps))
+        return
+    screen.result(_table(explanation, tokenizer))
+    if screen.interactive:
+        screen.say(
+            "drafted: proposed > verified > accepted · gain / cost: tokens / time, in plain steps · green: accepted"
+        )
+    screen.result(Text(explanation.summary))
 
 
 def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":

@@ -7,7 +7,6 @@ at once. A mistake in the options prints one line on standard error and exits wi
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -18,7 +17,7 @@ from typer.main import get_command
 from pronk.cli.mistakes import usage_message
 from pronk.cli.plain_options import PlainCommand, PlainGroup
 from pronk.cli.progress import INTERRUPTED
-from pronk.cli.streams import watch_output
+from pronk.cli.streams import watch_streams
 from pronk.errors import PronkError, describe_error
 
 _TRACEBACK = "--traceback"
@@ -111,7 +110,7 @@ def _pronk(
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: entry point of ``pronk``."""
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
-    with watch_output() as output:
+    with watch_streams() as output:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _warn
@@ -158,7 +157,5 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
 
 def _fail(message: str, code: int) -> int:
     if message:
-        with suppress(OSError):  # the exit code still tells that the command failed
-            sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
-            sys.stderr.flush()
+        sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
     return code

@@ -1,5 +1,6 @@
 """Progress bar, expected duration, and handling of Ctrl-C."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,14 +31,16 @@ def interruptible(note: str) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def announce(screen: "Console", status: Status, work: str, shorter: str) -> Status:
+def announce(
+    screen: "Console", status: Status, work: str, shorter: str, clock: Callable[[], float] = time.monotonic
+) -> Status:
     """Return ``status``, which also prints the expected duration of the work, after its first part.
 
-    Parts that are called loading do not count. ``work`` and ``shorter`` are those of :class:`TimeEstimate`.
+    Parts that are called loading do not count. ``work``, ``shorter`` and ``clock`` are those of :class:`TimeEstimate`.
     """
     from rich.text import Text
 
-    estimate = TimeEstimate(lambda line: screen.print(Text(line, style="dim"), soft_wrap=True), work, shorter)
+    estimate = TimeEstimate(lambda line: screen.print(Text(line, style="dim"), soft_wrap=True), work, shorter, clock)
 
     def update(label: str, done: int, total: int) -> None:
         status(label, done, total)

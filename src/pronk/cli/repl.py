@@ -14,8 +14,9 @@ from pronk.checks import close_choices
 from pronk.cli.console import TerminalOutput, stats_line
 from pronk.cli.values import only_adapter
 from pronk.engine.stats import Stats
-from pronk.errors import OptionError, PronkError, describe_error, describe_json_error, refuse
+from pronk.errors import OptionError, PronkError, describe_json_error, describe_reason, refuse
 from pronk.files.atomic import write_json
+from pronk.files.regular import read_input
 from pronk.files.text import BYTE_ORDER_MARK
 from pronk.tokenization.chat.calls import CallPart
 from pronk.tokenization.chat.thoughts import Thought
@@ -31,6 +32,7 @@ Message = dict[str, str]
 
 _ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'  # begins and ends a message of several lines
+_MAX_LINE = 2**24  # characters of a line of a file or pipe
 _MAX_TOKENS = 1024  # default of an answer, at most half the context
 
 
@@ -102,7 +104,7 @@ class ChatSession:
         lines: list[str] = []
         while True:
             try:
-                line = input(("... " if lines else "> ") if self._interactive else "").removeprefix(BYTE_ORDER_MARK)
+                line = self._read_line("... " if lines else "> ").removeprefix(BYTE_ORDER_MARK)
             except EOFError:
                 if self._interactive:
                     self._screen.say("")  # start a new line after the "> "
@@ -119,6 +121,18 @@ class ChatSession:
                 return text
             if text.endswith(_QUOTES) and len(text) >= 2 * len(_QUOTES):
                 return text
+
+    def _read_line(self, prompt: str) -> str:
+        """Return a line of the terminal, after ``prompt``, or of a file or pipe; raise EOFError at the end."""
+        if self._interactive:
+            return input(prompt)
+        line = sys.stdin.readline(_MAX_LINE)
+        if not line:
+            raise EOFError
+        if len(line) == _MAX_LINE and not line.endswith("\n"):
+            found = f"one of {_MAX_LINE} characters or more"
+            refuse("chat: standard input", f"expected lines of text, found {found}; give a text file", OptionError)
+        return line.removesuffix("\n")
 
     def _run_line(self, line: str) -> None:
         name, _, argument = line.partition(" ")
@@ -246,9 +260,9 @@ def _path(command: str, file: str) -> Path:
 def _read_messages(path: Path) -> list[Message]:
     """Read messages with a role and a text: a system message or none, then pairs of question and answer."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_input(path))
     except OSError as error:
-        found = describe_error(error).removesuffix(f": {path}")
+        found = describe_reason(error)
         refuse(path, f"expected a conversation that /save wrote, found: {found}; check the path", OptionError, error)
     except (ValueError, RecursionError) as error:
         found = describe_json_error(error)

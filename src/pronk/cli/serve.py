@@ -1,7 +1,7 @@
 """``pronk serve``: server for clients of OpenAI and Anthropic."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -273,11 +273,10 @@ def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port:
     settings, names = pool.settings, ", ".join(model.name for model in pool.models)
     host = "localhost" if host in ("0.0.0.0", "::") else host  # noqa: S104 - all interfaces, which no browser opens
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    with suppress(OSError):  # a closed terminal must not stop the server
-        screen.say(f"{names} · {url}/v1 (clients of Anthropic: {url})")
-        screen.say((f"chat page: {url}/ · " if settings.serve_chat_page else "") + "Ctrl-C stops the server")
-        if not settings.keys and settings.hosts is None:
-            screen.note("no API key: every client that can reach this machine is served")
+    screen.say(f"{names} · {url}/v1 (clients of Anthropic: {url})")
+    screen.say((f"chat page: {url}/ · " if settings.serve_chat_page else "") + "Ctrl-C stops the server")
+    if not settings.keys and settings.hosts is None:
+        screen.note("no API key: every client that can reach this machine is served")
 
 
 def _guardrails(which: str | None) -> str | None:

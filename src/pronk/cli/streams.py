@@ -1,4 +1,8 @@
-"""Standard output of the process: closed from the beginning, full, or without a reader."""
+"""Standard streams of the process: closed from the beginning, full, or without a reader.
+
+Standard output has the result of a command, so an error of it ends the command. Standard error has progress and notes
+besides the result, so an error of it changes nothing.
+"""
 
 import os
 import sys
@@ -32,36 +36,71 @@ class WatchedOutput:
             raise
 
     def finish(self) -> OSError | None:
-        """Flush the stream; return its first error, after which the rest of the output is discarded.
-
-        Otherwise the interpreter would try to write the rest when it ends, and print a traceback.
-        """
+        """Flush the stream; return its first error, after which the rest of the output is discarded."""
         with suppress(OSError):
             self.flush()
         if self.error is not None:
-            with suppress(OSError):  # no file descriptor: not the standard output of a process
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, self._stream.fileno())
-                os.close(null)
+            _discard(self._stream)
         return self.error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-@contextmanager
-def watch_output() -> Iterator[WatchedOutput]:
-    """Replace standard output by a :class:`WatchedOutput` during the block.
+class Notes:
+    """Standard error, of which the rest is discarded after its first error."""
 
-    What is written to streams that were closed when the process began (``>&-``) is discarded.
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            _discard(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write the texts that are still in the buffer."""
+        try:
+            self._stream.flush()
+        except OSError:
+            _discard(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _discard(stream: TextIO) -> None:
+    """Let the file descriptor of a stream write to nowhere, with what is in its buffer.
+
+    Otherwise the interpreter would try to write the buffer when it ends, and print a traceback or fail.
     """
-    for name in ("stdout", "stderr"):
+    with suppress(OSError):  # no file descriptor: not the stream of a process
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+@contextmanager
+def watch_streams() -> Iterator[WatchedOutput]:
+    """Replace standard output by a :class:`WatchedOutput`, and standard error by :class:`Notes`.
+
+    They are restored after the block. A stream that was closed when the process began (``>&-``) is replaced by the
+    null device: what is written is discarded, and standard input is empty.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the end
-    stream = sys.stdout
-    output = WatchedOutput(stream)
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
+    stdout = sys.stdout
+    stderr = sys.stderr
+    output = WatchedOutput(stdout)
     sys.stdout = cast("TextIO", output)
+    sys.stderr = cast("TextIO", Notes(stderr))
     try:
         yield output
     finally:
-        sys.stdout = stream
+        sys.stderr.flush()
+        sys.stdout = stdout
+        sys.stderr = stderr

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pronk.errors import OptionError, PromptError, refuse
+from pronk.errors import OptionError, PromptError, describe_reason, refuse
+from pronk.files.regular import read_stream
 from pronk.files.text import decode_text, read_text
 
 if TYPE_CHECKING:
@@ -66,7 +67,11 @@ def read_prompt(
     if prompt is not None and prompt != "-":
         return prompt
     if prompt_file in (None, "-"):
-        return decode_text(sys.stdin.buffer.read(), "prompt: standard input")
+        where = "prompt: standard input"
+        try:
+            return decode_text(read_stream(sys.stdin.buffer), where)
+        except OSError as error:
+            refuse(where, f"expected a text, found {describe_reason(error)}; give a file", OptionError, error)
     return read_text(Path(prompt_file), "prompt-file")
 
 

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from pronk.corpus.encoder import token_dtype
-from pronk.errors import OptionError, refuse
+from pronk.errors import OptionError, describe_reason, refuse
 from pronk.files.atomic import convert_write_errors, write_text
+from pronk.files.regular import read_input
 
 _FORMAT = "pronk-answers-1"
 _RECORD, _SPAN, _CHECK = struct.Struct("<IIHH"), struct.Struct("<II"), struct.Struct("<I")
@@ -119,12 +120,12 @@ def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
     """Return the header, the dialogues of the whole records, and the file offset after these."""
     header: AnswersHeader | None
     try:
-        data = path.read_bytes()
+        data = read_input(path)
         line, _, _ = data.partition(b"\n")
         values: dict[str, Any] = json.loads(line.decode())
         header = AnswersHeader(**values | {"sources": tuple(values["sources"])})
     except OSError as error:
-        msg = f"{path}: expected a file of answers, found {error.strerror}; write one with pronk train texts"
+        msg = f"{path}: expected a file of answers, found {describe_reason(error)}; write one with pronk train texts"
         raise OptionError(msg) from error
     except (ValueError, KeyError, TypeError):
         header = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pronk.keywords import known_keywords
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Autoregressive(Proposer[None]):
     """Drafter that never proposes draft tokens; it has no options."""

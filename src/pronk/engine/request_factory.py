@@ -252,7 +252,8 @@ def params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, 
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
-        msg = f"params: expected SamplingParams or a list of them, found {params!r}"
+        remedy = "write SamplingParams(max_tokens=64)"
+        msg = f"params: expected SamplingParams or a list of them, found {params!r:.60}; {remedy}"
         raise OptionError(msg)
     if len(params) != count:
         msg = f"params: expected one for all prompts or one per prompt ({count}), found {len(params)}"

@@ -19,22 +19,20 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pronk.errors import CheckpointError, PronkError, refuse
+from pronk.errors import CheckpointError, PronkError, describe_reason, refuse
+from pronk.files.regular import check_regular
 
 
 @contextmanager
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
 
-    If ``path`` is a link, the file that it points to is replaced. A device or a pipe, such as ``/dev/stdout``, is
-    written directly. A file keeps its permissions. If ``shared``, several processes or threads may replace the file at
-    the same time: the name of the temporary file is random, and the file of a killed process is never removed.
-    Otherwise the next call overwrites that file.
+    If ``path`` is a link, the file that it points to is replaced; a device or a pipe raises an OSError. A
+    file keeps its permissions. If ``shared``, several processes or threads may replace the file at the same time: the
+    name of the temporary file is random, and the file of a killed process is never removed. Otherwise the next call
+    overwrites that file.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("wb") as device:
-            yield device
-        return
+    check_regular(path)
     path = path.resolve()
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial" if shared else f"{path.name}.partial")
     try:
@@ -127,7 +125,8 @@ def convert_write_errors(path: Path, content: str, *error_types: type[Exception]
 
 
 def _describe(error: Exception) -> str:
-    problem = error.strerror if isinstance(error, OSError) and error.strerror else (str(error).splitlines() or ["?"])[0]
+    first_line = (str(error).splitlines() or [""])[0]
+    problem = describe_reason(error) if isinstance(error, OSError) else first_line or describe_reason(error)
     if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, None):
         return f"{problem}; choose a writable folder"
     return f"{problem}; make room and give the same command again"

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pronk.errors import OptionError, describe_error, refuse
+from pronk.errors import OptionError, describe_reason, refuse
 from pronk.files.atomic import replace_file
 
 
@@ -25,7 +25,7 @@ def save_result(option: str, path: Path, text: str) -> None:
         if place is None:
             sys.stdout.write(text)
         kept = "standard output" if place is None else place
-        reason = error.strerror or describe_error(error)
+        reason = describe_reason(error)
         refuse(option, f"expected to write {path}, found: {reason}; the result is in {kept}", OptionError, error)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
-from pronk.errors import OptionError, PronkError, refuse
+from pronk.errors import OptionError, PronkError, describe_reason, refuse
+from pronk.files.regular import read_input
 
 BYTE_ORDER_MARK = "\ufeff"
 
@@ -27,13 +28,12 @@ def read_text(path: Path, where: object = None, *, max_bytes: int = -1, error: t
 
     ``where`` is the option or file that error messages name, by default the path. Of a file that is longer than
     ``max_bytes`` (-1: no limit), only these bytes are read. ``error`` is the type of error that is raised if the file
-    cannot be read, or is not UTF-8.
+    cannot be read, is a folder or a device, or is not UTF-8.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes)
-    except OSError as problem:
-        found = problem.strerror or problem
+        data = read_input(path, max_bytes)
+    except (OSError, MemoryError) as problem:
+        found = describe_reason(problem)
         expected = f"expected a file that can be read at {path}, found {found}; check the path"
         refuse(path if where is None else where, expected, error, problem)
     return decode_text(data, path if where is None else f"{where}: {path}", error=error)

@@ -30,7 +30,7 @@ _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?", re.IGNORECASE
 )
 # Beginning of an address on the Hub.
-_URL = re.compile(r"((https?://)?(www\.)?(huggingface\.co|hf\.co)/|hf://)(models/)?", re.IGNORECASE)
+_URL = re.compile(r"((https?://)?(www\.)?(huggingface\.co|hf\.co)(/|(?=[?#]|$))|hf://)(models/)?", re.IGNORECASE)
 # Path of a page of a repository: its files, a file, or the download of a file.
 _PAGE = re.compile(r"(?P<repo>[^/]+/[^/]+)/(tree|blob|resolve|raw)/(?P<revision>[^/]+)(/(?P<file>.+))?")
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")  # at the end of the stem of a part's file name
@@ -137,13 +137,15 @@ def parse_name(name: str, revision: str | None = None) -> HubModel | None:
         return known if revision is None else replace(known, revision=revision)
     url = _URL.match(name)
     if url is None and "://" in name:
-        refuse(name, "expected a model of huggingface.co, found the address of another place; download it yourself")
+        remedy = "download it yourself"
+        refuse("model", f"expected a model of huggingface.co, found the address of another place, {name}; {remedy}")
     plain, page_revision = (name, None) if url is None else _read_page(name[url.end() :])
     match = _NAME.fullmatch(plain)
     if match is not None and not {".", ".."}.intersection(plain.split("/")):
         return HubModel(match["repo"], match["file"] or "", match["quantization"] or "", revision or page_revision)
     if url is not None:
-        refuse(name, "expected the address of a model or a GGUF file, found that of another page; write owner/name")
+        found = f"that of another page, {name}" if plain else f"no repository in {name}"
+        refuse("model", f"expected the address of a model or a GGUF file, found {found}; write owner/name")
     return None
 
 

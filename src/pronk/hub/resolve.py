@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from pronk.architecture.config import ModelConfig
-from pronk.errors import CheckpointError, OptionError, refuse
+from pronk.errors import OptionError, refuse
 from pronk.hub.cache import find_cached
 from pronk.hub.names import HubModel, close_names, known_models, parse_name
 from pronk.models.clone_models import clone_model, clone_names
@@ -32,7 +32,7 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
         CheckpointError: there is no such folder, file or model, or the download fails.
         OptionError: ``name`` is of another type, or ``None`` and ``smollm2`` is not on this machine.
     """
-    if not isinstance(name, str | Path | None):
+    if not isinstance(name, str | Path | None) or name == "":
         refuse("model", f"expected a folder, a GGUF file or a name, found {name!r:.60}", OptionError)
     text = DEFAULT_MODEL if name is None else str(name)
     local = clone_model(text) if name is None else _local_model(name)  # a folder ./smollm2 has to be named
@@ -40,9 +40,7 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
         return local
     model = None if isinstance(name, Path) else parse_name(text)
     if model is None:
-        near = close_names(text, *clone_names())
-        expected = "expected a model folder, or owner/name of a model on the Hugging Face Hub"
-        refuse("no such folder", f"{text!r}{near}; {expected}")
+        _refuse_name(text)
     found = find_cached(model)
     if found is None and name is None:
         msg = f"model: found no {text} on this machine; run `pronk pull {text}` (98 MB), or name another"
@@ -73,14 +71,21 @@ def _local_model(name: str | Path) -> Path | None:
                 refuse(path, f"expected config.json or one GGUF file, found {names}; name one")
             return ggufs[0]
     except (RuntimeError, OSError, ValueError) as error:
-        msg = f"no such folder: {text[:80]!r}; expected a model folder, or owner/name of a model on the Hub"
-        raise CheckpointError(msg) from error
+        _refuse_name(text, error)
     if path.exists():
-        refuse(text, "expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf, found a file")
+        expected = "expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf"
+        refuse("model", f"{expected}, found the file {text}")
     model = None if isinstance(name, Path) else parse_name(text)
     if path.suffix.lower() == ".gguf" and (model is None or not model.file):
-        refuse("no such file", f"{text!r}; expected a GGUF file, or a model folder")
+        refuse("model", f"expected a GGUF file, or a model folder, found no such file: {text!r}; check the path")
     return clone_model(text)
+
+
+def _refuse_name(name: str, cause: Exception | None = None) -> NoReturn:
+    """Raise CheckpointError for a name that is neither a folder of this machine nor a name on the Hub."""
+    expected = "expected a model folder, a GGUF file, or owner/name of a model on the Hugging Face Hub"
+    near = close_names(name, *clone_names())
+    refuse("model", f"{expected}, found no such folder: {name[:80]!r}{near}", cause=cause)
 
 
 class Pair(NamedTuple):

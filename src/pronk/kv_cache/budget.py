@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from weakref import WeakSet
 
 from pronk.architecture.config import ModelConfig
@@ -36,10 +37,11 @@ def parse_memory(value: str | int, option: str = "kv_memory") -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", str(value).upper())
-    if match is None or float(match[1]) == 0:
-        msg = f'{option}: expected a positive number of bytes, or text such as "2GiB" or "500MB"; found {value!r}'
+    num_bytes = 0 if match is None else int(Decimal(match[1]) * _UNITS[match[2] or ""])
+    if num_bytes == 0:
+        msg = f'{option}: expected a positive number of bytes, or text such as "2GiB" or "500MB"; found {value!r:.60}'
         raise OptionError(msg)
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    return num_bytes
 
 
 def full_context_blocks(config: ModelConfig, max_requests: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pronk.arrays import Array
 from pronk.async_llm import AdmissionLimit, EngineLoad
 from pronk.drafters import Drafter, make_drafter
-from pronk.engine.request_factory import RequestFactory
+from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.errors import ClosedError, DeadlineError, OptionError, ResumeError
 from pronk.hub.recommendations import add_known_sampling
 from pronk.llm import Prompt
@@ -167,7 +167,7 @@ class Dispatcher:
             ResumeError: no other replica can continue the text of a replica that died.
             PronkError: see :meth:`pronk.async_llm.AsyncLLM.steps`.
         """
-        params = params or SamplingParams()
+        (params,) = params_per_prompt(params, 1)
         if params.seed is None:
             params = replace(params, seed=random_seed())
         ends_at = None if deadline is None else perf_counter() + deadline

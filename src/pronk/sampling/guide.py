@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pronk.checks import check_flag
 from pronk.errors import GuideError, describe_error, describe_json_error
+from pronk.keywords import known_keywords
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
@@ -29,6 +30,7 @@ MAX_CHOICES = 1024
 _MAX_DEPTH = 64  # maximum number of nested levels of a schema
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Guide:
     """Required form of the generated text, given by one of ``json``, ``regex``, ``choice``, ``grammar``.

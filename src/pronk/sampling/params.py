@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.sampling.guide import Guide, GuideMode
 
 Rule = Literal["coupled", "rejection", "block"]
@@ -17,6 +18,7 @@ MAX_SEED = 2**63 - 1
 _MAX_LOGPROBS = 64
 
 
+@known_keywords
 @dataclass(frozen=True)
 class SamplingParams:
     """Options of a request. Every drafter honours every option, or an error names the option.

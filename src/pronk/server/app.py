@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.server.errors import ANTHROPIC_PATHS, ApiError, to_api_error, validation_to_api_error
+from pronk.server.errors import ANTHROPIC_PATHS, ApiError, malformed_body, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
 from pronk.server.paths import near_path
@@ -271,10 +271,13 @@ def _logged_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return validation_to_api_error(error.errors(), error.body)
     if isinstance(error, HTTPException):
+        if isinstance(error.__cause__, ValueError | RecursionError):  # of the parser of the body
+            return malformed_body(error.__cause__)
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)
     if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
-        # The log omits the exception's message, which may quote a prompt.
-        _log.error("request failed with %s\n%s", type(error).__name__, "".join(format_tb(error.__traceback__)))
+        # The log omits the exception's message, which may quote a prompt. What pronk raises on purpose needs no place.
+        place = "" if isinstance(error, PronkError) else "\n" + "".join(format_tb(error.__traceback__))
+        _log.error("request failed with %s%s", type(error).__name__, place)
     return api_error

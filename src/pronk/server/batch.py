@@ -15,8 +15,9 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from pronk.async_llm import AsyncLLM
-from pronk.errors import OptionError, PronkError
+from pronk.errors import OptionError, PronkError, describe_json_error, describe_reason
 from pronk.files.json_lines import read_json_lines
+from pronk.files.regular import check_regular
 from pronk.llm import LLM
 from pronk.server.errors import to_api_error, validation_to_api_error
 from pronk.server.protocol.chat import ChatRequest
@@ -52,9 +53,12 @@ class BatchLine(NamedTuple):
 
 def read_batch(path: Path) -> Iterator[BatchLine]:
     """Yield the requests of a file; raise ``OptionError`` if the file or one of its lines is malformed."""
-    if path.exists() and not path.is_file():
-        msg = f"{path}: expected a regular file (it is read twice), found another kind; write its lines to a file first"
-        raise OptionError(msg)
+    try:
+        check_regular(path)  # an open pipe can be read only once
+    except OSError as error:
+        found = f"{describe_reason(error)}, which cannot be read twice"
+        msg = f"{path}: expected a file, found {found}; write its lines to a file first"
+        raise OptionError(msg) from error
     seen = set[str]()
     for number, row in read_json_lines(path):
         where = f"{path}, line {number}"
@@ -104,9 +108,10 @@ class BatchOutput:
             msg = f"{path}: expected a plain file for the answers, found a name that ends with .gz; choose another name"
             raise OptionError(msg)
         try:
+            check_regular(path)
             self._file = path.open("a+b")
         except OSError as error:
-            msg = f"{path}: expected a file to write to, found {error.strerror}; choose another path"
+            msg = f"{path}: expected a file to write to, found {describe_reason(error)}; choose another path"
             raise OptionError(msg) from error
         try:
             self._lock()
@@ -125,7 +130,7 @@ class BatchOutput:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            found = f"{self.path}: expected room for an answer, found {error.strerror}"
+            found = f"{self.path}: expected room for an answer, found {describe_reason(error)}"
             msg = f"{found}; free disk space and run the same command again"
             raise PronkError(msg) from error
 
@@ -158,20 +163,24 @@ class BatchOutput:
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n") and line.startswith(_LINE_START[: len(line)]):
                 break
-            self.answered_ids.add(_custom_id(line, f"{self.path}, line {number}"))
+            self.answered_ids.add(_custom_id(line, self.path, number))
             end += len(line)
         self._file.truncate(end)
 
 
-def _custom_id(line: bytes, where: str) -> str:
+def _custom_id(line: bytes, path: Path, number: int) -> str:
     """Return the ``custom_id`` of a line of the output file; raise ``OptionError`` if it is no answer."""
+    found = "something else"
+    name = None
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip(b"\n"))
         name = row["custom_id"] if "response" in row and line.endswith(b"\n") else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        name = None
+    except (ValueError, RecursionError) as error:
+        found = describe_json_error(error, number)
+    except (TypeError, KeyError):
+        pass
     if not isinstance(name, str):
-        msg = f"{where}: expected answers of a batch, found something else; choose another file"
+        msg = f"{path}, line {number}: expected answers of a batch, found {found}; choose another file"
         raise OptionError(msg)
     return name
 

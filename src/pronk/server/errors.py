@@ -9,6 +9,7 @@ from typing import Any
 
 from pronk import errors
 from pronk.checks import close_choices
+from pronk.errors import describe_json_error
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
 # HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.
@@ -108,6 +109,12 @@ def unknown_model(name: str, *names: str) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
 
 
+def malformed_body(error: Exception) -> ApiError:
+    """Return the error for a body that is no JSON, from the exception of its parser."""
+    message = f"body: expected JSON, found {describe_json_error(error)}"
+    return ApiError(HTTPStatus.BAD_REQUEST, message, "invalid_value")
+
+
 def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     """Convert pydantic's errors about a request body to one ``ApiError``.
 
@@ -120,14 +127,17 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     error_type, code = str(problem["type"]), "invalid_value"
     if error_type in ("unknown_field", "unsupported"):  # of pronk.server.protocol.fields
         code, message = error_type, problem["msg"]
+    elif not path and error_type in ("missing", "model_attributes_type", "dict_type", "model_type"):
+        found = "none" if body is None and error_type == "missing" else _describe(body)
+        message = f"body: expected a JSON object, found {found}; send one"
     elif error_type == "missing":
         message = "expected a value, found no such field; add it"
     elif error_type in _LENGTH_MESSAGES:
         message = _LENGTH_MESSAGES[error_type].format(**problem["ctx"])
     elif error_type == "union_tag_invalid":
         message = f"expected the type {problem['ctx']['expected_tags']}, found {problem['ctx']['tag']!r:.40}"
-    elif error_type.startswith("json_"):
-        param, message = None, "body: expected JSON, found something else"
+    elif error_type == "json_invalid":  # the body is the text, and the location the offset of the mistake
+        return malformed_body(json.JSONDecodeError(problem["ctx"]["error"], str(body), problem["loc"][-1]))
     else:
         message = problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
         message = message.replace("String should match pattern ", "expected a string that matches ")

@@ -52,9 +52,9 @@ class MemoryEstimate:
             return
         sizes = (memory - taken, memory, taken, self.total, self.weights, self.kv)
         left, limit, others, total, weights, kv = size_texts(*sizes, binary=True)
-        less = f" less {others} of {kind} models" if taken else ""
+        less = f" ({limit} less {others} of {kind} models)" if taken else ""
         msg = (
-            f"memory: expected at most {left} ({limit}{less}), found {total} of {name}: weights {weights}, "
+            f"memory: expected at most {left}{less}, found {total} of {name}: weights {weights}, "
             f"KV cache {kv}; set --kv-memory lower or --memory higher"
         )
         raise OptionError(msg)

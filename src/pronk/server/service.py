@@ -77,6 +77,8 @@ class Service:
         per_tenant = _TOKENIZER_THREADS - 1 if settings.is_shared else _TOKENIZER_THREADS
         self._tokenizer_pool = FairExecutor(_TOKENIZER_THREADS, "pronk-reading", per_tenant=per_tenant)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
+        # The cache keeps repetitions from filling the log.
+        self._log_ignored = lru_cache(256)(partial(_log.info, "ignored in a request: %s"))
 
     @property
     def is_busy(self) -> bool:
@@ -101,7 +103,7 @@ class Service:
             self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
         prepared = await self._run_in_pool(tenant, self._tokenize_prompts, request)
         if ignored := request.ignored():
-            _log_ignored(report_header(ignored))
+            self._log_ignored(report_header(ignored))
         return prepared
 
     async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
@@ -372,9 +374,3 @@ class Service:
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:
     return [samples[index] for index in sorted(samples)]
-
-
-@lru_cache(256)
-def _log_ignored(report: str) -> None:
-    """Log what requests had and their answers ignored; the cache keeps repetitions from filling the log."""
-    _log.info("ignored in a request: %s", report)

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pronk.checks import check_path
-from pronk.errors import OptionError, describe_json_error
+from pronk.errors import OptionError, describe_json_error, describe_reason
 from pronk.files.atomic import replace_file
+from pronk.files.regular import read_input
 from pronk.models.loader import Fingerprint
 from pronk.speculation.tree import TokenTree
 
@@ -247,7 +248,8 @@ class AcceptanceFile:
             with replace_file(self.path) as file:
                 file.write(json.dumps({"format": _FORMAT, "model": self.model, "counts": rows}).encode())
         except OSError as error:
-            msg = f"calibration: expected a place to write to at {self.path}, found {error.strerror}; choose another"
+            found = describe_reason(error)
+            msg = f"calibration: expected a place to write to at {self.path}, found {found}; choose another"
             raise OptionError(msg) from error
 
 
@@ -257,9 +259,9 @@ def _read(path: Path, model: str) -> AcceptanceStats:
     try:
         if not path.exists():
             return stats
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_input(path))
     except (OSError, ValueError, RecursionError) as error:
-        found_problem = describe_json_error(error)
+        found_problem = describe_reason(error) if isinstance(error, OSError) else describe_json_error(error)
         msg = f"calibration: expected a file that pronk has written at {path}, found {found_problem}; choose another"
         raise OptionError(msg) from error
     if not isinstance(found, Mapping) or found.get("format") != _FORMAT or not _are_rows(found.get("counts")):

@@ -125,7 +125,7 @@ def test_paths_without_a_model_are_refused(model: str, tmp_path: Path) -> None:
     llm = LLM(model, drafter="autoregressive", threads=1)
     file = tmp_path / "file"
     file.write_text("x")
-    for place, expected in ((tmp_path / "none", "no such folder"), (file, "found a file"), (tmp_path, "config.json")):
+    for place, expected in ((tmp_path / "none", "no such folder"), (file, "found the file"), (tmp_path, "config.json")):
         for spec in (f"draft_model(model={str(place)!r})", f"staged(draft_model(model={str(place)!r}), suffix)"):
             with pytest.raises(CheckpointError, match=expected) as caught:
                 llm.generate("x", PARAMS, drafter=spec)

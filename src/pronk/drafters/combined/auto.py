@@ -24,11 +24,13 @@ from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.errors import PronkError
 from pronk.hub.cache import find_cached
 from pronk.hub.resolve import all_pairs, find_pairs
+from pronk.keywords import known_keywords
 from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer, ask, bind_proposer, observe
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Auto(Composite):
     """Options of ``auto``.

@@ -19,12 +19,14 @@ from typing import Any
 from pronk.drafters.from_text.suffix import Suffix
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.sampling.grammar_pruning import visit
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree, TokenView
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Grammar(Composite):
     """Options of ``grammar``; ``parts`` is one drafter, of any kind, for the text that is not forced."""

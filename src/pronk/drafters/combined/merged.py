@@ -15,6 +15,7 @@ from pronk.checks import check_integer
 from pronk.drafters.from_outputs.recycling import Recycling
 from pronk.drafters.from_text.suffix import Suffix
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
+from pronk.keywords import known_keywords
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -26,6 +27,7 @@ def _default_parts() -> tuple[Drafter, ...]:
     return Suffix(min_match=2), Recycling()
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Merged(Composite):
     """Options of ``merged``.
@@ -67,6 +69,7 @@ class MergedProposer(CompositeProposer):
         return [trie.tree(min(self.num_nodes, each.max_nodes)) for trie, each in zip(tries, contexts, strict=True)]
 
 
+@known_keywords
 @dataclass(frozen=True)
 class FirstOf(Composite):
     """Options of ``first_of``; ``parts`` are the drafters to combine, in order of precedence."""

@@ -15,6 +15,7 @@ from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.speculation.proposer import DraftContext, Drafter
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -30,6 +31,7 @@ class _Hypothesis:
     node: int | None = 0  # last token's node in the ``CachedTree``; ``None`` if the hypothesis cannot be extended
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Beam(Composite):
     """Options of beam search.

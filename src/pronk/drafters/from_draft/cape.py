@@ -23,6 +23,7 @@ from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
 from pronk.drafters.shared.chain import Chain, Stop
 from pronk.drafters.shared.composite import States
+from pronk.keywords import known_keywords
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
@@ -38,6 +39,7 @@ _SIBLING_COUNTS: dict[str, Callable[[float], int]] = {
 }
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Cape(Wrapper):
     """Options of CAPE.

@@ -24,6 +24,7 @@ from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import OptionError
 from pronk.execution.model_runner import ModelRunner
 from pronk.hub.resolve import resolve_model
+from pronk.keywords import known_keywords
 from pronk.models.clone_models import clone_model
 from pronk.models.decoder import forward_weights
 from pronk.models.linear import WEIGHTS
@@ -120,6 +121,7 @@ class ModelProposer(StepwiseProposer[DraftLane]):
         return min(unread, self.draft.max_unread or unread)
 
 
+@known_keywords
 @dataclass(frozen=True)
 class DraftModel(ModelDrafter):
     """Options of the drafter ``draft_model``, in addition to those of :class:`ModelDrafter`.

@@ -25,6 +25,7 @@ from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, Mode
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import DraftContext, Drafter, Proposer, bind_proposer
@@ -139,6 +140,7 @@ class _TreeSearch:
             self.pending = node
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Staged(Composite):
     """Options of staged decoding.

@@ -18,6 +18,7 @@ from pronk.drafters.shared.chain import Chain, Stop
 from pronk.drafters.shared.composite import States
 from pronk.drafters.shared.side_cache import common_prefix_length
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.speculation.proposer import DraftContext, Outcome
 from pronk.speculation.target import Target
 
@@ -33,6 +34,7 @@ class _ThresholdState:
     cumulative_confidence: list[float] = field(default_factory=list, compare=False)
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Threshold(Wrapper):
     """Options of threshold decoding.

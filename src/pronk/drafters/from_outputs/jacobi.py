@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pronk.checks import check_integer
 from pronk.drafters.from_outputs._likeliest import initial_draft_token, top_tokens
+from pronk.keywords import known_keywords
 from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Trie
@@ -37,6 +38,7 @@ class JacobiState:
         return initial_draft_token(self.prompt, position)
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Jacobi(Proposer[JacobiState]):
     """Options and proposer of Jacobi decoding.
@@ -83,6 +85,7 @@ class Jacobi(Proposer[JacobiState]):
         return state.end if first < state.end else first + self.num_tokens
 
 
+@known_keywords
 @dataclass(frozen=True)
 class GaussSeidel(Jacobi):
     """Options and proposer of Gauss-Seidel decoding.

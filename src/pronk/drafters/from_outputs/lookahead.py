@@ -22,6 +22,7 @@ from pronk.drafters.from_outputs._likeliest import top_tokens
 from pronk.drafters.from_outputs._window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.shared.rank_tree import MAX_NODES
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.target import Target
@@ -57,6 +58,7 @@ class LookaheadState:
     num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Lookahead(Drafter):
     """Options of lookahead decoding.

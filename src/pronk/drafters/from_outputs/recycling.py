@@ -20,6 +20,8 @@ from pronk.checks import check_flag, check_integer, check_path
 from pronk.drafters.from_outputs._likeliest import top_tokens
 from pronk.errors import OptionError, describe_error
 from pronk.files.atomic import replace_file
+from pronk.files.regular import check_regular
+from pronk.keywords import known_keywords
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -67,6 +69,7 @@ class RecyclingState:
         self.num_read = num_committed
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Recycling(Drafter):
     """Options of token recycling.
@@ -192,6 +195,7 @@ def load_successors(path: Path, table: Successors, vocabulary: str | None) -> No
     Raises ``OptionError`` if the file is missing, damaged, or of another vocabulary; the table then stays empty.
     """
     try:
+        check_regular(path)
         with safe_open(path, "np") as file:
             metadata, tensor = file.metadata() or {}, file.get_tensor("successors")
     except (OSError, SafetensorError) as error:

@@ -25,6 +25,7 @@ from pronk.drafters.shared.side_cache import SideLane
 from pronk.drafters.shared.stepwise import MAX_COUNTED, StepwiseDrafter, StepwiseProposer
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.hub.resolve import resolve_model
+from pronk.keywords import known_keywords
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.linear import WEIGHTS
 from pronk.models.loader import describe_architecture
@@ -40,6 +41,7 @@ _FOLDER = "eagle3"  # folder of the default head in the target's folder
 _PACKAGED = Path(__file__).parents[2] / "heads"  # folders of the heads that come with pronk; each has a card
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Eagle3(StepwiseDrafter):
     """Options of EAGLE-3.
@@ -102,6 +104,7 @@ class Eagle3(StepwiseDrafter):
         return Eagle3Proposer(self, target.load_shared(folder, self.name, self.weights, load=load_runner))
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Mtp(Eagle3):
     """Options of MTP: those of :class:`Eagle3`. ``model=None`` is the head in the target's own checkpoint."""

@@ -20,6 +20,7 @@ from pronk.errors import OptionError
 from pronk.execution.forward_job import ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
 from pronk.interrupts import uninterrupted
+from pronk.keywords import known_keywords
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import CrossAttentionSource
 from pronk.speculation.proposer import DraftContext
@@ -73,6 +74,7 @@ class _GlideRunner(DraftRunner):
         return ForwardJob(segment, logits_nodes, lane.num_prompt, lane.target_block_table)
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Glide(ModelDrafter):
     """Options of GLIDE: those of :class:`ModelDrafter`. The weights are loaded in the target's dtype."""
@@ -98,6 +100,7 @@ class Glide(ModelDrafter):
         return target.load_shared(trained.folder, self.name, load=load_runner)
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Vanilla(Glide):
     """Options of the paper's baseline: a GLIDE model without attention to the target's cache."""

@@ -29,6 +29,7 @@ from pronk.drafters.shared.side_cache import SideCache, SideLane
 from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer
 from pronk.execution.forward_job import EarlyTokens, ForwardJob, Segment
 from pronk.execution.model_runner import ModelRunner
+from pronk.keywords import known_keywords
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
@@ -129,6 +130,7 @@ class EarlyExit:
         return out
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Kangaroo(StepwiseDrafter):
     """Options of Kangaroo.

@@ -17,6 +17,7 @@ from pronk.checks import check_integer, check_path
 from pronk.drafters.from_target.modules.files import TrainedDrafter, read_trained_drafter
 from pronk.drafters.from_target.modules.heads import MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, draft_tree, main_chain_first
+from pronk.keywords import known_keywords
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
@@ -35,6 +36,7 @@ class MedusaState:
     position: int = -1  # text position of the token that ``hidden`` belongs to
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Medusa(Drafter):
     """Options of Medusa heads.

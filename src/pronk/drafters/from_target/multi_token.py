@@ -23,6 +23,7 @@ from pronk.drafters.shared.rank_tree import check_paths, check_tree, draft_tree
 from pronk.drafters.shared.side_cache import Apply, SideCache, SideLane
 from pronk.drafters.shared.stepwise import LaneDrafter, LaneProposer
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.speculation.proposer import DraftContext
@@ -67,6 +68,7 @@ class _HeadsRunner(SideCache):
         return logits
 
 
+@known_keywords
 @dataclass(frozen=True)
 class MultiToken(LaneDrafter):
     """Options of multi-token heads.

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 from pronk.drafters.from_text._growth import SuffixIndex, make_suffix_index
 from pronk.errors import OptionError, describe_error
 from pronk.files.atomic import replace_file
+from pronk.files.regular import check_regular
 
 _FORMAT = "pronk-suffix-store/1"
 
@@ -115,6 +116,7 @@ def _append_line(path: Path, output: Sequence[int]) -> None:
 
 def _read_file(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: int) -> Sequence[list[int]]:
     """Return the outputs in the file, oldest first; create, repair or shorten the file if necessary."""
+    check_regular(path)
     with path.open("a+b") as file:
         file.seek(0)
         header = file.readline()

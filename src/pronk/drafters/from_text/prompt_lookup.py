@@ -13,6 +13,7 @@ from itertools import islice
 
 from pronk.checks import check_integer
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
@@ -64,6 +65,7 @@ class TextIndex:
                     yield size, end
 
 
+@known_keywords
 @dataclass(frozen=True)
 class PromptLookup(Proposer[TextIndex]):
     """Options of prompt lookup.

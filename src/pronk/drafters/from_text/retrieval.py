@@ -14,6 +14,7 @@ from pathlib import Path
 from pronk.checks import check_integer, check_path
 from pronk.drafters.from_text.datastore.reader import Child, Datastore
 from pronk.errors import OptionError
+from pronk.keywords import known_keywords
 from pronk.models.clone_models import TINY_MODEL, clone_model
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.target import Target
@@ -41,6 +42,7 @@ _PRIORS = (
 _PRIORS_BY_KIND = dict(enumerate(prior for row in _PRIORS for prior in row))
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Retrieval(Drafter):
     """Options of retrieval.

@@ -20,6 +20,7 @@ from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeBuilder, m
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.errors import OptionError
 from pronk.kernels.suffixes import TreeLimits
+from pronk.keywords import known_keywords
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -37,6 +38,7 @@ class SuffixState:
     private: bool = False
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Suffix(Drafter):
     """Options of suffix decoding.
