@@ -69,7 +69,7 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/completions", TEXT | {"priority": 10**6}, "invalid_value", "priority"),
         ("/v1/chat/completions", CHAT | {"messages": []}, "invalid_value", "messages"),
         ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "invalid_value", "top_logprobs"),
-        ("/v1/chat/completions", CHAT | {"tools": [{}]}, "invalid_value", "tools.0.type"),
+        ("/v1/chat/completions", CHAT | {"tools": [{}]}, "invalid_value", "tools.0.function"),
         ("/v1/chat/completions", CHAT | {"tools": [TOOL]}, "unsupported", "tools"),
         ("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "f"}]}, "unsupported", "tools"),
         ("/v1/responses", {"input": "x", "tools": [TOOL]}, "unsupported", "tools"),

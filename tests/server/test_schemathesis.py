@@ -117,8 +117,13 @@ def _anthropic_message(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, list):
         own = ("text",) if message["role"] == "user" else ("text", "thinking", "tool_use")
-        content = [block for block in content if block["type"] in own] or "Hi"
+        content = [block for block in content if _block_type(block) in own] or "Hi"
     return {**message, "content": content}
+
+
+def _block_type(block: Any) -> Any:
+    """Return the type of a block; the schema also allows blocks without one."""
+    return block.get("type") if isinstance(block, dict) else None
 
 
 def _item(item: dict[str, Any]) -> dict[str, Any]:
