@@ -98,7 +98,7 @@ def test_paths_of_other_servers_are_said_to_be_missing(client: httpx.Client, pat
     assert "did you mean" not in message
 
 
-@pytest.mark.parametrize("path", (*API_PATHS, *OTHER_PATHS))
+@pytest.mark.parametrize("path", [*API_PATHS, *OTHER_PATHS])
 def test_no_path_of_this_server_is_said_to_be_missing(path: str) -> None:
     assert foreign_path(path) is None
     assert near_path(f"/proxy{path}") == path

@@ -54,7 +54,7 @@ RESTRICTED = {
         "text",
     ),
     *("text", "tools", "tool_choice", "output_config", "chat_template_kwargs", "max_completion_tokens", "min_tokens"),
-    "dimensions",
+    *("dimensions", "do_sample", "format", "json_schema"),
     *("stop", "stop_sequences", "bad_words", "best_of", "suffix", "echo", "prompt_logprobs", "include", "guide_mode"),
 }
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -98,6 +98,8 @@ def repaired(route: str, body: Any) -> Any:
     if route in ("/v1/chat/completions", "/tokenize") and (messages := body.get("messages")):
         body.pop("prompt", None)
         return {**body, "messages": [fixed for each in messages for fixed in _chat_messages(each)]}
+    if route == "/tokenize":
+        return {"prompt": "Hi"}
     if route.startswith("/v1/messages"):
         return {**body, "messages": [*map(_anthropic_message, body["messages"]), {"role": "user", "content": "Hi"}]}
     if isinstance(items := body.get("input"), list) and route == "/v1/responses":
