@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from pronk.server.errors import ApiError, validation_to_api_error
+from pronk.server.protocol import tools
 from pronk.server.protocol.chat import ChatMessage, ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest, ToolResultBlock, ToolUseBlock
@@ -17,6 +18,7 @@ from pronk.server.protocol.request import RequestBody
 from pronk.server.protocol.responses import CallItem, CallOutputItem, ResponsesRequest
 from pronk.server.protocol.small_routes import EmbeddingRequest, ModerationRequest, TokenizeRequest
 from pronk.server.protocol.tools import Function, FunctionTool, ToolCall, read_arguments
+from pronk.tokenization.chat.answer_grammar import relax_tools
 from server.bodies import CHAT, MESSAGES, RESPONSES, Bodies
 from server.serving import Running, running
 from server.tool_models import tool_model
@@ -112,6 +114,7 @@ def result(content: Any = "ok", **more: Any) -> dict[str, Any]:
 
 
 PART = {"type": "text", "text": "Hi"}
+SILENT = {"role": "assistant", "content": ""}
 USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 DONE = {"type": "tool_result", "tool_use_id": "a", "content": "ok"}
 ITEM = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
@@ -128,6 +131,19 @@ READ_AS: list[tuple[str, Any, Any]] = [
         (route, [{"role": "user", "content": content}], [{"role": "user", "content": [PART]}])
         for route in (CHAT, RESPONSES, MESSAGES)
         for content in (["Hi"], PART, [{"text": "Hi"}], {"text": "Hi"})
+    ),
+    *(
+        (route, [{"role": "user", "content": {}}], [{"role": "user", "content": []}])
+        for route in (CHAT, RESPONSES, MESSAGES)
+    ),
+    *(
+        (route, [*TURNS, {**SILENT, "content": None}, *TURNS], [*TURNS, SILENT, *TURNS])
+        for route in (CHAT, MESSAGES)
+    ),
+    *(
+        (RESPONSES, [*TURNS, {"type": "reasoning", "summary": given}, *TURNS],
+         [*TURNS, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Well"}]}, *TURNS])
+        for given in ("Well", ["Well"], {"text": "Well"})
     ),
     (RESPONSES, ["Hi"], TURNS),
     (RESPONSES, TURNS[0], TURNS),
@@ -205,6 +221,51 @@ def test_a_result_as_one_text_and_as_parts_is_the_same(asked: httpx.Client) -> N
     for system in ("Be kind.", ["Be kind."], {"type": "text", "text": "Be kind."}):
         answer = asked.post(COUNT, json={"messages": TURNS, "system": system})
         assert answer.json() == asked.post(COUNT, json={"messages": TURNS, "system": "Be kind."}).json()
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "word"),
+    [
+        (CHAT, "response_format", "json_object"),
+        (CHAT, "response_format", "text"),
+        (RESPONSES, "text", {"format": "json_object"}),
+        (MESSAGES, "tool_choice", "any"),
+        (MESSAGES, "tool_choice", "none"),
+    ],
+)
+def test_a_word_stands_for_an_object_with_this_type(asked: httpx.Client, route: str, field: str, word: Any) -> None:
+    typed = {"format": {"type": word["format"]}} if isinstance(word, dict) else {"type": word}
+    body = {"input" if route == RESPONSES else "messages": TURNS, LIMIT[route]: 9, "temperature": 0}
+    if route == MESSAGES:
+        body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
+    replies = [asked.post(route, json={**body, field: value}) for value in (word, typed)]
+    assert [reply.status_code for reply in replies] == [200, 200], replies[0].text
+    usages = [reply.json()["usage"] for reply in replies]
+    counted = [usage.get("completion_tokens", usage.get("output_tokens")) for usage in usages]
+    assert counted[0] == counted[1]
+
+
+def test_tools_are_relaxed_once_per_request(asked: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema may be large, and several parts of the server ask for the tools of a request."""
+    sizes = list[int]()
+
+    def relax(parameters: Sequence[Any]) -> Any:
+        sizes.append(len(parameters))
+        return relax_tools(parameters)
+
+    monkeypatch.setattr(tools, "relax_tools", relax)
+    flat = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    for route, tool in (
+        (CHAT, TOOL),
+        (RESPONSES, flat),
+        (RESPONSES, {"type": "namespace", "name": "n", "tools": [flat]}),
+        (MESSAGES, {"name": "f", "input_schema": {"type": "object"}}),
+    ):
+        body = {"input" if route == RESPONSES else "messages": TURNS, LIMIT[route]: 2, "tools": [tool]}
+        for more in ({}, {"stream": True}):
+            assert asked.post(route, json={**body, **more}).status_code == 200
+            assert sizes == [1]
+            sizes.clear()
 
 
 @pytest.mark.parametrize("value", [5, 1.5, True])
@@ -285,6 +346,8 @@ def test_an_effort_without_thinking_is_named(asked: httpx.Client) -> None:
                 "created": 1764000000,
                 "created_at": 1.5,
                 "attempt": 2,
+                "turn_index": 4,
+                "user_age": 30,
                 "retry_count": 1,
                 "api_version": 3,
                 "dynatemp_low": 1,

@@ -67,9 +67,10 @@ _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (errors.TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
 # Pydantic's error type to our message; pydantic's ``ctx``, such as {"min_length": 1}, has the values to insert.
-_LENGTH_MESSAGES = {
+_MESSAGES = {
     "too_short": "expected at least {min_length} items, found {actual_length}",
     "too_long": "expected at most {max_length} items, found {actual_length}",
+    **dict.fromkeys(("model_type", "model_attributes_type"), "expected an object, found {found}"),
     "string_too_short": "expected at least {min_length} characters, found fewer",
     "string_too_long": "expected at most {max_length} characters, found more",
 }
@@ -122,10 +123,8 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
         code, message = error_type, problem["msg"]
     elif error_type == "missing":
         message = "expected a value, found no such field; add it"
-    elif error_type in _LENGTH_MESSAGES:
-        message = _LENGTH_MESSAGES[error_type].format(**problem["ctx"])
-    elif error_type == "union_tag_invalid":
-        message = f"expected the type {problem['ctx']['expected_tags']}, found {problem['ctx']['tag']!r:.40}"
+    elif error_type in _MESSAGES:
+        message = _MESSAGES[error_type].format(**{"found": _describe(problem["input"]), **problem.get("ctx", {})})
     elif error_type.startswith("json_"):
         param, message = None, "body: expected JSON, found something else"
     else:

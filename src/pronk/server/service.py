@@ -398,5 +398,5 @@ def _sort_by_index(samples: dict[int, T]) -> list[T]:
 
 @lru_cache(256)
 def _log_ignored(report: str) -> None:
-    """Log what requests had and their answers ignored; the cache keeps repetitions from filling the log."""
-    _log.info("ignored in a request: %s", report)
+    """Log the parts of a request that were ignored; the cache keeps repetitions from filling the log."""
+    _log.info("a request has parts that its answer does not follow: %s", report)

@@ -79,8 +79,8 @@ _INDEX = re.compile(r"\[\d+\]")
 # Words in names of options that only describe a request, its sender or its time. Clients invent such options for their
 # own records, so the names differ from client to client, and some values are numbers.
 _FOR_RECORDS = re.compile(
-    r"cache|session|trace|tracing|telemetry|metadata|request_id|user_id|client_|^x[-_]|^_"
-    r"|(^|_)(timestamp|time|date|created|updated|attempts?|retry|retries|version|revision)(_|$)"
+    r"cache|session|trace|tracing|telemetry|metadata|request_id|client_|^user_|^x[-_]|^_"
+    r"|(^|_)(timestamp|time|deadline|date|created|updated|attempts?|retry|retries|version|revision|turn|index)(_|$)"
 )
 # Words in names of options that change the answer, even if the value is a text or an object: where the text ends (stop,
 # ban), what the model reads (prompt, system, tool), which form the answer has (schema, json), how tokens are drawn

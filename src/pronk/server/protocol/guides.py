@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from pronk.server.protocol.request import GUIDE_KINDS, Record, RequestBody, Text, TextRequest, Texts, refuse
+from pronk.server.protocol.unions import as_typed
 from pronk.tokenization.chat.dialects import TOOL_NAME
 
 NAME_PATTERN = f"^{TOOL_NAME.pattern}$"
@@ -91,7 +92,7 @@ class GuidedRequest(TextRequest):
 
     meaningful: ClassVar = {f"guided_{name}": empty for name, empty in _EMPTY_FORMS.items()}
 
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[ResponseFormat, BeforeValidator(as_typed)] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | Text | None = None
     guided_regex: Text | None = None

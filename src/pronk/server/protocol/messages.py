@@ -30,7 +30,7 @@ from pronk.server.protocol.request import (
 )
 from pronk.server.protocol.thinking import Thinking, ThinkingHint
 from pronk.server.protocol.tools import MAX_ID, MAX_TOOLS, Arguments, Function, ToolChoice, ToolUse, tool_call
-from pronk.server.protocol.unions import OneOf, type_of
+from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.dialects import TOOL_NAME
 
@@ -45,7 +45,7 @@ class ThinkingBlock(Record):
     """Thoughts of an earlier answer; the signature is not checked."""
 
     type: Literal["thinking"]
-    thinking: Text
+    thinking: Text = ""
     signature: Text | None = Field(None, description="Not checked.")
 
 
@@ -127,6 +127,12 @@ class MessagesTurn(Record):
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
+
+    @classmethod
+    def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Set the missing content of an assistant's message, as in the other APIs."""
+        is_empty = value.get("role") == "assistant" and value.get("content") is None
+        return {**value, "content": ""} if is_empty else value
 
     def to_template(self) -> list[dict[str, Any]]:
         """Return the messages for chat templates; raise ``ApiError`` if a block does not fit the role."""
@@ -338,7 +344,7 @@ class CountTokensRequest(ConversationRequest):
     system: SystemText | None = None
     stop: StopTexts | None = Field(None, alias="stop_sequences")
     tools: Annotated[list[AnyMessagesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: MessagesToolChoice | None = None
+    tool_choice: Annotated[MessagesToolChoice, BeforeValidator(as_typed)] | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(None, description="Former name of output_config.format.")
     max_tokens: MaxTokens | None = None

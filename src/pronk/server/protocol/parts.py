@@ -47,7 +47,7 @@ def _part_class(part: Mapping[str, Any]) -> type[Record]:
 def as_parts(content: Any) -> Any:
     """Return a content as a list of parts: one part may stand alone, and a text stands for a part with it."""
     if isinstance(content, dict):
-        return [content]
+        return [content] if content else []
     if not isinstance(content, list):
         return content
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]

@@ -158,7 +158,7 @@ Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_f
 
 def _without_empty(texts: Any) -> Any:
     """Return a list without empty texts: no text ends with an empty one, and none has to be avoided."""
-    return [each for each in texts if each != ""] if isinstance(texts, list) else texts
+    return [each for each in texts if each not in ("", None)] if isinstance(texts, list) else texts
 
 
 StopTexts = Annotated[Text | Texts, BeforeValidator(_without_empty)]
@@ -278,8 +278,8 @@ class TextRequest(RequestBody):
             if longest > limits.stop_length:
                 raise refuse(name, f"expected at most {limits.stop_length} characters each, found {longest}")
         if self.do_sample is False and self.temperature != 0:
-            expected = "expected temperature: 0 with false"
-            raise unsupported("do_sample", f"{expected}, found {self.temperature}; use temperature: 0")
+            found = "none" if self.temperature is None else self.temperature
+            raise unsupported("do_sample", f"expected temperature: 0 with false, found {found}; use temperature: 0")
         if self.do_sample and self.temperature == 0:
             raise refuse("do_sample", "expected temperature above 0 with true, found temperature: 0; leave one out")
         if self.leaps and not self.stream:

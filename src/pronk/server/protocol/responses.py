@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pronk.server.protocol.chat import ChatTurn
 from pronk.server.protocol.conversation import ConversationRequest
 from pronk.server.protocol.guides import TextFormat
-from pronk.server.protocol.parts import Content, ResultContent, result_texts, texts_of
+from pronk.server.protocol.parts import Content, ResultContent, as_parts, result_texts, texts_of
 from pronk.server.protocol.request import (
     MaxTokens,
     Record,
@@ -41,7 +41,7 @@ from pronk.server.protocol.tools import (
     tool_call,
     tool_class,
 )
-from pronk.server.protocol.unions import OneOf, type_of
+from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.dialects import TOOL_NAME
 
@@ -86,16 +86,23 @@ class CallOutputItem(Record):
 class ThoughtText(Record):
     """Text of thoughts."""
 
-    type: Text
+    type: Text = "text"
     text: Text = ""
+
+
+def _as_thoughts(value: Any) -> Any:
+    return as_parts([value] if isinstance(value, str) else value)
+
+
+Thoughts = Annotated[list[ThoughtText], Field(fail_fast=True), BeforeValidator(_as_thoughts)]
 
 
 class ThoughtItem(Record):
     """Thoughts of an earlier response; encrypted thoughts of another server are ignored."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
-    content: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
+    summary: Thoughts | None = None
+    content: Thoughts | None = None
 
 
 class Namespace(Record):
@@ -213,7 +220,7 @@ Input = Annotated[Text | Annotated[list[Item], Field(fail_fast=True)], BeforeVal
 class TextOptions(Record):
     """Options of the answer's text; no model has a verbosity."""
 
-    format: TextFormat | None = None
+    format: Annotated[TextFormat, BeforeValidator(as_typed)] | None = None
 
 
 class ResponsesRequest(ConversationRequest):

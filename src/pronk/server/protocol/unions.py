@@ -38,6 +38,11 @@ def type_of(value: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
+def as_typed(value: Any) -> Any:
+    """Return the object that a text stands for: ``{"type": "json_object"}`` for ``"json_object"``."""
+    return {"type": value} if isinstance(value, str) else value
+
+
 def _tag(chosen: type) -> str:
     """Return the name of a class in the location of an error; hardly any field has such a name."""
     return f"<{chosen.__name__}>"
