@@ -17,7 +17,7 @@ from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest, 
 from pronk.server.protocol.request import RequestBody
 from pronk.server.protocol.responses import CallItem, CallOutputItem, ResponsesRequest
 from pronk.server.protocol.small_routes import EmbeddingRequest, ModerationRequest, TokenizeRequest
-from pronk.server.protocol.tools import Function, FunctionTool, ToolCall, read_arguments
+from pronk.server.protocol.tools import Function, FunctionTool, ToolCall, complete_arguments
 from pronk.tokenization.chat.answer_grammar import relax_tools
 from server.bodies import CHAT, MESSAGES, RESPONSES, Bodies
 from server.serving import Running, running
@@ -270,14 +270,14 @@ def test_tools_are_relaxed_once_per_request(asked: httpx.Client, monkeypatch: py
 
 @pytest.mark.parametrize("value", [5, 1.5, True])
 def test_numbers_are_no_arguments(value: Any) -> None:
-    assert read_arguments(value) is value  # which is refused
+    assert complete_arguments(value) is value  # which is refused
     with pytest.raises(ValidationError):
         ToolCall.model_validate(call(arguments=value))
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', '{ "a" : 1.50 }', "{}"])
 def test_arguments_that_are_an_object_stay_as_they_are(text: str) -> None:
-    assert read_arguments(text) == text
+    assert complete_arguments(text) == text
 
 
 @pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])

@@ -31,16 +31,18 @@ SchemaPath = tuple[str | int, ...]  # names and indices from the request to the 
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
-def read_arguments(value: Any) -> Any:
+def complete_arguments(value: Any) -> Any:
     """Return the arguments of an earlier call as the JSON text of an object, which chat templates need.
 
     Models and clients also write other things: ``max_tokens`` may end the text anywhere within the object, so the
     strings, lists and objects that are open are closed, and a key or a number without its end is left out. NaN, which
-    JSON does not have, becomes null. Nothing (``""``, ``"null"``, ``[]``) becomes ``{}``; any other text or list
-    becomes the object ``{"arguments": …}``.
+    JSON does not have, becomes null. ``"null"`` and ``[]`` become ``{}``; any other text or list becomes the object
+    ``{"arguments": …}``. A blank text stays; chat templates get ``{}`` for it.
     """
     if not isinstance(value, (str, list, dict)):
         return value  # refused: no API has numbers and booleans as arguments
+    if isinstance(value, str) and not value.strip():
+        return value
     found = _parse(value) if isinstance(value, str) else value
     if isinstance(value, str) and isinstance(found, dict) and _is_json(value):
         return value  # the text that the model wrote
@@ -51,8 +53,6 @@ def read_arguments(value: Any) -> Any:
 
 def _parse(text: str) -> Any:
     """Return the value of a JSON text that may end early; the text itself if it is no JSON."""
-    if not text.strip():
-        return None
     with suppress(ValueError, RecursionError):
         return json.loads(text, parse_constant=lambda _: None)
     with suppress(ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _is_json(text: str) -> bool:
 
 
 # Arguments of a call in the conversation, as JSON text.
-Arguments = Annotated[Text, BeforeValidator(read_arguments)]
+Arguments = Annotated[Text, BeforeValidator(complete_arguments)]
 
 
 class FunctionCall(Record):
