@@ -158,7 +158,7 @@ Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_f
 
 def _without_empty(texts: Any) -> Any:
     """Return a list without empty texts: no text ends with an empty one, and none has to be avoided."""
-    return [each for each in texts if each not in ("", None)] if isinstance(texts, list) else texts
+    return [each for each in texts if each != ""] if isinstance(texts, list) else texts
 
 
 StopTexts = Annotated[Text | Texts, BeforeValidator(_without_empty)]
