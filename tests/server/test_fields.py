@@ -144,7 +144,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, {"background": True}, "background", "read the stream instead"),
     (RESPONSES, {"messages": [{}]}, "messages", "use input"),
     (MESSAGES, {"response_format": {"type": "json_object"}}, "response_format", "use output_config.format"),
-    (CHAT, {"options": {"mirostat": 1}}, "mirostat", "use min_p"),
+    (CHAT, {"options": {"mirostat": 1}}, "options.mirostat", "use min_p"),
     *(
         (route, {name: value}, name, "remove it")
         for route in ASK
@@ -209,21 +209,90 @@ def test_no_limit_of_top_k_is_none_whatever_is_recommended() -> None:
     assert body.top_k is not None  # so that the recommended value does not replace it
 
 
-def test_a_field_in_an_envelope_gives_way_and_is_named(client: httpx.Client) -> None:
-    body = {**ASK[CHAT], "temperature": 0, "options": {"temperature": 1.5, "num_predict": 9}}
-    answer = client.post(CHAT, json={**body, "max_tokens": 2})
-    assert {"options.temperature", "options.max_tokens"} <= {*ignored(answer)}
-    assert answer.json()["usage"]["completion_tokens"] <= 2
-    contrary = client.post(CHAT, json={**ASK[CHAT], "max_tokens": None, "n_predict": 3, "max_new_tokens": 40})
-    assert contrary.status_code == 400
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OTHER_SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}}}
+ON, OFF = {"type": "enabled"}, {"type": "disabled"}
+# Two fields that mean the same: the first with a value, the second with the same value and with another one.
+PAIRS: list[tuple[str, dict[str, Any], str, Any, Any]] = [
+    *(
+        (route, {"repetition_penalty": 1.5}, name, 1.5, 1.2)
+        for route in ASK
+        for name in ("repeat_penalty", "rep_pen", "options.repeat_penalty", "options.repetition_penalty")
+    ),
+    *((route, {"temperature": 0.5}, "options.temperature", 0.5, 1.5) for route in ASK),
+    *((route, {"seed": 3}, "random_seed", 3, 4) for route in ASK),
+    *(
+        (route, {"stop_sequences" if route == MESSAGES else "stop": ["x"]}, name, same, ["y"])
+        for route in ASK
+        for name in ("stop" if route == MESSAGES else "stop_sequences", "stopping_strings", "options.stop")
+        for same in (["x"], "x")
+    ),
+    *((CHAT, {"max_tokens": 2}, name, 2, 3) for name in ("max_completion_tokens", "n_predict", "options.num_predict")),
+    *((RESPONSES, {}, name, 2, 3) for name in ("max_tokens", "max_completion_tokens", "num_predict")),
+    *((MESSAGES, {}, name, 2, 3) for name in ("max_output_tokens", "max_new_tokens")),
+    (CHAT, {"max_tokens": None, "n_predict": 3}, "max_new_tokens", 3, 40),
+    (CHAT, {"max_tokens": None, "n_predict": 3}, "max_completion_tokens", 3, 40),
+    (CHAT, {"n": 1}, "n_cmpl", 1, 2),
+    (CHAT, {"format": SCHEMA}, "json_schema", SCHEMA, OTHER_SCHEMA),
+    (CHAT, {"response_format": {"type": "json_object"}}, "format", "json", SCHEMA),
+    (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        "guided_json",
+        SCHEMA,
+        OTHER_SCHEMA,
+    ),
+    (CHAT, {"guided_regex": "a|b"}, "structured_outputs", {"regex": "a|b"}, {"regex": "a|c"}),
+    (CHAT, {"guided_regex": "a|b"}, "regex", "a|b", "a|c"),
+    (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "output_format",
+     {"type": "json_schema", "schema": SCHEMA}, {"type": "json_schema", "schema": OTHER_SCHEMA}),
+    *(
+        pair
+        for route in (CHAT, RESPONSES, MESSAGES)
+        for pair in (
+            (route, {"reasoning_effort": "high"}, "reasoning", {"effort": "high"}, {"effort": "low"}),
+            (route, {"think": True}, "reasoning", {"enabled": True}, {"enabled": False}),
+            (route, {"think": "off"}, "reasoning", {"effort": "none"}, {"enabled": True}),
+            (route, {"reasoning_effort": "high"}, "think", "high", "low"),
+            (route, {"reasoning_effort": "high"}, "chat_template_kwargs",
+             {"reasoning_effort": "high"}, {"reasoning_effort": "low"}),
+            (route, {"reasoning_effort": "none"}, "enable_thinking", False, True),
+            (route, {"reasoning_effort": "none"}, "chat_template_kwargs",
+             {"enable_thinking": False}, {"enable_thinking": True}),
+            (route, {"think": True}, "thinking", ON, OFF),
+            (route, {"think": False}, "thinking", OFF, ON),
+            (route, {"thinking": {**ON, "budget_tokens": 5}}, "thinking_budget", 5, 6),
+            (route, {"thinking_budget": 5}, "thinking_token_budget", 5, 6),
+            (route, {"thinking_budget": 5}, "reasoning", {"max_tokens": 5}, {"max_tokens": 6}),
+        )
+    ),
+    (CHAT, {"temperature": 0}, "do_sample", False, True),
+    (CHAT, {"temperature": 0.5}, "do_sample", True, False),
+    (CHAT, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "parallel_tool_calls", False, True),
+]  # fmt: skip
 
 
-def test_two_names_of_one_field_with_different_values_are_refused(client: httpx.Client) -> None:
-    body = {**ASK[CHAT], "repeat_penalty": 1.5, "repetition_penalty": 1.2}
-    answer = client.post(CHAT, json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "repeat_penalty"
-    assert ignored(client.post(CHAT, json={**body, "repetition_penalty": 1.5})) == ["repeat_penalty"]
+def beside(body: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """Return a body with a field, which may be in an envelope: ``options.seed``."""
+    envelope, _, inner = name.rpartition(".")
+    return {**body, **({envelope: {inner: value}} if envelope else {name: value})}
+
+
+@pytest.mark.parametrize(("route", "given", "name", "same", "other"), PAIRS, ids=str)
+def test_two_fields_that_mean_the_same_must_have_one_value(
+    tooled: Running, route: str, given: dict[str, Any], name: str, same: Any, other: Any
+) -> None:
+    body = {**ASK[route], **given}
+    with tooled.client() as client:
+        for fine in (body, beside(body, name, same)):
+            answer = client.post(route, json=fine)
+            assert answer.status_code == 200, answer.text
+        answer = client.post(route, json=beside(body, name, other))
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert name in message
+    assert any(own in message for own in [*given, *ASK[route]]), message
+    assert "leave" in message or "use" in message
 
 
 @pytest.mark.parametrize("value", [-1, -2])

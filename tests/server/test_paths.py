@@ -5,7 +5,7 @@ import pytest
 
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.server.paths import API_PATHS, canonical_path, near_path
+from pronk.server.paths import API_PATHS, OTHER_PATHS, canonical_path, foreign_path, near_path
 from pronk.server.settings import ServerSettings
 from server.serving import Running, running
 
@@ -44,6 +44,7 @@ def test_answers_are_those_of_the_path(client: httpx.Client) -> None:
         ("/api/v1/responses", "/v1/responses"),
         ("/v1/message", "/v1/messages"),
         ("/tokenise", "/tokenize"),
+        ("/v1/models2/", "/v1/models"),
         ("/zzz", None),
     ],
 )
@@ -55,6 +56,52 @@ def test_unknown_paths_get_a_hint(client: httpx.Client, path: str, near: str | N
     assert message == f"path: expected one of this server, found {path!r}; " + (
         f"did you mean {near}?" if near else "see /openapi.json"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/api/chat", "/v1/chat/completions"),
+        ("/api/generate", "/v1/completions"),
+        ("/api/embed", "/v1/embeddings"),
+        ("/api/tags", "/v1/models"),
+        ("/api/pull", None),
+        ("/api/blobs/sha256:0", None),
+        ("/completion", "/v1/completions"),
+        ("/embedding", "/v1/embeddings"),
+        ("/apply-template", "/tokenize"),
+        ("/infill", None),
+        ("/embed", "/v1/embeddings"),
+        ("/rerank", None),
+        ("/v1/rerank", None),
+        ("/v2/rerank", None),
+        ("/v1/score", None),
+        ("/classify", None),
+        ("/ping", "/health"),
+        ("/generate", "/v1/completions"),
+        ("/v1/audio/speech", None),
+        ("/v1/images/generations", None),
+        ("/v1/files", None),
+        ("/v1/batches", "/v1/chat/completions"),
+        ("/v1/threads/thread_1/messages", None),
+        ("/v1/engines/x/completions", "/v1/completions"),
+        ("/v1/complete", "/v1/messages"),
+    ],
+)
+def test_paths_of_other_servers_are_said_to_be_missing(client: httpx.Client, path: str, near: str | None) -> None:
+    assert near_path(path) == near
+    answer = client.post(path, json=BODY)
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"path: pronk has no route {path!r}; ")
+    assert (f"use {near} " if near else "no other route") in message
+    assert "did you mean" not in message
+
+
+@pytest.mark.parametrize("path", [*API_PATHS, *OTHER_PATHS])
+def test_no_path_of_this_server_is_said_to_be_missing(path: str) -> None:
+    assert foreign_path(path) is None
+    assert near_path(f"/proxy{path}") == path
 
 
 def test_keys_are_needed_on_every_spelling(served: Running) -> None:

@@ -79,7 +79,7 @@ DEEP = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         b'{"prompt": "x", "stop": [[]]}',
         b'{"prompt": "x", "drafter": "' + b"merged(" * 30 + b'"}',
         b'{"prompt": "x", "drafter": "__import__(\'os\')"}',
-        b'{"prompt": "x", "drafter": {}}',
+        b'{"prompt": "x", "drafter": {"a": 1}}',
         DEEP,
         b'{"a": ' * 20_000 + b"1" + b"}" * 20_000,
     ],

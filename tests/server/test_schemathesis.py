@@ -54,7 +54,7 @@ RESTRICTED = {
         "text",
     ),
     *("text", "tools", "tool_choice", "output_config", "chat_template_kwargs", "max_completion_tokens", "min_tokens"),
-    "dimensions",
+    *("dimensions", "do_sample", "format", "json_schema"),
     *("stop", "stop_sequences", "bad_words", "best_of", "suffix", "echo", "prompt_logprobs", "include", "guide_mode"),
 }
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -98,6 +98,8 @@ def repaired(route: str, body: Any) -> Any:
     if route in ("/v1/chat/completions", "/tokenize") and (messages := body.get("messages")):
         body.pop("prompt", None)
         return {**body, "messages": [fixed for each in messages for fixed in _chat_messages(each)]}
+    if route == "/tokenize":
+        return {"prompt": "Hi"}
     if route.startswith("/v1/messages"):
         return {**body, "messages": [*map(_anthropic_message, body["messages"]), {"role": "user", "content": "Hi"}]}
     if isinstance(items := body.get("input"), list) and route == "/v1/responses":
@@ -117,8 +119,13 @@ def _anthropic_message(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, list):
         own = ("text",) if message["role"] == "user" else ("text", "thinking", "tool_use")
-        content = [block for block in content if block["type"] in own] or "Hi"
+        content = [block for block in content if _block_type(block) in own] or "Hi"
     return {**message, "content": content}
+
+
+def _block_type(block: Any) -> Any:
+    """Return the type of a block; the schema also allows blocks without one."""
+    return block.get("type") if isinstance(block, dict) else None
 
 
 def _item(item: dict[str, Any]) -> dict[str, Any]:

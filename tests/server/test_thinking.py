@@ -313,7 +313,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template_kwargs": {f"a{n}": 1 for n in range(17)}}, "chat_template_kwargs", "expected at most 16 names"),
     ({"chat_template_kwargs": {"deep": [1]}}, "chat_template_kwargs", "deep: expected a boolean"),
     ({"thinking_budget": -2}, "thinking_budget", "greater than or equal to 0"),
-    ({"reasoning_effort": 5}, "reasoning_effort", "expected a valid string"),
+    ({"reasoning_effort": [5]}, "reasoning_effort", "found a list"),
 ]
 
 

@@ -36,8 +36,10 @@ FIELD_PLACES = {
     "responses": "`/v1/responses`",
     "messages": "`/v1/messages`",
     "message": "Messages in a conversation",
+    "function": "Functions of tools",
     "structured_outputs": "`structured_outputs`",
     "embeddings": "`/v1/embeddings`",
+    "moderations": "`/v1/moderations`",
     "tokenize": "`/tokenize`",
 }
 

@@ -24,7 +24,7 @@ from pronk.errors import PronkError
 from pronk.server.errors import ANTHROPIC_PATHS, ApiError, malformed_body, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
-from pronk.server.paths import near_path
+from pronk.server.paths import unknown_path_message
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.fields import IGNORED_HEADER, report_header
@@ -261,9 +261,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 def _unknown_path(path: str) -> ApiError:
-    near = near_path(path)
-    hint = f"; did you mean {near}?" if near else "; see /openapi.json"
-    return ApiError(HTTPStatus.NOT_FOUND, f"path: expected one of this server, found {path!r:.80}{hint}", "not_found")
+    return ApiError(HTTPStatus.NOT_FOUND, unknown_path_message(path), "not_found")
 
 
 def _logged_error(error: Exception) -> ApiError:

@@ -68,9 +68,10 @@ _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (errors.TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
 # Pydantic's error type to our message; pydantic's ``ctx``, such as {"min_length": 1}, has the values to insert.
-_LENGTH_MESSAGES = {
+_MESSAGES = {
     "too_short": "expected at least {min_length} items, found {actual_length}",
     "too_long": "expected at most {max_length} items, found {actual_length}",
+    **dict.fromkeys(("model_type", "model_attributes_type"), "expected an object, found {found}"),
     "string_too_short": "expected at least {min_length} characters, found fewer",
     "string_too_long": "expected at most {max_length} characters, found more",
 }
@@ -121,7 +122,7 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     For a field with a union type, pydantic returns the errors of every member. The error at the most deeply nested
     field is used, because it belongs to the member that fits best.
     """
-    paths = [_field_path(_location(problem), body) for problem in problems]
+    paths = [_field_path(_location(problem), body, is_missing=problem["type"] == "missing") for problem in problems]
     problem, path = max(zip(problems, paths, strict=True), key=lambda pair: len(pair[1]))
     param = ".".join(path) or None
     error_type, code = str(problem["type"]), "invalid_value"
@@ -132,10 +133,8 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
         message = f"body: expected a JSON object, found {found}; send one"
     elif error_type == "missing":
         message = "expected a value, found no such field; add it"
-    elif error_type in _LENGTH_MESSAGES:
-        message = _LENGTH_MESSAGES[error_type].format(**problem["ctx"])
-    elif error_type == "union_tag_invalid":
-        message = f"expected the type {problem['ctx']['expected_tags']}, found {problem['ctx']['tag']!r:.40}"
+    elif error_type in _MESSAGES:
+        message = _MESSAGES[error_type].format(**{"found": _describe(problem["input"]), **problem.get("ctx", {})})
     elif error_type == "json_invalid":  # the body is the text, and the location the offset of the mistake
         return malformed_body(json.JSONDecodeError(problem["ctx"]["error"], str(body), problem["loc"][-1]))
     else:
@@ -148,23 +147,27 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
 def _location(problem: Mapping[str, Any]) -> list[str | int]:
     """Return the location of a problem in the body.
 
-    An error about the name of a field has this name in its context.
+    An error about a field of pronk's own checks has the names from the object to the field in its context.
     """
-    location = [part for part in problem["loc"] if part != "body"]
-    field = problem.get("ctx", {}).get("field")
-    return location if field is None else [*location, field]
+    location = [*problem["loc"]]
+    if location and location[0] == "body":  # FastAPI's name for the body
+        del location[0]
+    return [*location, *problem.get("ctx", {}).get("field", ())]
 
 
-def _field_path(location: Sequence[str | int], body: Any) -> list[str]:
-    """Return ``["input", "0", "role"]`` for pydantic's location ``("input", "list[Message]", 0, "role")``."""
+def _field_path(location: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str]:
+    """Return ``["input", "0", "role"]`` for pydantic's location ``("input", "list[Message]", 0, "role")``.
+
+    The path only has names and indices of the body that the client sent, and the name of a missing field at its end.
+    Pydantic's location also has the names of members of unions.
+    """
     names, value = list[str](), body
-    for number, part in enumerate(location, 1):
+    for part in location:
         if (isinstance(value, list) and part in range(len(value))) or (isinstance(value, dict) and part in value):
             value = value[part]  # type: ignore[index]
-        elif part == "[key]" or not (isinstance(value, dict) and number == len(location)):
-            # Skip the name of a union member. Keep the last part if it is the name of a missing field.
-            continue
-        names.append(str(part))
+            names.append(str(part))
+    if is_missing and isinstance(value, dict) and location[-1] not in value:
+        names.append(str(location[-1]))
     return names
 
 

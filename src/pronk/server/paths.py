@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 API_PATHS = (
@@ -32,10 +34,89 @@ def canonical_path(path: str) -> str:
     return path
 
 
+# Paths of other servers that pronk does not have, each with the path that does the nearest thing; None: no path does.
+_CHAT, _TEXT, _VECTORS, _LIST = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+_FOREIGN: Mapping[str, str | None] = {
+    # Ollama
+    "/api/chat": _CHAT,
+    "/api/generate": _TEXT,
+    "/api/embed": _VECTORS,
+    "/api/embeddings": _VECTORS,
+    "/api/tags": _LIST,
+    "/api/ps": _LIST,
+    "/api/show": _LIST,
+    "/api/version": "/health",
+    **dict.fromkeys(("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs"), None),
+    # llama-server
+    "/completion": _TEXT,
+    "/embedding": _VECTORS,
+    "/apply-template": "/tokenize",
+    "/props": _LIST,
+    "/slots": "/metrics",
+    "/lora-adapters": _LIST,
+    **dict.fromkeys(("/infill", "/rerank", "/reranking"), None),
+    # Text Embeddings Inference
+    "/embed": _VECTORS,
+    "/embed_all": _VECTORS,
+    "/decode": "/detokenize",
+    "/info": _LIST,
+    **dict.fromkeys(("/embed_sparse", "/predict", "/similarity"), None),
+    # Text Generation Inference
+    "/generate": _TEXT,
+    "/generate_stream": _TEXT,
+    "/chat_tokenize": "/tokenize",
+    # vLLM
+    "/ping": "/health",
+    "/version": "/health",
+    "/load": "/metrics",
+    "/server_info": _LIST,
+    "/inference/v1/generate": _TEXT,
+    "/get_tokenizer_info": "/tokenizer_info",
+    **dict.fromkeys(("/rerank", "/score", "/pooling", "/classify", "/invocations", "/sleep", "/wake_up"), None),
+    **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter", "/reset_prefix_cache"), None),
+    # OpenAI and Anthropic
+    "/engines": _TEXT,
+    "/edits": _CHAT,
+    "/complete": "/v1/messages",
+    "/responses/input_tokens": "/v1/messages/count_tokens",
+    "/messages/batches": "/v1/messages",
+    "/batches": _CHAT,
+    "/conversations": "/v1/responses",
+    **dict.fromkeys(("/audio", "/images", "/videos", "/files", "/uploads", "/fine_tuning", "/vector_stores"), None),
+    **dict.fromkeys(("/assistants", "/threads", "/realtime", "/evals", "/containers", "/organization"), None),
+    **dict.fromkeys(("/skills", "/chatkit", "/graders"), None),
+}
+_VERSIONS = re.compile(r"^(/(v\d+|openai))+(?=/)")  # versions before the name of a route
+
+
 def near_path(path: str) -> str | None:
-    """Return the path of the server that is most like an unknown one, if any is."""
+    """Return the path of this server that does the nearest to what an unknown path asks for, if any does.
+
+    The path may be one of another server, such as ``/api/chat``, have another base (``/openai/v1/responses``), or a
+    typing error.
+    """
+    foreign = foreign_path(path)
+    if foreign is not None:
+        return _FOREIGN[foreign]
     known = (*API_PATHS, *OTHER_PATHS)
     same_end = [each for each in known if path.rstrip("/").endswith(each.removeprefix(_VERSION))]
     if same_end:
         return max(same_end, key=len)
-    return next(iter(get_close_matches(path, known, 1)), None)
+    return next(iter(get_close_matches(path, known, 1, cutoff=0.8)), None)
+
+
+def foreign_path(path: str) -> str | None:
+    """Return the path of another server that a path is or begins with; ``None`` for other paths."""
+    short = _VERSIONS.sub("", path.rstrip("/"))
+    found = [each for each in _FOREIGN if f"{short}/".startswith(f"{each}/")]
+    return max(found, key=len, default=None)
+
+
+def unknown_path_message(path: str) -> str:
+    """Return the message of the error for a path that this server does not have."""
+    near = near_path(path)
+    if foreign_path(path) is None:
+        hint = f"did you mean {near}?" if near else "see /openapi.json"
+        return f"path: expected one of this server, found {path!r:.80}; {hint}"
+    advice = f"use {near} for the nearest" if near else "no other route does the same, see /openapi.json"
+    return f"path: pronk has no route {path!r:.80}; {advice}"

@@ -28,7 +28,15 @@ from pronk.server.names import AdapterNames, drafter_selector
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
 from pronk.server.protocol.fields import report_header
-from pronk.server.protocol.request import NO_LIMIT, PreparedRequest, RunningUsage, TextRequest, list_prompts, refuse
+from pronk.server.protocol.request import (
+    NO_LIMIT,
+    PreparedRequest,
+    RunningUsage,
+    TextRequest,
+    list_prompts,
+    naming_fields_of,
+    refuse,
+)
 from pronk.server.protocol.small_routes import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -78,7 +86,9 @@ class Service:
         self._tokenizer_pool = FairExecutor(_TOKENIZER_THREADS, "pronk-reading", per_tenant=per_tenant)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
         # The cache keeps repetitions from filling the log.
-        self._log_ignored = lru_cache(256)(partial(_log.info, "ignored in a request: %s"))
+        self._log_ignored = lru_cache(256)(
+            partial(_log.info, "a request has parts that its answer does not follow: %s")
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -98,6 +108,10 @@ class Service:
             PronkError: the prompt or an option does not fit the model.
         """
         self.names.adapter(request.model)
+        with naming_fields_of(request):
+            return await self._prepare(request, tenant)
+
+    async def _prepare(self, request: TextRequest, tenant: str) -> PreparedRequest:
         request.check(self.settings.limits)
         if request.drafter is not None:
             self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
@@ -186,14 +200,15 @@ class Service:
 
     async def tokenize(self, request: TokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
-        if (request.prompt is None) == (request.messages is None):
-            raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
+        with naming_fields_of(request):
+            request.check(self.settings.limits)
         ids = await self._run_in_pool(tenant, self._tokenize, request)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
 
     async def count_tokens(self, request: ConversationRequest, tenant: str = "") -> int:
         """Return the number of tokens of a conversation."""
-        request.check(self.settings.limits)
+        with naming_fields_of(request):
+            request.check(self.settings.limits)
         return len(await self._run_in_pool(tenant, self._conversation_ids, request))
 
     async def detokenize(self, request: DetokenizeRequest, tenant: str = "") -> dict[str, Any]:
@@ -272,17 +287,21 @@ class Service:
         answers = llm.request_factory.answer_format
         request.note_ignored(request.unfollowed(answers))
         prompt = self._conversation_ids(request)
-        max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt))
+        max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt), request.limit_field)
         return request.model_copy(update=missing).prepare(prompt, max_tokens, answers, shared_fields)
 
-    def _conversation_ids(self, request: ConversationRequest) -> list[int]:
-        """Return the token ids of a request's conversation, with the server's system prompt and the tools."""
+    def _conversation_ids(self, request: ConversationRequest, *, begins_answer: bool = True) -> list[int]:
+        """Return the token ids of a request's conversation, with the server's system prompt and the tools.
+
+        The ids end with the header of an answer if ``begins_answer``.
+        """
         # Check the tools before the template is rendered, so that an unsupported format raises its own error.
         request.check_tools(self.engine.llm.request_factory.answer_format)
-        tools = request.tool_use().template_tools()
+        tools = request.tool_use.template_tools()
         messages = self._place_system(add_system_prompt(request.checked_conversation(), self.settings.guardrails))
         if not request.continues_answer:
-            return self._chat_ids(messages, tools, request.template_options())
+            options = request.template_options()
+            return self._chat_ids(messages, tools, options, begins_answer=begins_answer)
         begun = join_parts(messages.pop())["content"]
         self._check_length(begun)
         return self._continue(self._chat_ids(messages, tools, request.template_options()), begun)
@@ -301,6 +320,8 @@ class Service:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        *,
+        begins_answer: bool = True,
     ) -> list[int]:
         """Return the token ids of a conversation in the chat template; check the lengths of its texts."""
         contents = [message["content"] for message in messages]
@@ -308,7 +329,9 @@ class Service:
         calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
         self._check_length(*parts, *contents, *calls, *(message.get("reasoning_content") for message in messages))
         self._check_length(*(tool["function"].get("description") for tool in tools or ()))
-        ids = self.engine.llm.tokenizer.chat_ids(messages, trusted=False, tools=tools, options=options)
+        ids = self.engine.llm.tokenizer.chat_ids(
+            messages, add_generation_prompt=begins_answer, trusted=False, tools=tools, options=options
+        )
         return self.engine.llm.request_factory.encode_prompt(ids)
 
     def _tokenize(self, request: TokenizeRequest) -> list[int]:
@@ -316,9 +339,7 @@ class Service:
         self._check_length(request.prompt)
         if request.prompt is not None:
             return tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
-        messages = [message.to_template() for message in request.messages or ()]
-        prompted = request.add_generation_prompt is not False
-        return tokenizer.chat_ids(messages, add_generation_prompt=prompted, trusted=False)
+        return self._conversation_ids(request, begins_answer=request.add_generation_prompt is not False)
 
     def _check_length(self, *texts: object) -> None:
         """Refuse texts and id lists too long for the context even if each token is the vocabulary's longest."""
@@ -347,7 +368,7 @@ class Service:
     def _longest_token_length(self) -> int:
         return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
 
-    def _max_tokens(self, requested: int | None, num_prompt: int) -> int:
+    def _max_tokens(self, requested: int | None, num_prompt: int, field: str = "max_tokens") -> int:
         """Return ``requested``, at most the number of tokens that fit after the prompt, its default.
 
         A text ends where the context is full, so that a larger maximum means the same; agents send one large number to
@@ -355,7 +376,7 @@ class Service:
         """
         limit = self.settings.limits.max_tokens
         if limit is not None and requested not in (None, NO_LIMIT) and requested > limit:
-            raise refuse("max_tokens", f"expected at most {limit}, found {requested}")
+            raise refuse(field, f"expected at most {limit}, found {requested}")
         context = self.engine.llm.config.context
         fitting = max(1, min(limit or context, context - num_prompt))
         return fitting if requested is None else min(requested, fitting)

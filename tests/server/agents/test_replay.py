@@ -57,7 +57,7 @@ def short(served: Running) -> Fields:
     bias |= {str(token): 100.0 for token in served.llm.config.eos_ids}
     if tokenizer.backend.id_to_token(END_THOUGHT) == "</think>":
         bias[str(END_THOUGHT)] = 80.0
-    return {"logit_bias": bias, "temperature": 0.0}
+    return {"logit_bias": bias, "temperature": 0.0, "do_sample": None}
 
 
 def _closing(tokenizer: Tokenizer) -> list[int]:

@@ -14,8 +14,9 @@ from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta, chat_logprobs
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import GuidedRequest
-from pronk.server.protocol.parts import Parts, texts_of
+from pronk.server.protocol.parts import Content, as_result, texts_of
 from pronk.server.protocol.request import (
+    NO_LIMIT,
     MaxTokens,
     Record,
     Text,
@@ -26,14 +27,15 @@ from pronk.server.protocol.request import (
     unsupported,
     usage,
 )
-from pronk.server.protocol.thinking import ReasoningOptions, Thinking, ThinkingConfig
 from pronk.server.protocol.tools import (
     MAX_ID,
     MAX_TOOLS,
     AnyTool,
     AnyToolCall,
     Choice,
+    Function,
     FunctionTool,
+    SchemaPath,
     SkippedCall,
     ToolCall,
     ToolUse,
@@ -50,7 +52,7 @@ class ChatTurn(Record):
     places: ClassVar[Sequence[str]] = ("message",)
 
     role: str
-    content: Text | Parts
+    content: Content
 
     def to_template(self) -> dict[str, Any]:
         """Return the message as a dict for chat templates; the role ``developer`` becomes ``system``."""
@@ -74,15 +76,23 @@ class ChatMessage(ChatTurn):
 
     @classmethod
     def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Check that tool fields fit the role; set the missing content of an assistant's message."""
+        """Check that tool fields fit the role; set the missing content of an assistant's message.
+
+        In the former API of functions, an assistant has one ``function_call``, and its result the role ``function``.
+        """
+        if value.get("role") == "function":
+            value = {**value, "role": "tool"}
+        if value.get("function_call") and not value.get("tool_calls"):
+            others = {name: each for name, each in value.items() if name != "function_call"}
+            value = {**others, "tool_calls": [{"function": value["function_call"]}]}
         calls, role = value.get("tool_calls"), value.get("role")
         if calls and role != "assistant":
             raise refuse("messages", f"expected tool_calls with the role 'assistant' only, found the role {role!r}")
-        if role != "tool" and value.get("tool_call_id") is not None:
+        if role != "tool" and value.get("tool_call_id"):
             raise refuse("messages", "expected a tool_call_id with the role 'tool', and with no other")
         if role in ("assistant", "tool") and value.get("content") is None:
             return {**value, "content": value.get("refusal") or ""}
-        return value
+        return {**value, "content": as_result(value["content"])} if role == "tool" else value
 
     @property
     def skipped_calls(self) -> Sequence[str]:
@@ -205,9 +215,6 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     top_logprobs: int | None = Field(None, ge=0)
     tools: Annotated[list[AnyTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning: ReasoningOptions | None = None
-    thinking: ThinkingConfig | bool | None = None
     continue_final_message: bool | None = Field(None, description="The last message is the beginning of the answer.")
     add_generation_prompt: bool | None = Field(None, description="Not with continue_final_message.")
 
@@ -216,6 +223,14 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         if self.top_logprobs and not self.logprobs:
             raise refuse("top_logprobs", "expected logprobs: true, found none; add it, or leave top_logprobs out")
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
+        given = {*self._token_limits().values()}
+        if len(given) > 1:
+            found = " and ".join(f"{name}: {limit}" for name, limit in self._token_limits().items())
+            raise refuse("max_completion_tokens", f"expected the value of max_tokens, found {found}; leave one out")
+        self.check_beginning()
+
+    def check_beginning(self) -> None:
+        """Raise ``ApiError`` if the request neither begins an answer nor continues one."""
         if self.add_generation_prompt is False and not self.continues_answer:
             raise unsupported("add_generation_prompt", "expected true, found false; add continue_final_message: true")
         if self.continues_answer and self.messages[-1].role != "assistant":
@@ -226,39 +241,35 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     def continues_answer(self) -> bool:
         return bool(self.continue_final_message or self.messages[-1].prefix)
 
+    def _token_limits(self) -> dict[str, int]:
+        """Return the fields that limit the number of tokens."""
+        limits = {name: getattr(self, name) for name in ("max_tokens", "max_completion_tokens")}
+        return {self.written(name): limit for name, limit in limits.items() if limit not in (None, NO_LIMIT)}
+
+    @property
+    def limit_field(self) -> str:
+        return next(iter(self._token_limits()), "max_tokens")
+
     @property
     def requested_max_tokens(self) -> int | None:
-        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
-        return min(limits, default=None)
+        limit = next(iter(self._token_limits().values()), None)
+        return limit if limit is not None else self.max_tokens or self.max_completion_tokens
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages; calls and results without an id get one, in their order."""
+        """Return the messages without results of tools that this server does not use."""
         skipped = {ident for message in self.messages for ident in message.skipped_calls}
-        messages, unanswered = list[dict[str, Any]](), list[str]()
-        for number, message in enumerate(self.messages):
-            if message.role == "tool" and message.tool_call_id in skipped:
-                continue
-            written = message.to_template()
-            for position, call in enumerate(written.get("tool_calls", ())):
-                call["id"] = call["id"] or f"call_{number}_{position}"
-                unanswered.append(call["id"])
-            if message.role == "tool":
-                written.setdefault("tool_call_id", unanswered[0] if unanswered else "")
-                unanswered = [ident for ident in unanswered if ident != written["tool_call_id"]]
-            messages.append(written)
-        return messages
+        return [
+            message.to_template()
+            for message in self.messages
+            if not (message.role == "tool" and message.tool_call_id in skipped)
+        ]
 
-    def tool_use(self) -> ToolUse:
-        numbered = enumerate(self.tools or ())
-        tools = [(number, tool.function) for number, tool in numbered if isinstance(tool, FunctionTool)]
-        positions, functions = [number for number, _ in tools], [function for _, function in tools]
-        return ToolUse.of(functions, positions, self.tool_choice, parallel=self.parallel_tool_calls is not False)
-
-    def own_wishes(self) -> list[Thinking]:
-        wishes = [] if self.reasoning is None else [self.reasoning.wish()]
-        if isinstance(self.thinking, ThinkingConfig):
-            return [*wishes, self.thinking.wish()]
-        return [*wishes, Thinking(enabled=self.thinking)]
+    def read_tools(self) -> ToolUse:
+        offered = list[tuple[SchemaPath, Function]]()
+        for number, tool in enumerate(self.tools or ()):
+            if isinstance(tool, FunctionTool):
+                offered.append((("tools", number, *tool.schema_path), tool.function))
+        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls)
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -6,16 +6,25 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from pronk.errors import GuideError, OptionError, PromptError, PronkError
 from pronk.outputs import Piece
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser, TokenTexts
-from pronk.server.protocol.request import PreparedRequest, Reply, Text, TextRequest, by_sample, refuse, unsupported
-from pronk.server.protocol.thinking import Thinking
+from pronk.server.protocol.request import PreparedRequest, Reply, TextRequest, by_sample, refuse, unsupported
+from pronk.server.protocol.thinking import (
+    ReasoningOptions,
+    Thinking,
+    ThinkingBudget,
+    ThinkingConfig,
+    ThinkingHint,
+    join_wishes,
+    wishes_of,
+)
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.answers import AnswerFormat
@@ -26,6 +35,16 @@ _MAX_OPTIONS = 16
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _OPTION_TEXT = re.compile(r"[a-zA-Z0-9_.-]{0,64}")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+
+
+def _without_nothing(options: Any) -> Any:
+    """Return variables without empty ones, which templates treat as missing."""
+    if not isinstance(options, dict):
+        return options
+    return {name: value for name, value in options.items() if value is not None and value not in ([], {})}
+
+
+TemplateOptions = Annotated[dict[str, Any], BeforeValidator(_without_nothing)]
 
 
 @dataclass
@@ -50,11 +69,14 @@ class ConversationRequest(TextRequest):
 
     messages_field: ClassVar = "messages"  # name of the field with the conversation, for error messages
     reply_type: ClassVar[Callable[..., Reply]]  # class of the reply, with the fields of :class:`AnswerReply`
-    reasoning_effort: Text | None = Field(None, max_length=64)
-    enable_thinking: bool | None = None
-    think: bool | Text | None = Field(None, description="Switch or effort of thinking, as in Ollama's API.")
-    thinking_budget: int | None = Field(None, ge=0, le=2**31)
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
+    reasoning_effort: ThinkingHint | None = None
+    enable_thinking: ThinkingHint | None = Field(None, description="Variable of chat templates that switches thinking.")
+    think: ThinkingHint | None = Field(None, description="Switch or effort of thinking, as in Ollama's API.")
+    thinking: ThinkingConfig | ThinkingHint | None = Field(None, description="As in Anthropic's API, or a switch.")
+    reasoning: ReasoningOptions | ThinkingHint | None = Field(None, description="As in OpenRouter's API, or a switch.")
+    thinking_budget: ThinkingBudget = None
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="Variables of the chat template.")
+    parallel_tool_calls: bool | None = None
 
     @abstractmethod
     def conversation(self) -> list[dict[str, Any]]:
@@ -66,7 +88,7 @@ class ConversationRequest(TextRequest):
         Agents shorten conversations and keep results whose calls they have left out.
         """
         messages, called = list[dict[str, Any]](), set[str]()
-        for message in self.conversation():
+        for message in _with_ids(self.conversation()):
             called.update(call["id"] for call in message.get("tool_calls", ()))
             if message["role"] == "tool" and message["tool_call_id"] not in called:
                 self.note_ignored([f"{self.messages_field} (a result as text: its call is missing)"])
@@ -76,19 +98,34 @@ class ConversationRequest(TextRequest):
                 messages.append(message)
         return messages
 
-    @abstractmethod
+    @cached_property
     def tool_use(self) -> ToolUse:
-        """Return the tools of the request."""
+        """Tools of the request and the calls that its answer may or must have."""
+        return self.read_tools()
 
-    def own_wishes(self) -> list[Thinking]:
-        """Return what the fields of this API ask of thinking, those that come first before others."""
-        return []
+    @abstractmethod
+    def read_tools(self) -> ToolUse:
+        """Return :attr:`tool_use`, which is read once."""
+
+    def default_thinking(self) -> Thinking:
+        """Return the thinking of a request that does not ask for any."""
+        return Thinking()
+
+    def thinking_wishes(self) -> list[Thinking]:
+        """Return what each field asks of thinking; reports name the first that sets an effort."""
+        return [
+            Thinking.of_hint("reasoning_effort", self.reasoning_effort),
+            Thinking.of_hint("enable_thinking", self.enable_thinking),
+            *wishes_of("reasoning", self.reasoning),
+            *wishes_of("thinking", self.thinking),
+            Thinking.of_hint("think", self.think),
+            Thinking(budget=self.thinking_budget, field="thinking_budget"),
+        ]
 
     def thinking_wish(self) -> Thinking:
-        """Return what the request asks of thinking; OpenAI's field comes first."""
-        effort = Thinking.of_value("reasoning_effort", self.reasoning_effort, self.enable_thinking)
-        wishes = [effort, *self.own_wishes(), Thinking.of_value("think", self.think)]
-        return next((wish for wish in wishes if wish.asks), Thinking())
+        """Return what all fields ask of thinking; raise ``ApiError`` if two contradict each other."""
+        wish = join_wishes(self.thinking_wishes())
+        return wish if wish.asks else self.default_thinking()
 
     @property
     def continues_answer(self) -> bool:
@@ -99,17 +136,12 @@ class ConversationRequest(TextRequest):
         """Return further variables for the chat template."""
         return self.thinking_wish().template_options() | (self.chat_template_kwargs or {})
 
-    def max_thought_tokens(self) -> int | None:
-        """Return the thinking budget, if the request sets one."""
-        budget = self.thinking_wish().budget
-        return self.thinking_budget if budget is None else budget
-
     def unfollowed(self, answers: AnswerFormat) -> Iterator[str]:
         """Yield the fields that the model cannot follow, and the keywords of schemas that are not enforced."""
         yield from self.thinking_wish().report(answers)
         dialect = answers.dialect
-        if self.tool_use().allowed_names and not isinstance(dialect, PromptError):
-            yield from self.tool_use().not_enforced(python_syntax=dialect.has_keywords)
+        if self.tool_use.allowed_names and not isinstance(dialect, PromptError):
+            yield from self.tool_use.not_enforced(python_syntax=dialect.has_keywords)
 
     def num_logprobs(self) -> int | None:
         """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
@@ -120,10 +152,16 @@ class ConversationRequest(TextRequest):
         """Maximum number of tokens to generate, if the request sets one."""
         return None
 
+    @property
+    def limit_field(self) -> str:
+        """Name of the field with the maximum number of tokens."""
+        return "max_tokens"
+
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
-        self.tool_use().check()
+        join_wishes([*self.thinking_wishes(), *_wishes_of_template(self.chat_template_kwargs or {})])
+        self.tool_use.check()
 
     def prepare(
         self, prompt: list[int], max_tokens: int, answers: AnswerFormat, shared_fields: Mapping[str, Any]
@@ -132,8 +170,10 @@ class ConversationRequest(TextRequest):
 
         Raises ``ApiError`` if a schema is invalid, or the schemas are too large.
         """
-        use, opened = self.tool_use(), answers.opened_by(prompt)
-        names, form = use.allowed_names, self.guide()
+        use = self.tool_use
+        opened = answers.opened_by(prompt)
+        names = use.allowed_names
+        form = self.guide()
         thoughtless = self.continues_answer or self.template_options().get("enable_thinking") is False
         try:
             guide = answers.grammar(tools=bool(names)).guide(
@@ -145,7 +185,7 @@ class ConversationRequest(TextRequest):
             )
         except OptionError as error:
             raise self.field_error(error) or error from error
-        budget = None if answers.reasoning is None else self.max_thought_tokens()
+        budget = None if answers.reasoning is None else self.thinking_wish().budget
         has_blocks = bool(names) or answers.reasoning is not None
         readers = [answers.reader(names, opened=opened, has_form=form is not None) for _ in range(self.n or 1)]
         parsers = [AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks) for reader in readers]
@@ -156,7 +196,7 @@ class ConversationRequest(TextRequest):
     def field_error(self, error: PronkError) -> ApiError | None:
         """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``."""
         named = super().field_error(error)
-        if named is None and isinstance(error, GuideError) and self.tool_use().allowed_names:
+        if named is None and isinstance(error, GuideError) and self.tool_use.allowed_names:
             # Each schema can be followed by itself (relax_tools); the message of the compiler quotes the whole grammar.
             expected = "expected tools whose schemas can be followed together"
             return refuse("tools", f"{expected}, found too many or too complex ones; use fewer or simpler tools")
@@ -164,8 +204,36 @@ class ConversationRequest(TextRequest):
 
     def check_tools(self, answers: AnswerFormat) -> None:
         """Raise ``ApiError`` if the request has tools and the model no known format of calls."""
-        if self.tool_use().allowed_names and isinstance(answers.dialect, PromptError):
+        if self.tool_use.allowed_names and isinstance(answers.dialect, PromptError):
             raise unsupported("tools", str(answers.dialect).removeprefix("tools: "))
+
+
+def _wishes_of_template(options: Mapping[str, Any]) -> list[Thinking]:
+    """Return what variables of chat templates ask of thinking; templates name the switch in two ways."""
+    effort, switches = options.get("reasoning_effort"), [options.get("enable_thinking"), options.get("thinking")]
+    return [
+        Thinking.of_hint("chat_template_kwargs.reasoning_effort", effort if isinstance(effort, str) else None),
+        *(
+            Thinking(enabled=switch, field="chat_template_kwargs.enable_thinking")
+            for switch in switches
+            if isinstance(switch, bool)
+        ),
+    ]
+
+
+def _with_ids(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the messages with an id in each call and result; those without one match in their order."""
+    unanswered = list[str]()
+    for number, message in enumerate(messages):
+        for position, call in enumerate(message.get("tool_calls", ())):
+            call["id"] = call["id"] or f"call_{number}_{position}"
+            unanswered.append(call["id"])
+        if message["role"] == "tool":
+            ident = message.get("tool_call_id") or next(iter(unanswered), "")
+            unanswered = [each for each in unanswered if each != ident]
+            yield {**message, "tool_call_id": ident}
+        else:
+            yield message
 
 
 def check_template_options(field: str, options: Mapping[str, Any]) -> None:

@@ -6,12 +6,15 @@ Four rules decide about a field that a request has and pronk does not implement:
    same as one of pronk's fields is read as that field.
 2. A field that **asks for nothing here** is accepted: storage, caching, telemetry, routing, scheduling.
 3. A **hint** (effort, verbosity, thinking) becomes the nearest that the model has, or is accepted.
-4. A **neutral value**, such as null, is the same as no field.
+4. A **neutral value**, such as null or an empty list, is the same as no field.
 
-An unknown option is refused if its name is like that of a field, which it may be by a typing error; if its name has a
-word such as ``stop`` or ``schema``; or if its value is a number that is not neutral, as that of every sampler is. Other
-unknown options are accepted: in practice they choose a machine, a record or a view. Unknown fields of messages, items
-and tools only describe what the client has, and are accepted, too.
+Two fields that mean the same may have the same value; different values are refused.
+
+An unknown option is refused if its name is like that of a field, which it may be by a typing error. An option that has
+a row for another route is treated as there. Any other unknown option is refused if its name has a word such as ``stop``
+or ``schema``, or if its value is a number that is not neutral, as that of every sampler is. The remaining options are
+accepted: in practice they choose a machine, a record or a view. Unknown fields of messages, items and tools only
+describe what the client has, and are accepted, too.
 
 The names of accepted and renamed fields are reported (``RequestBody.ignored``), and the server sends the report in the
 header ``X-Pronk-Ignored``.
@@ -33,7 +36,7 @@ from pydantic_core import PydanticCustomError
 
 @dataclass(frozen=True)
 class Accepted:
-    """Treatment of a field that asks for nothing here, or is a hint that no model follows."""
+    """Treatment of a field that does not change the answer: it is ignored, and the reply names it."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,23 @@ IGNORED_HEADER = "X-Pronk-Ignored"
 _MAX_HEADER = 1000  # maximum characters of the header's value
 # Characters of a path that stand for themselves in the header; a comma separates paths.
 _HEADER_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in ",%")
-# Values that ask for nothing in any field, unless the field has a row in the table.
+# Values that ask for nothing in fields of pronk that have a default.
+EMPTY: tuple[Any, ...] = ("", [], {})
+# Values that ask for nothing in unknown fields: a switch or a sampler that is off, and nothing in it.
 _EMPTY: tuple[Any, ...] = (False, "", [], {}, 0, -1)
 # Limits on hostile bodies: comparing names takes 0.1 ms each, and a report with many names is of no use.
 _MAX_OPTIONS = 512
 _MAX_REPORTED = 32  # names of one object
 _INDEX = re.compile(r"\[\d+\]")
-# Names of fields for records, caches and traces, whose spelling differs from client to client.
-_FOR_RECORDS = re.compile(r"cache|session|trace|tracing|telemetry|metadata|request_id|user_id|client_|^x[-_]|^_")
-
-
-# Words in names of options that change the answer, whatever their values.
+# Words in names of options that only describe a request, its sender or its time. Clients invent such options for their
+# own records, so the names differ from client to client, and some values are numbers.
+_FOR_RECORDS = re.compile(
+    r"cache|session|trace|tracing|telemetry|metadata|request_id|client_|^user_|^x[-_]|^_"
+    r"|(^|_)(timestamp|time|deadline|date|created|updated|attempts?|retry|retries|version|revision|turn|index)(_|$)"
+)
+# Words in names of options that change the answer, even if the value is a text or an object: where the text ends (stop,
+# ban), what the model reads (prompt, system, tool), which form the answer has (schema, json), how tokens are drawn
+# (sampl, penalt, greedy, beam) and what is reported (logprob). An answer without such an option would be wrong.
 _CHANGES_ANSWER = re.compile(
     r"stop|ban|bad_words|prompt|instruction|system|schema|json|format|grammar|sampl|generation|param|penalt|token|tool"
     r"|function|prefix|suffix|history|logprob|greedy|beam"
@@ -98,6 +107,7 @@ _TEXT: dict[str, Treatment] = {
     **_accepted("provider transforms route models model_key fallbacks timeout num_retries max_retries"),
     **_accepted("custom_llm_provider api_base allowed_openai_params kv_transfer_params vllm_xargs rid"),
     **_accepted("num_ctx num_keep num_batch num_thread num_gpu n_threads t_max_predict_ms t_max_prompt_ms"),
+    **_accepted("max_context_length num_gqa main_gpu rope_frequency_base rope_frequency_scale"),
     **_accepted("use_mmap use_mlock api_key base_url organization request_timeout max_budget mock_response"),
     **_accepted("data_parallel_rank stream_include_usage stream_continuous_usage_stats user_name char_name"),
     **_accepted("chat_id background_tasks features variables tool_ids tool_servers files filter_ids"),
@@ -109,7 +119,7 @@ _TEXT: dict[str, Treatment] = {
     **_accepted("sse_ping_interval reasoning_control backend_sampling return_hidden_states tool_stream"),
     **_accepted("incremental_output result_format detokenize return_prompt_text return_token_ids"),
     **_accepted("return_tokens return_tokens_as_token_ids include_reasoning n_indent chat_format"),
-    # Hints: pronk drafts by itself, its texts do not depend on drafts, and no model has a verbosity.
+    # Hints about drafts, on which the text does not depend, and about verbosity, which no model has.
     **_accepted("prediction draft_model speculative num_draft_tokens verbosity plugins"),
     # Searches that the server cannot make: the request asks for an answer all the same.
     **_accepted("web_search_options enable_search search_options search_parameters"),
@@ -125,6 +135,10 @@ _TEXT: dict[str, Treatment] = {
     "stop_sequences": Renamed("stop"),
     "stopping_strings": Renamed("stop"),
     "n_cmpl": Renamed("n"),
+    "num_return_sequences": Renamed("n"),
+    "min_new_tokens": Renamed("min_tokens"),
+    "max_completion_tokens": Renamed("max_tokens"),
+    "max_output_tokens": Renamed("max_tokens"),
     "thinking_token_budget": Renamed("thinking_budget"),
     "reasoning_budget": Renamed("thinking_budget"),
     "regex": Renamed("guided_regex"),
@@ -133,7 +147,12 @@ _TEXT: dict[str, Treatment] = {
     "extra_body": Envelope(),
     # Samplers that pronk does not have, and the values that turn them off.
     **_refused(1, names="typical_p typ_p typical tfs tfs_z length_penalty", advice="use top_p or min_p"),
-    **_refused(1, names="guidance_scale"),
+    **_refused(1, names="guidance_scale encoder_repetition_penalty rep_pen_slope"),
+    **_refused(names="dynamic_temperature", advice="use temperature"),
+    **_refused(1, names="dynatemp_low dynatemp_high", advice="use temperature"),
+    **_refused(0, names="diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size skew"),
+    **_refused(0, names="min_length", advice="use min_tokens"),
+    **_refused(names="max_time", advice="use max_tokens"),
     **_refused(
         0, names="penalty_alpha nsigma mirostat mirostat_mode top_a xtc_probability dry_multiplier", advice="use min_p"
     ),
@@ -145,11 +164,10 @@ _TEXT: dict[str, Treatment] = {
     # The order of samplers and how far back penalties look: only with several of them at a time.
     **_accepted("samplers sampler_seq sampler_order sampler_priority penalize_nl repeat_last_n min_keep"),
     **_accepted("rep_pen_range repetition_penalty_range truncation_length"),
-    **_refused(True, names="do_sample", advice="use temperature: 0"),
-    **_refused(1, names="use_beam_search num_beams best_of", advice="use n"),
+    **_refused(1, names="use_beam_search num_beams num_beam_groups best_of", advice="use n"),
     **_refused(names="early_stopping include_stop_str_in_output"),
     **_refused(True, names="skip_special_tokens spaces_between_special_tokens add_special_tokens"),
-    **_refused(True, names="add_bos_token"),
+    **_refused(True, names="add_bos_token add_generation_prompt"),
     **_refused(names="ban_eos_token", advice="use ignore_eos"),
     **_refused(["text"], names="modalities", advice="the model answers with text"),
     **_refused(names="no_stop_trim stop_regex", advice="use stop"),
@@ -181,6 +199,7 @@ _CHAT: dict[str, Treatment] = {
     **_refused(names="echo", advice="use /v1/completions"),
     **_refused(names="template system context", advice="send messages"),
     **_refused(names="prompt", advice="send messages, or use /v1/completions"),
+    **_refused(names="input", advice="send messages, or use /v1/responses"),
 }
 
 # Options of `/v1/completions`.
@@ -188,6 +207,8 @@ _COMPLETIONS: dict[str, Treatment] = {
     **_refused(names="suffix template system context raw", advice="write the whole text into prompt"),
     **_refused(names="messages", advice="use /v1/chat/completions"),
     **_refused(names="tools", advice="use /v1/chat/completions"),
+    **_refused("auto", "none", names="tool_choice", advice="use /v1/chat/completions"),
+    **_accepted("parallel_tool_calls"),
 }
 
 # Options of `/v1/responses`.
@@ -199,36 +220,38 @@ _RESPONSES: dict[str, Treatment] = {
     **_refused(names="previous_response_id conversation", advice="send the whole conversation in input"),
     **_refused(names="prompt", advice="send instructions and input"),
     **_refused(names="messages", advice="use input"),
-    **_refused(names="response_format grammar ebnf json_schema format", advice="use text.format"),
+    **_refused(names="response_format structured_outputs", advice="use text.format"),
+    **_refused(names="grammar ebnf json_schema format", advice="use text.format"),
+    **_refused(names="guided_json guided_regex guided_choice guided_grammar", advice="use text.format"),
     "max_tokens": Renamed("max_output_tokens"),
-    "max_completion_tokens": Renamed("max_output_tokens"),
-    "n_predict": Renamed("max_output_tokens"),
-    "num_predict": Renamed("max_output_tokens"),
-    "max_new_tokens": Renamed("max_output_tokens"),
 }
 
 # Options of `/v1/messages`.
-_MESSAGES: dict[str, Treatment] = {
+_ANTHROPIC: dict[str, Treatment] = {
     # Edits of a context that is too long: without them the model reads the whole context.
     **_accepted("context_management compaction cache_edits"),
     # Tools of other servers, which the answer cannot call.
     **_accepted("mcp_servers container"),
     **_accepted("fallback_credit_token user_profile_id"),
     **_refused(names="thread", advice="send the whole conversation in messages"),
-    **_refused(names="response_format grammar ebnf json_schema format", advice="use output_config.format"),
-    "max_output_tokens": Renamed("max_tokens"),
-    "max_completion_tokens": Renamed("max_tokens"),
+    **_refused(names="response_format structured_outputs", advice="use output_config.format"),
+    **_refused(names="grammar ebnf json_schema format", advice="use output_config.format"),
+    **_refused(names="guided_json guided_regex guided_choice guided_grammar", advice="use output_config.format"),
     "stop": Renamed("stop_sequences"),
 }
 
-# Fields of messages. Thoughts have several names.
-_MESSAGE: dict[str, Treatment] = {
+# Fields of a message in a conversation. Each server has its own name for the thoughts of an earlier answer.
+_TURN: dict[str, Treatment] = {
     **_refused(names="images audio", advice="send text only"),
-    **_refused(names="function_call", advice="use tool_calls"),
     "reasoning": Renamed("reasoning_content"),
     "reasoning_text": Renamed("reasoning_content"),
     "thinking": Renamed("reasoning_content"),
     "partial": Renamed("prefix"),
+}
+
+# Fields of a function that the model may call.
+_FUNCTION: dict[str, Treatment] = {
+    "input_schema": Renamed("parameters"),
 }
 
 # Options of vLLM's `structured_outputs`.
@@ -243,6 +266,8 @@ _STRUCTURED_OUTPUTS: dict[str, Treatment] = {
 _EMBEDDINGS: dict[str, Treatment] = {
     **_accepted("user metadata input_type task truncate late_chunking priority"),
     **_accepted("embedding_type embed_dtype embd_normalize keep_alive endianness mm_processor_kwargs"),
+    # Options of texts that are generated: an embedding has none.
+    **_accepted("temperature top_p top_k min_p seed stop max_tokens"),
     **_refused(True, names="add_special_tokens"),
     **_refused(-1, names="truncate_prompt_tokens", advice="send shorter texts"),
     "normalized": Renamed("normalize"),
@@ -250,11 +275,18 @@ _EMBEDDINGS: dict[str, Treatment] = {
     "options": Accepted(),
 }
 
-# Options of `/tokenize`: those of llama.cpp's server.
+# Options of `/tokenize` besides those of `/v1/chat/completions`: those of llama.cpp's server.
 _TOKENIZE: dict[str, Treatment] = {
     **_accepted("return_token_strs with_pieces parse_special"),
     "content": Renamed("prompt"),
     "add_special": Renamed("add_special_tokens"),
+}
+
+# Options of `/v1/moderations`, which OpenAI's API has.
+_MODERATIONS: dict[str, Treatment] = {
+    **_accepted("user metadata"),
+    # Options of texts that are generated: a moderation has its own.
+    **_accepted("temperature top_p top_k min_p seed stop max_tokens"),
 }
 
 # The table by place: an object of a request, or a route.
@@ -263,136 +295,202 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
     "chat": _CHAT,
     "completions": _COMPLETIONS,
     "responses": _RESPONSES,
-    "messages": _MESSAGES,
-    "message": _MESSAGE,
+    "messages": _ANTHROPIC,
+    "message": _TURN,
+    "function": _FUNCTION,
     "structured_outputs": _STRUCTURED_OUTPUTS,
     "embeddings": _EMBEDDINGS,
+    "moderations": _MODERATIONS,
     "tokenize": _TOKENIZE,
 }
+# Rows of options, as against fields of objects in a request.
+_OPTIONS: Sequence[Mapping[str, Treatment]] = [
+    rows for place, rows in TABLE.items() if place not in ("message", "function", "structured_outputs")
+]
 
-# Values of pronk's own fields that other servers use for the default.
-DEFAULT_VALUES: Mapping[str, Collection[Any]] = {
-    "thinking_budget": (-1,),
+# Neutral values of pronk's own fields: other servers read each of them as if the field were missing.
+NEUTRAL_VALUES: Mapping[str, Collection[Any]] = {
     "seed": (-1,),
     "logprobs": (False,),
-    "logit_bias": ([],),
-    "tool_choice": ("",),
-    "reasoning_effort": ("",),
 }
+
+Path = tuple[str, ...]  # names from an object to a field in it
+
+
+@dataclass(frozen=True)
+class ObjectFields:
+    """Fields that an object of a request may have.
+
+    Attributes:
+        known: names of the fields that pronk implements.
+        optional: names of those that may be missing.
+        meaningful: empty values that are not the same as no field, by the name of the field.
+        rows: treatments of other fields.
+        is_record: whether the object describes something, so that unknown fields are ignored.
+    """
+
+    known: Collection[str] = frozenset()
+    optional: Collection[str] = frozenset()
+    meaningful: Mapping[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, Treatment] = field(default_factory=dict)
+    is_record: bool = False
+
+    def is_neutral(self, name: str, value: Any) -> bool:
+        """Return whether a value of a known field is the same as no field."""
+        if value is None or _is_among(value, NEUTRAL_VALUES.get(name, ())):
+            return True
+        means_something = name in self.meaningful and value == self.meaningful[name]
+        return name in self.optional and _is_among(value, EMPTY) and not means_something
+
+    def treatment(self, name: str, value: Any) -> Treatment | None:
+        """Return the treatment of another field; ``None`` for an option that may change the answer."""
+        row = self._row(name, self.rows)
+        if row is not None or self.is_record:
+            return row or Accepted()
+        return None if _near(name, self.known) else self._foreign_treatment(name, value)
+
+    def _foreign_treatment(self, name: str, value: Any) -> Treatment | None:
+        """Return the treatment of an option without a row here, which may have one for another route."""
+        for rows in _OPTIONS:
+            if (row := self._row(name, rows)) is not None:
+                return row
+        if _FOR_RECORDS.search(name):
+            return Accepted()
+        if _is_among(value, _EMPTY):
+            return Refused()
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return None if is_number or _CHANGES_ANSWER.search(name) else Accepted()
+
+    def _row(self, name: str, rows: Mapping[str, Treatment]) -> Treatment | None:
+        """Return the row of a field; ``None`` if the row names a field that the object does not have.
+
+        Names are followed: where ``n_predict`` is ``max_tokens`` and this is ``max_output_tokens``, so is the first.
+        """
+        row = rows.get(name)
+        while isinstance(row, Renamed) and row.name not in self.known:
+            row = self.rows.get(row.name)
+        return row
+
+
+def rows_of(places: Sequence[str]) -> Mapping[str, Treatment]:
+    """Return the rows of some parts of the table; the last part that has a field decides."""
+    return ChainMap(*(TABLE[place] for place in reversed(places)))
 
 
 @dataclass
 class Fields:
-    """Fields of an object that pronk implements, and the names of ignored and renamed ones."""
+    """Fields of an object that pronk implements, and the names of ignored and renamed ones.
+
+    ``written`` has the path of each field in ``known`` that the client wrote under another name.
+    """
 
     known: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    written: dict[str, Path] = field(default_factory=dict)
 
 
-def read_fields(given: Mapping[str, Any], known: Collection[str], places: Sequence[str], *, is_record: bool) -> Fields:
+def read_fields(given: Mapping[str, Any], about: ObjectFields, path: Path = ()) -> Fields:
     """Sort the fields of an object by the rules of this module.
 
     Args:
         given: the object.
-        known: names of the fields that pronk implements in this object.
-        places: parts of the table that apply; the last one that has a field decides.
-        is_record: whether the object describes something, so that unknown fields are ignored.
+        about: the fields that the object may have.
+        path: names from the object of the request to ``given``, if the latter is an envelope in it.
 
     Raises:
-        PydanticCustomError: a field changes the answer, or is an unknown option.
+        PydanticCustomError: a field changes the answer, contradicts another one, or is an unknown option.
     """
-    if not is_record and len(given) > _MAX_OPTIONS:
+    if not about.is_record and len(given) > _MAX_OPTIONS:
         message = f"expected at most {_MAX_OPTIONS} fields, found {len(given)}; leave some out"
         raise PydanticCustomError("too_many_fields", "{message}", {"message": message})
-    rows: ChainMap[str, Treatment] = ChainMap(*(TABLE[place] for place in reversed(places)))
-    fields = Fields()
+    reader = _FieldReader(given, about, path)
     for name, value in given.items():
+        if name not in about.known:
+            reader.treat(name, value)
+        elif not about.is_neutral(name, value):
+            reader.fields.known[name] = value
+    ignored = reader.fields.ignored
+    if (num_left := len(ignored) - _MAX_REPORTED) > 0:
+        ignored[_MAX_REPORTED:] = [f"and {num_left} more"]
+    return reader.fields
+
+
+@dataclass
+class _FieldReader:
+    """Reads the fields of an object that pronk does not have."""
+
+    given: Mapping[str, Any]
+    about: ObjectFields
+    path: Path
+    fields: Fields = field(default_factory=Fields)
+
+    def treat(self, name: str, value: Any) -> None:
+        """Add a field to the result as its row of the table says."""
         if value is None:
-            continue
-        if name not in known:
-            row = rows.get(name) or _default_treatment(name, value, known, is_record=is_record)
-            _treat(fields, name, value, row, given=given, known=known, places=places, is_record=is_record)
-        elif not _is_among(value, DEFAULT_VALUES.get(name, ())):
-            fields.known[name] = value
-    if (num_left := len(fields.ignored) - _MAX_REPORTED) > 0:
-        fields.ignored[_MAX_REPORTED:] = [f"and {num_left} more"]
-    return fields
+            return
+        match self.about.treatment(name, value):
+            case Renamed(target):
+                self._rename(name, value, target)
+            case Accepted():
+                self.fields.ignored.append(name)
+            case Refused() as row:
+                _refuse_unless_neutral((*self.path, name), value, row)
+            case Envelope() if isinstance(value, Mapping):
+                self._open(name, value)
+            case _:
+                raise _unknown((*self.path, name), self.about.known)
 
+    def _rename(self, name: str, value: Any, target: str) -> None:
+        """Read a value as the field ``target``, unless the object has the same value there."""
+        other = self._value(target)
+        if other is None:
+            if not self.about.is_neutral(target, value):
+                self.fields.known[target] = value
+                self.fields.written[target] = (*self.path, name)
+            self.fields.ignored.append(f"{name} (as {target})")
+        elif self.about.is_record or value == -1 or _is_same(value, other):  # -1 is no limit
+            self.fields.ignored.append(name)
+        else:
+            raise self._contradiction((*self.path, name), target, value)
 
-def _treat(
-    fields: Fields,
-    name: str,
-    value: Any,
-    row: Treatment | None,
-    *,
-    given: Mapping[str, Any],
-    known: Collection[str],
-    places: Sequence[str],
-    is_record: bool,
-) -> None:
-    """Add a field that pronk does not have to ``fields``, as its row of the table says."""
-    match row:
-        case Renamed(target) if target in known:
-            _rename(fields, name, value, target, given, is_record=is_record)
-        case Accepted():
-            fields.ignored.append(name)
-        case Refused():
-            _refuse_unless_neutral(name, value, row)
-        case Envelope() if isinstance(value, Mapping):
-            _open(fields, name, value, given, known, places)
-        case _:
-            raise _unknown(name, known)
+    def _open(self, name: str, value: Mapping[str, Any]) -> None:
+        """Read the fields of an envelope as fields of this object; envelopes in it are ignored."""
+        nested = [key for key in value if isinstance(self.about.rows.get(key), Envelope)]
+        options = {key: each for key, each in value.items() if key not in nested}
+        inner = read_fields(options, self.about, (*self.path, name))
+        self.fields.ignored += [f"{name}.{each}" for each in [*inner.ignored, *nested]]
+        for target, each in inner.known.items():
+            other = self._value(target)
+            written = inner.written.get(target, (*self.path, name, target))
+            if other is None:
+                self.fields.known[target] = each
+                self.fields.written[target] = written
+            elif not _is_same(each, other):
+                raise self._contradiction(written, target, each)
 
+    def _value(self, name: str) -> Any:
+        """Return the value of a known field under any of its names; ``None`` if the object has none."""
+        own = self.given.get(name)
+        return self.fields.known.get(name) if self.about.is_neutral(name, own) else own
 
-def _default_treatment(name: str, value: Any, known: Collection[str], *, is_record: bool) -> Treatment | None:
-    """Return the treatment of a field that has no row; ``None`` for an option that may change the answer."""
-    if is_record:
-        return Accepted()
-    if _near(name, known):
-        return None
-    if _FOR_RECORDS.search(name):
-        return Accepted()
-    if _is_among(value, _EMPTY):
-        return Refused()
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return None if is_number or _CHANGES_ANSWER.search(name) else Accepted()
+    def _contradiction(self, path: Path, target: str, value: Any) -> PydanticCustomError:
+        """Return the error for a field with another value than ``target``, which means the same."""
+        is_own = not self.about.is_neutral(target, self.given.get(target))
+        other = (*self.path, target) if is_own else self.fields.written.get(target, (target,))
+        expected = f"expected the value of {'.'.join(other)}, which means the same"
+        return _unsupported(path, expected, value, "leave one out")
 
 
 def _near(name: str, known: Collection[str]) -> str | None:
     return next(iter(get_close_matches(name, known, 1, cutoff=0.8)), None)
 
 
-def _open(
-    fields: Fields,
-    name: str,
-    value: Mapping[str, Any],
-    given: Mapping[str, Any],
-    known: Collection[str],
-    places: Sequence[str],
-) -> None:
-    """Read the fields of an envelope; fields of the request itself come first."""
-    nested = {key for key in value if any(isinstance(TABLE[place].get(key), Envelope) for place in places)}
-    options = {key: each for key, each in value.items() if key not in nested}
-    inner = read_fields(options, known, places, is_record=False)
-    twice = [key for key in inner.known if given.get(key) is not None and given[key] != inner.known[key]]
-    fields.known = inner.known | fields.known
-    fields.ignored += [f"{name}.{each}" for each in [*inner.ignored, *nested, *twice]]
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether two values mean the same; a list with one text means the text."""
+    return bool(other in (value, [value]) or value == [other])
 
 
-def _rename(fields: Fields, name: str, value: Any, target: str, given: Mapping[str, Any], *, is_record: bool) -> None:
-    """Read ``value`` as the field ``target``, unless the object has that field, too."""
-    read = given[target] if given.get(target) is not None else fields.known.get(target)
-    if read is None:
-        if not _is_among(value, DEFAULT_VALUES.get(target, ())):
-            fields.known[target] = value
-        fields.ignored.append(f"{name} (as {target})")
-    elif is_record or value in (read, -1):  # -1 is no limit
-        fields.ignored.append(name)
-    else:
-        raise _unsupported(name, f"expected the value of {target}, which means the same", value, "leave one out")
-
-
-def _refuse_unless_neutral(name: str, value: Any, row: Refused) -> None:
+def _refuse_unless_neutral(path: Path, value: Any, row: Refused) -> None:
     # False is no neutral value of a switch that is on by default.
     # Numbers are none of a sampler that another number turns off.
     empty = [each for each in _EMPTY if not row.neutral or each in ("", [], {}) or each is False]
@@ -400,7 +498,7 @@ def _refuse_unless_neutral(name: str, value: Any, row: Refused) -> None:
     if _is_among(value, neutral):
         return
     shown = " or ".join(json.dumps(each) for each in row.neutral)
-    raise _unsupported(name, f"expected {shown or 'no such field'}", value, row.advice)
+    raise _unsupported(path, f"expected {shown or 'no such field'}", value, row.advice)
 
 
 def _is_among(value: Any, values: Collection[Any]) -> bool:
@@ -408,18 +506,18 @@ def _is_among(value: Any, values: Collection[Any]) -> bool:
     return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values)
 
 
-def _unsupported(name: str, expected: str, value: Any, advice: str) -> PydanticCustomError:
+def _unsupported(path: Path, expected: str, value: Any, advice: str) -> PydanticCustomError:
     kind = "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else None
     found = kind or f"{json.dumps(value):.40}"
     message = f"{expected}, found {found}; other values are not supported, {advice}"
-    return PydanticCustomError("unsupported", "{message}", {"message": message, "field": _encodable(name)})
+    return PydanticCustomError("unsupported", "{message}", {"message": message, "field": [*map(_encodable, path)]})
 
 
-def _unknown(name: str, known: Collection[str]) -> PydanticCustomError:
-    near = _near(name, known)
+def _unknown(path: Path, known: Collection[str]) -> PydanticCustomError:
+    near = _near(path[-1], known)
     advice = f"use {near}" if near else "remove it"
     message = f"expected only known fields, found an unknown one; {advice}"
-    return PydanticCustomError("unknown_field", "{message}", {"message": message, "field": _encodable(name)})
+    return PydanticCustomError("unknown_field", "{message}", {"message": message, "field": [*map(_encodable, path)]})
 
 
 def _encodable(name: str) -> str:

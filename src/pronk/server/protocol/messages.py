@@ -10,26 +10,27 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import Block
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import NAME_PATTERN
-from pronk.server.protocol.parts import Parts, ResultParts, TextPart, result_texts, texts_of
+from pronk.server.protocol.parts import Content, ResultContent, TextPart, as_parts, result_texts, texts_of
 from pronk.server.protocol.request import (
     MaxTokens,
     Record,
     Skipped,
+    StopTexts,
     Text,
-    Texts,
     check_max,
     refuse,
     unsupported,
     usage,
 )
-from pronk.server.protocol.thinking import Thinking, ThinkingConfig
-from pronk.server.protocol.tools import MAX_ID, MAX_TOOLS, Function, ToolChoice, ToolUse, tool_call
+from pronk.server.protocol.thinking import Thinking, ThinkingHint
+from pronk.server.protocol.tools import MAX_ID, MAX_TOOLS, Arguments, Function, ToolChoice, ToolUse, tool_call
+from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.dialects import TOOL_NAME
 
@@ -37,14 +38,14 @@ from pronk.tokenization.chat.dialects import TOOL_NAME
 class TextBlock(TextPart):
     """Content block of text."""
 
-    type: Literal["text"]
+    type: Literal["text"] = "text"
 
 
 class ThinkingBlock(Record):
     """Thoughts of an earlier answer; the signature is not checked."""
 
     type: Literal["thinking"]
-    thinking: Text
+    thinking: Text = ""
     signature: Text | None = Field(None, description="Not checked.")
 
 
@@ -52,17 +53,17 @@ class ToolUseBlock(Record):
     """Tool call of an earlier answer."""
 
     type: Literal["tool_use"]
-    id: Text = Field(max_length=MAX_ID)
+    id: Text = Field("", max_length=MAX_ID)  # "": the next result without an id is that of this call
     name: Text = Field(max_length=256)
-    input: dict[str, Any]
+    input: Arguments = "{}"
 
 
 class ToolResultBlock(Record):
     """Result of a tool call."""
 
     type: Literal["tool_result"]
-    tool_use_id: Text = Field(max_length=MAX_ID)
-    content: Text | ResultParts | None = None
+    tool_use_id: Text = Field("", max_length=MAX_ID)  # "": that of the first call without a result
+    content: ResultContent | None = None
     is_error: bool | None = Field(None, description="Not used: the result says what went wrong.")
 
 
@@ -87,7 +88,7 @@ class SearchResultBlock(Record):
     type: Literal["search_result"]
     source: Text
     title: Text
-    content: Parts
+    content: Content
 
 
 # Blocks that the model must read, but cannot: an answer without them would be wrong.
@@ -103,22 +104,20 @@ _BLOCKS: Mapping[str, type[Record]] = {
 }
 
 
-def _block_kind(block: Any) -> str:
-    """Return the tag of a block, the name of its class; blocks of other servers' tools are skipped."""
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return _BLOCKS.get(str(kind), Skipped).__name__
+def _block_class(block: Mapping[str, Any]) -> type[Record]:
+    """Return the class of a block; blocks of other servers' tools are skipped."""
+    kind = type_of(block) or ("text" if "text" in block else "")
+    return _BLOCKS.get(kind, Skipped)
 
 
 AnyBlock = Annotated[
-    Annotated[TextBlock, Tag("TextBlock")]
-    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
-    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
-    | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
-    | Annotated[DocumentBlock, Tag("DocumentBlock")]
-    | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
-    | Annotated[Skipped, Tag("Skipped")],
-    Discriminator(_block_kind),
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock | SearchResultBlock | Skipped,
+    OneOf(_block_class),
 ]
+Blocks = Annotated[
+    Text | Annotated[list[AnyBlock], Field(fail_fast=True)], BeforeValidator(as_parts)
+]  # content of a message: a text or blocks
+SystemText = Annotated[Text | Annotated[list[TextBlock], Field(fail_fast=True)], BeforeValidator(as_parts)]
 _USER_BLOCKS = (TextBlock, ToolResultBlock, DocumentBlock, SearchResultBlock)
 _ANSWER_BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock)
 
@@ -127,7 +126,13 @@ class MessagesTurn(Record):
     """Message: a text or a list of blocks. A system message may stand anywhere."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | Annotated[list[AnyBlock], Field(fail_fast=True)]
+    content: Blocks
+
+    @classmethod
+    def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Set the missing content of an assistant's message, as in the other APIs."""
+        is_empty = value.get("role") == "assistant" and value.get("content") is None
+        return {**value, "content": ""} if is_empty else value
 
     def to_template(self) -> list[dict[str, Any]]:
         """Return the messages for chat templates; raise ``ApiError`` if a block does not fit the role."""
@@ -147,11 +152,8 @@ class MessagesTurn(Record):
         if self.role == "system":
             return [{"role": "system", "content": text}] if text else []
         thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-        calls = [
-            tool_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
-            for block in blocks
-            if isinstance(block, ToolUseBlock)
-        ]
+        uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
+        calls = [tool_call(block.id, block.name, block.input) for block in uses]
         more = {"reasoning_content": thoughts, "thinking": thoughts, "tool_calls": calls}
         return [{"role": "assistant", "content": text, **{key: each for key, each in more.items() if each}}]
 
@@ -186,18 +188,18 @@ class MessagesTool(Record):
     input_schema: dict[str, Any]
     strict: bool | None = Field(None, description="Not used: the input always follows the schema.")
 
+    def to_function(self) -> Function:
+        """Return the tool in the form of the other APIs."""
+        return Function(name=self.name, description=self.description, parameters=self.input_schema)
 
-def _messages_tool_kind(tool: Any) -> str:
-    if not isinstance(tool, dict):
-        return "custom" if isinstance(tool, MessagesTool) else "other"
+
+def _messages_tool_class(tool: Mapping[str, Any]) -> type[Record]:
     name = tool.get("name")
-    usable = not isinstance(name, str) or TOOL_NAME.fullmatch(name) is not None
-    return "custom" if tool.get("type") in (None, "custom") and usable else "other"
+    is_usable = not isinstance(name, str) or TOOL_NAME.fullmatch(name) is not None
+    return MessagesTool if (type_of(tool) or "custom") == "custom" and is_usable else Skipped
 
 
-AnyMessagesTool = Annotated[
-    Annotated[MessagesTool, Tag("custom")] | Annotated[Skipped, Tag("other")], Discriminator(_messages_tool_kind)
-]
+AnyMessagesTool = Annotated[MessagesTool | Skipped, OneOf(_messages_tool_class)]
 
 
 class MessagesToolChoice(ToolChoice):
@@ -217,7 +219,7 @@ class OutputConfig(Record):
     """Form of the answer and effort of thinking."""
 
     format: JsonFormat | None = None
-    effort: Text | None = Field(None, max_length=64)
+    effort: ThinkingHint | None = None
 
 
 @dataclass
@@ -339,11 +341,10 @@ class CountTokensRequest(ConversationRequest):
     places: ClassVar[Sequence[str]] = ("text", "messages")
 
     messages: Annotated[list[MessagesTurn], Field(fail_fast=True)] = Field(min_length=1)
-    system: Text | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
-    stop: Texts | None = Field(None, alias="stop_sequences")
+    system: SystemText | None = None
+    stop: StopTexts | None = Field(None, alias="stop_sequences")
     tools: Annotated[list[AnyMessagesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: MessagesToolChoice | None = None
-    thinking: ThinkingConfig | None = None
+    tool_choice: Annotated[MessagesToolChoice, BeforeValidator(as_typed)] | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(None, description="Former name of output_config.format.")
     max_tokens: MaxTokens | None = None
@@ -370,32 +371,35 @@ class CountTokensRequest(ConversationRequest):
         return self.max_tokens
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        if self.output_config is not None and self.output_config.format is not None:
-            return {"output_config.format": {"json": self.output_config.format.schema_}}
-        return {} if self.output_format is None else {"output_format": {"json": self.output_format.schema_}}
+        config = None if self.output_config is None else self.output_config.format
+        formats = {"output_config.format": config, "output_format": self.output_format}
+        return {name: {"json": form.schema_} for name, form in formats.items() if form is not None}
 
     def conversation(self) -> list[dict[str, Any]]:
         system = self.system if isinstance(self.system, str) else "\n".join(block.text for block in self.system or ())
         messages = [message for turn in self.messages for message in turn.to_template()]
         return [{"role": "system", "content": system}, *messages] if system else messages
 
-    def tool_use(self) -> ToolUse:
-        functions, positions = list[Function](), list[int]()
-        for position, tool in enumerate(self.tools or ()):
-            if isinstance(tool, MessagesTool):
-                parameters = tool.input_schema
-                functions.append(Function(name=tool.name, description=tool.description, parameters=parameters))
-                positions.append(position)
-        return ToolUse.of(functions, positions, self.tool_choice, schema_field="input_schema")
+    def read_tools(self) -> ToolUse:
+        offered = [
+            (("tools", number, "input_schema"), tool.to_function())
+            for number, tool in enumerate(self.tools or ())
+            if isinstance(tool, MessagesTool)
+        ]
+        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls)
 
-    def own_wishes(self) -> list[Thinking]:
-        """Return the switch, and the effort if the switch is on; as in Anthropic's API, it is off by default."""
-        wish = Thinking(enabled=False) if self.thinking is None else self.thinking.wish()
-        effort = None if self.output_config is None else self.output_config.effort
-        if not wish.enabled or effort is None:
-            return [wish]
-        hint = Thinking.of_value("output_config.effort", effort)
-        return [replace(hint, enabled=True, budget=wish.budget)]
+    def default_thinking(self) -> Thinking:
+        """Return no thinking: in Anthropic's API, thinking is off by default."""
+        return Thinking(enabled=False)
+
+    def thinking_wish(self) -> Thinking:
+        """Return what the fields ask; ``output_config.effort`` is about answers without thoughts, too."""
+        wish = super().thinking_wish()
+        hint = None if self.output_config is None else self.output_config.effort
+        effort = Thinking.of_hint("output_config.effort", hint)
+        if not wish.enabled or wish.effort is not None or effort.effort is None:
+            return wish
+        return replace(effort, enabled=True, budget=wish.budget)
 
 
 class MessagesRequest(CountTokensRequest):

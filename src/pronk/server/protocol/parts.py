@@ -7,18 +7,20 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 
 from pronk.server.protocol.request import Record, Skipped, Text
+from pronk.server.protocol.unions import OneOf, type_of
 
 
 class TextPart(Record):
     """Part of a message that has a text; ``refusal`` is an earlier answer of another server."""
 
-    type: Text
+    type: Text = "text"
     text: Text
 
     @classmethod
@@ -27,23 +29,33 @@ class TextPart(Record):
             return value
         if value.get("type") == "refusal":
             return {**value, "text": value.get("refusal")}
-        if value.get("type") in ("text", "input_text", "output_text"):
+        if value.get("type") in (None, "text", "input_text", "output_text"):
             return value
         msg = f"expected a part with a text, found the type {value.get('type')!r:.40}; the model reads text alone"
         raise ValueError(msg)
 
 
-# Types of parts that repeat what other parts or servers have: thoughts are in ``reasoning_content``.
+# Parts that are left out: thoughts, which a model reads in ``reasoning_content`` alone, and names of tools, which the
+# model reads in the list of tools.
 _SKIPPED_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning", "encrypted_content", "tool_reference"})
 
 
-def _part_kind(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "skipped" if kind in _SKIPPED_PARTS else "text"
+def _part_class(part: Mapping[str, Any]) -> type[Record]:
+    return Skipped if type_of(part) in _SKIPPED_PARTS else TextPart
 
 
-AnyPart = Annotated[Annotated[TextPart, Tag("text")] | Annotated[Skipped, Tag("skipped")], Discriminator(_part_kind)]
+def as_parts(content: Any) -> Any:
+    """Return a content as a list of parts: one part may stand alone, and a text stands for a part with it."""
+    if isinstance(content, dict):
+        return [content] if content else []
+    if not isinstance(content, list):
+        return content
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+
+
+AnyPart = Annotated[TextPart | Skipped, OneOf(_part_class)]
 Parts = Annotated[list[AnyPart], Field(fail_fast=True)]
+Content = Annotated[Text | Parts, BeforeValidator(as_parts)]  # content of a message: a text or parts
 
 
 def texts_of(parts: str | Sequence[TextPart | Skipped]) -> list[str]:
@@ -60,18 +72,27 @@ class UnseenPart(Skipped):
         return f"[{self.type}: not shown, because the model reads text alone]"
 
 
-def _result_kind(part: Any) -> str:
-    if isinstance(part, dict):
-        has_text = isinstance(part.get("text"), str) or part.get("type") == "refusal"
-        return "text" if has_text else "skipped" if part.get("type") in _SKIPPED_PARTS else "unseen"
-    return "text" if isinstance(part, TextPart) else "unseen" if isinstance(part, UnseenPart) else "skipped"
+def _result_class(part: Mapping[str, Any]) -> type[Record]:
+    if isinstance(part.get("text"), str) or type_of(part) == "refusal":
+        return TextPart
+    return Skipped if type_of(part) in _SKIPPED_PARTS else UnseenPart
 
 
-AnyResultPart = Annotated[
-    Annotated[TextPart, Tag("text")] | Annotated[UnseenPart, Tag("unseen")] | Annotated[Skipped, Tag("skipped")],
-    Discriminator(_result_kind),
-]
+def _is_part(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, dict) and ("type" in part or "text" in part))
+
+
+def as_result(content: Any) -> Any:
+    """Return a tool's result as a text or parts; another JSON value becomes its text."""
+    parts = as_parts(content)
+    if isinstance(parts, str) or (isinstance(parts, list) and all(map(_is_part, parts))):
+        return parts
+    return json.dumps(content, ensure_ascii=False)
+
+
+AnyResultPart = Annotated[TextPart | UnseenPart | Skipped, OneOf(_result_class)]
 ResultParts = Annotated[list[AnyResultPart], Field(fail_fast=True)]
+ResultContent = Annotated[Text | ResultParts, BeforeValidator(as_result)]  # a tool's result: a text or parts
 
 
 def result_texts(parts: str | Sequence[TextPart | Skipped]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
 
@@ -17,16 +18,18 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     Tag,
+    ValidationError,
     field_validator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from pronk.errors import GuideError, PronkError
+from pronk.errors import GuideError, OptionError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.guide import Guide, GuideKind
 from pronk.sampling.params import SamplingParams
-from pronk.server.errors import ApiError
-from pronk.server.protocol.fields import read_fields, summarize
+from pronk.server.errors import ApiError, to_api_error
+from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_of, summarize
 from pronk.server.settings import RequestLimits
 
 GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
@@ -43,14 +46,20 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     places: ClassVar[Sequence[str]] = ()  # parts of the table of fields that apply
     is_record: ClassVar[bool] = False  # whether unknown fields are ignored, as the object only describes something
-    field_names: ClassVar[frozenset[str]] = frozenset()  # names of the fields in JSON
+    # Empty values that are not the same as no field, by the name of the field: the schema {} allows any value.
+    meaningful: ClassVar[Mapping[str, Any]] = {}
+    about: ClassVar[ObjectFields] = ObjectFields()
 
     _ignored: list[str] = PrivateAttr(default_factory=list)  # names of ignored and renamed fields of this object
+    _given: Mapping[str, Any] = PrivateAttr(default_factory=dict)  # the object as the client sent it
+    _written: dict[str, Path] = PrivateAttr(default_factory=dict)  # paths of fields that have another name in the body
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
-        cls.field_names = frozenset(info.alias or name for name, info in cls.model_fields.items())
+        names = {info.alias or name: info for name, info in cls.model_fields.items()}
+        optional = {name for name, info in names.items() if not info.is_required()}
+        cls.about = ObjectFields(frozenset(names), optional, cls.meaningful, rows_of(cls.places), cls.is_record)
 
     @classmethod
     def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -63,10 +72,22 @@ class RequestBody(BaseModel):
         """Sort the fields of an object before they are validated."""
         if not isinstance(value, dict):
             return validate(value)
-        fields = read_fields(cls.adapt(value), cls.field_names, cls.places, is_record=cls.is_record)
-        body = validate(fields.known)
-        body._ignored = fields.ignored  # noqa: SLF001 - this class's own attribute
+        fields = read_fields(cls.adapt(value), cls.about)
+        try:
+            body = validate(fields.known)
+        except ValidationError as error:
+            raise _as_written(error, fields.written) from error
+        # These attributes are this class's own.
+        body._given = value  # noqa: SLF001
+        body._ignored = fields.ignored  # noqa: SLF001
+        body._written = fields.written  # noqa: SLF001
         return body
+
+    def written(self, name: str) -> str:
+        """Return a field as the client wrote it: ``options.num_predict`` for ``max_tokens``."""
+        info = type(self).model_fields.get(name)
+        own = (info and info.alias) or name
+        return ".".join(self._written.get(own, (own,)))
 
     def ignored(self) -> list[str]:
         """Return the paths of all ignored and renamed fields, such as ``messages[].phase``."""
@@ -82,6 +103,18 @@ class RequestBody(BaseModel):
         yield from (f"{prefix}{name}" for name in self._ignored)
         for name, info in type(self).model_fields.items():
             yield from _report(getattr(self, name), f"{prefix}{info.alias or name}")
+
+
+def _as_written(error: ValidationError, written: Mapping[str, Path]) -> ValidationError:
+    """Return an error with the names that the client wrote in the locations of its problems."""
+    problems = list[InitErrorDetails]()
+    for problem in error.errors(include_url=False):
+        first, *inner = problem["loc"] or ("",)
+        location = (*written.get(str(first), (first,)), *inner) if problem["loc"] else ()
+        context = {**problem.get("ctx", {}), "message": problem["msg"]}
+        kind = PydanticCustomError(problem["type"], "{message}", context)
+        problems.append({"type": kind, "loc": location, "input": problem["input"]})
+    return ValidationError.from_exception_data(error.title, problems)
 
 
 def _report(value: Any, path: str) -> Iterator[str]:
@@ -123,6 +156,14 @@ Texts = Annotated[list[Text], Field(fail_fast=True)]
 Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True)]
 
 
+def _without_empty(texts: Any) -> Any:
+    """Return a list without empty texts: no text ends with an empty one, and none has to be avoided."""
+    return [each for each in texts if each != ""] if isinstance(texts, list) else texts
+
+
+StopTexts = Annotated[Text | Texts, BeforeValidator(_without_empty)]
+BadWords = Annotated[Texts, BeforeValidator(_without_empty)]
+
 NO_LIMIT = 2**31  # value of a maximum number of tokens: as many as fit
 
 
@@ -139,23 +180,23 @@ MaxTokens = Annotated[int, Field(ge=1, le=NO_LIMIT), BeforeValidator(_read_limit
 def _prompt_type(prompt: Any) -> str:
     """Return the tag of a prompt's type, by its first element; pydantic tries only this type."""
     if not isinstance(prompt, list):
-        return "text"
+        return "<text>"
     first = prompt[0] if prompt else ""
-    return "lists" if isinstance(first, list) else "texts" if isinstance(first, str) else "ids"
+    return "<lists>" if isinstance(first, list) else "<texts>" if isinstance(first, str) else "<ids>"
 
 
 Prompts = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[Texts, Tag("texts")]
-    | Annotated[Ids, Tag("ids")]
-    | Annotated[list[Ids], Field(fail_fast=True), Tag("lists")],
+    Annotated[Text, Tag("<text>")]
+    | Annotated[Texts, Tag("<texts>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[list[Ids], Field(fail_fast=True), Tag("<lists>")],
     Discriminator(_prompt_type),
 ]
 
 
 def list_prompts(prompts: Any) -> list[str | list[int]]:
     """Return the prompts of a field ``Prompts``, each a text or a list of token ids."""
-    return [prompts] if _prompt_type(prompts) in ("text", "ids") else [*prompts]
+    return [prompts] if _prompt_type(prompts) in ("<text>", "<ids>") else [*prompts]
 
 
 class StreamOptions(RequestBody):
@@ -178,14 +219,15 @@ class TextRequest(RequestBody):
 
     model: Text | None = None
     temperature: float | None = Field(None, ge=0.0, le=100.0)
+    do_sample: bool | None = Field(None, description="Whether the temperature is above 0.")
     top_p: float | None = Field(None, ge=0.0, le=1.0)
     top_k: TopK | None = None
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     n: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-_NUM_SEEDS, lt=_NUM_SEEDS)
-    stop: Text | Texts | None = None
+    stop: StopTexts | None = None
     stop_token_ids: Ids | None = None
-    bad_words: Texts | None = None
+    bad_words: BadWords | None = None
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
@@ -235,11 +277,30 @@ class TextRequest(RequestBody):
             longest = max(map(len, texts), default=0)
             if longest > limits.stop_length:
                 raise refuse(name, f"expected at most {limits.stop_length} characters each, found {longest}")
+        if self.do_sample is False and self.temperature != 0:
+            found = "none" if self.temperature is None else self.temperature
+            raise unsupported("do_sample", f"expected temperature: 0 with false, found {found}; use temperature: 0")
+        if self.do_sample and self.temperature == 0:
+            raise refuse("do_sample", "expected temperature above 0 with true, found temperature: 0; leave one out")
         if self.leaps and not self.stream:
             raise refuse("leaps", "expected stream: true, found no stream; add it, or leave the field out")
-        fields = [*self.guide_arguments()]
-        if len(fields) > 1:
-            raise refuse(fields[1], f"expected one form of the answer, found {fields[0]} and {fields[1]}")
+        self._check_forms()
+
+    def _check_forms(self) -> None:
+        """Raise ``ApiError`` if two fields require different forms of the answer."""
+        forms = [*self.guide_arguments().items()]
+        for field, form in forms[1:]:
+            first, expected = forms[0]
+            if form != expected:
+                raise refuse(field, f"expected one form of the answer, found {first} and {field}; leave one out")
+
+    def as_written(self, error: ApiError) -> ApiError:
+        """Return an error that names the field as the client wrote it."""
+        written = None if error.param is None else self.written(error.param)
+        if written is None or written == error.param:
+            return error
+        message = f"{written}: {error.message.removeprefix(f'{error.param}: ')}"
+        return ApiError(error.status, message, error.code, written, error.headers)
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         """Map fields that require a form to arguments of ``Guide``: ``{"guided_regex": {"regex": "a+"}}``.
@@ -327,6 +388,15 @@ def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
 def unsupported(param: str, message: str) -> ApiError:
     """Return the error for a field or value that the server does not support."""
     return refuse(param, message, "unsupported")
+
+
+@contextmanager
+def naming_fields_of(request: TextRequest) -> Iterator[None]:
+    """Let errors about options name the fields as the client wrote them."""
+    try:
+        yield
+    except (ApiError, OptionError) as error:
+        raise request.as_written(to_api_error(error)) from error
 
 
 def check_max(param: str, value: int | None, maximum: int) -> None:

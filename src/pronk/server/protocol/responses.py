@@ -7,15 +7,16 @@ with the items of earlier responses copied unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from pronk.server.protocol.chat import ChatTurn
 from pronk.server.protocol.conversation import ConversationRequest
 from pronk.server.protocol.guides import TextFormat
-from pronk.server.protocol.parts import Parts, ResultParts, result_texts, texts_of
+from pronk.server.protocol.parts import Content, ResultContent, as_parts, result_texts, texts_of
 from pronk.server.protocol.request import (
     MaxTokens,
     Record,
@@ -26,7 +27,6 @@ from pronk.server.protocol.request import (
     unsupported,
 )
 from pronk.server.protocol.responses_reply import ResponsesReply
-from pronk.server.protocol.thinking import ReasoningOptions, Thinking
 from pronk.server.protocol.tools import (
     MAX_ID,
     MAX_TOOLS,
@@ -35,11 +35,13 @@ from pronk.server.protocol.tools import (
     Choice,
     Function,
     FunctionTool,
+    SchemaPath,
     ToolChoice,
     ToolUse,
     tool_call,
-    tool_kind,
+    tool_class,
 )
+from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.dialects import TOOL_NAME
 
@@ -55,14 +57,14 @@ class AgentMessage(Record):
     """Message of another agent, which the model reads as one of the user."""
 
     type: Literal["agent_message"]
-    content: Text | Parts
+    content: Content
 
 
 class CallItem(Record):
     """Tool call of an earlier response."""
 
     type: Literal["function_call"]
-    call_id: Text = Field(max_length=MAX_ID)
+    call_id: Text = Field("", max_length=MAX_ID)  # "": the next result without an id is that of this call
     name: Text = Field(max_length=256)
     namespace: Text | None = Field(None, max_length=256)
     arguments: Arguments = "{}"
@@ -72,30 +74,35 @@ class CallOutputItem(Record):
     """Result of a tool call; images in it are replaced by a note, as the model reads text alone."""
 
     type: Literal["function_call_output"]
-    call_id: Text = Field("", max_length=MAX_ID)  # "": the call is not in the conversation
-    output: Text | ResultParts | dict[str, Any]
+    call_id: Text = Field("", max_length=MAX_ID)  # "": that of the first call without a result
+    output: ResultContent = ""
 
     @property
     def text(self) -> str:
         """The result as text."""
-        if isinstance(self.output, dict):
-            return json.dumps(self.output, ensure_ascii=False)
-        return self.output if isinstance(self.output, str) else "\n".join(result_texts(self.output))
+        return "\n".join(result_texts(self.output))
 
 
 class ThoughtText(Record):
     """Text of thoughts."""
 
-    type: Text
+    type: Text = "text"
     text: Text = ""
+
+
+def _as_thoughts(value: Any) -> Any:
+    return as_parts([value] if isinstance(value, str) else value)
+
+
+Thoughts = Annotated[list[ThoughtText], Field(fail_fast=True), BeforeValidator(_as_thoughts)]
 
 
 class ThoughtItem(Record):
     """Thoughts of an earlier response; encrypted thoughts of another server are ignored."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
-    content: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
+    summary: Thoughts | None = None
+    content: Thoughts | None = None
 
 
 class Namespace(Record):
@@ -106,16 +113,29 @@ class Namespace(Record):
     description: Text | None = None
     tools: Annotated[list[NamespaceTool], Field(fail_fast=True)] | None = None
 
-    def functions(self) -> Iterator[tuple[Function, tuple[str, str]]]:
-        """Yield each function under the name that the model sees, with its namespace and its own name."""
-        for tool in self.tools or ():
+    @cached_property
+    def functions(self) -> Sequence[NamespaceFunction]:
+        """Functions of the group that a call can name."""
+        found = list[NamespaceFunction]()
+        for number, tool in enumerate(self.tools or ()):
             if not isinstance(tool, FunctionTool):
                 continue
-            name = f"{self.name}{NAMESPACE_SEPARATOR}{tool.function.name}"
-            if TOOL_NAME.fullmatch(name) is None:  # no call can have this name
-                self.note_ignored([f"tools ({tool.function.name})"])
+            own_name = tool.function.name
+            name = f"{self.name}{NAMESPACE_SEPARATOR}{own_name}"
+            if TOOL_NAME.fullmatch(name) is None:
+                self.note_ignored([f"tools ({own_name})"])
             else:
-                yield tool.function.model_copy(update={"name": name}), (self.name, tool.function.name)
+                function = tool.function.model_copy(update={"name": name})
+                found.append(NamespaceFunction(function, own_name, ("tools", number, *tool.schema_path)))
+        return found
+
+
+class NamespaceFunction(NamedTuple):
+    """Function of a namespace, with the name that the model sees."""
+
+    function: Function
+    own_name: str
+    schema_path: SchemaPath  # from the namespace to the schema
 
 
 class ToolsItem(Record):
@@ -145,20 +165,12 @@ class TextItem(Record):
     text: Text
 
 
-def _tool_kind(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "namespace" if kind == "namespace" else tool_kind(tool)
+def _tool_class(tool: Mapping[str, Any]) -> type[Record]:
+    return Namespace if type_of(tool) == "namespace" else tool_class(tool)
 
 
-NamespaceTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[Skipped, Tag("other")], Discriminator(tool_kind)
-]
-ResponsesTool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[Namespace, Tag("namespace")]
-    | Annotated[Skipped, Tag("other")],
-    Discriminator(_tool_kind),
-]
+NamespaceTool = Annotated[FunctionTool | Skipped, OneOf(tool_class)]
+ResponsesTool = Annotated[FunctionTool | Namespace | Skipped, OneOf(_tool_class)]
 
 _ITEMS: Mapping[str, type[Record]] = {
     "message": InputItem,
@@ -173,30 +185,42 @@ _ITEMS: Mapping[str, type[Record]] = {
 }
 
 
-def _item_kind(item: Any) -> str:
-    """Return the tag of an item: the name of its class. A message may leave out its type."""
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return _ITEMS.get(str(kind or "message"), SkippedItem).__name__
+def _item_class(item: Mapping[str, Any]) -> type[Record]:
+    """Return the class of an item; a message may leave out its type."""
+    return _ITEMS.get(type_of(item) or "message", SkippedItem)
+
+
+def _as_items(value: Any) -> Any:
+    """Return an input as a list of items.
+
+    One item may stand alone, and a text in the list stands for a message of the user.
+    """
+    if isinstance(value, dict):
+        return [value]
+    if not isinstance(value, list):
+        return value
+    return [{"role": "user", "content": item} if isinstance(item, str) else item for item in value]
 
 
 Item = Annotated[
-    Annotated[InputItem, Tag("InputItem")]
-    | Annotated[AgentMessage, Tag("AgentMessage")]
-    | Annotated[CallItem, Tag("CallItem")]
-    | Annotated[CallOutputItem, Tag("CallOutputItem")]
-    | Annotated[ThoughtItem, Tag("ThoughtItem")]
-    | Annotated[ToolsItem, Tag("ToolsItem")]
-    | Annotated[TextItem, Tag("TextItem")]
-    | Annotated[UnreadableItem, Tag("UnreadableItem")]
-    | Annotated[SkippedItem, Tag("SkippedItem")],
-    Discriminator(_item_kind),
+    InputItem
+    | AgentMessage
+    | CallItem
+    | CallOutputItem
+    | ThoughtItem
+    | ToolsItem
+    | TextItem
+    | UnreadableItem
+    | SkippedItem,
+    OneOf(_item_class),
 ]
+Input = Annotated[Text | Annotated[list[Item], Field(fail_fast=True)], BeforeValidator(_as_items)]
 
 
 class TextOptions(Record):
     """Options of the answer's text; no model has a verbosity."""
 
-    format: TextFormat | None = None
+    format: Annotated[TextFormat, BeforeValidator(as_typed)] | None = None
 
 
 class ResponsesRequest(ConversationRequest):
@@ -206,24 +230,22 @@ class ResponsesRequest(ConversationRequest):
     messages_field: ClassVar = "input"
     reply_type: ClassVar = ResponsesReply
 
-    input: Text | Annotated[list[Item], Field(fail_fast=True)] = Field(min_length=1)
+    input: Input = Field(min_length=1)
     instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    include: list[Text] | None = None
+    include: Text | list[Text] | None = None
     text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    metadata: dict[str, Any] | None = Field(None, description="Repeated in the response, and not stored.")
+    metadata: Any = Field(None, description="An object is repeated in the response; nothing is stored.")
 
     @field_validator("metadata")
     @classmethod
-    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _check_metadata(cls, value: Any) -> Any:
         check_encodable(json.dumps(value, ensure_ascii=False))
         return value
 
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
-    parallel_tool_calls: bool | None = None
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
@@ -240,11 +262,16 @@ class ResponsesRequest(ConversationRequest):
         return {} if self.text is None or self.text.format is None else self.text.format.guide_arguments()
 
     @property
+    def limit_field(self) -> str:
+        return "max_output_tokens"
+
+    @property
     def requested_max_tokens(self) -> int | None:
         return self.max_output_tokens
 
     def num_logprobs(self) -> int | None:
-        if self.top_logprobs is None and "message.output_text.logprobs" not in (self.include or ()):
+        included = [self.include] if isinstance(self.include, str) else self.include or []
+        if self.top_logprobs is None and "message.output_text.logprobs" not in included:
             return None
         return self.top_logprobs or 0
 
@@ -268,37 +295,31 @@ class ResponsesRequest(ConversationRequest):
                 _add_to_answer(messages, item)
         return messages
 
-    def all_tools(self) -> list[FunctionTool | Namespace | Skipped]:
+    def all_tools(self) -> list[PlacedTool]:
         """Return the tools of the request, and those that items of the input add: each once, its last form."""
-        added = [tool for item in self.input if isinstance(item, ToolsItem) for tool in item.tools or ()]
-        names = {tool.function.name for tool in added if isinstance(tool, FunctionTool)}
-        own = [
-            tool for tool in self.tools or () if not (isinstance(tool, FunctionTool) and tool.function.name in names)
+        items = [(number, item) for number, item in enumerate(self.input) if isinstance(item, ToolsItem)]
+        added: list[PlacedTool] = [
+            (("input", number, "tools", position), tool)
+            for number, item in items
+            for position, tool in enumerate(item.tools or ())
         ]
-        last = {
-            tool.function.name if isinstance(tool, FunctionTool) else f"{number} other": tool
-            for number, tool in enumerate(added)
-        }
-        return [*own, *last.values()]
+        last = {_tool_key(path, tool): (path, tool) for path, tool in added}
+        own: list[PlacedTool] = [(("tools", position), tool) for position, tool in enumerate(self.tools or ())]
+        return [*((path, tool) for path, tool in own if _tool_key(path, tool) not in last), *last.values()]
 
     def namespaces(self) -> Mapping[str, tuple[str, str]]:
         """Map the name of a function that the model sees to its namespace and its own name."""
-        groups = [tool for tool in self.all_tools() if isinstance(tool, Namespace)]
-        return {function.name: names for group in groups for function, names in group.functions()}
+        groups = [tool for _, tool in self.all_tools() if isinstance(tool, Namespace)]
+        return {each.function.name: (group.name, each.own_name) for group in groups for each in group.functions}
 
-    def tool_use(self) -> ToolUse:
-        functions, positions = list[Function](), list[int]()
-        for position, tool in enumerate(self.all_tools()):
-            if isinstance(tool, Skipped):
-                continue
-            found = [tool.function] if isinstance(tool, FunctionTool) else [each for each, _ in tool.functions()]
-            functions += found
-            positions += [position] * len(found)
-        parallel = self.parallel_tool_calls is not False
-        return ToolUse.of(functions, positions, self.tool_choice, parallel=parallel, schema_field="parameters")
-
-    def own_wishes(self) -> list[Thinking]:
-        return [] if self.reasoning is None else [self.reasoning.wish()]
+    def read_tools(self) -> ToolUse:
+        offered = list[tuple[SchemaPath, Function]]()
+        for path, tool in self.all_tools():
+            if isinstance(tool, FunctionTool):
+                offered.append(((*path, *tool.schema_path), tool.function))
+            elif isinstance(tool, Namespace):
+                offered += [((*path, *each.schema_path), each.function) for each in tool.functions]
+        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls)
 
     def described(self) -> dict[str, Any]:
         """Return the options of the request as the response repeats them."""
@@ -311,10 +332,10 @@ class ResponsesRequest(ConversationRequest):
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
-            "metadata": self.metadata or {},
+            "metadata": self.metadata if isinstance(self.metadata, dict) else {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
+            "reasoning": {"effort": self.thinking_wish().effort, "summary": None},
             "store": False,
             "temperature": self.temperature,
             "text": {"format": described},
@@ -328,6 +349,14 @@ class ResponsesRequest(ConversationRequest):
             "top_p": self.top_p,
             "truncation": "disabled",
         }
+
+
+PlacedTool = tuple[SchemaPath, FunctionTool | Namespace | Skipped]  # with the names and indices to the tool
+
+
+def _tool_key(path: SchemaPath, tool: FunctionTool | Namespace | Skipped) -> object:
+    """Return a key that is the same for functions of one name."""
+    return tool.function.name if isinstance(tool, FunctionTool) else path
 
 
 def _add_to_answer(messages: list[dict[str, Any]], item: InputItem | CallItem | ThoughtItem) -> None:

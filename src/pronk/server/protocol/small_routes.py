@@ -10,21 +10,31 @@ from uuid import uuid4
 from pydantic import Field
 
 from pronk.arrays import Array
-from pronk.server.protocol.chat import ChatMessage
+from pronk.server.protocol.chat import ChatMessage, ChatRequest
 from pronk.server.protocol.request import Ids, Prompts, RequestBody, Text, Texts, list_prompts, refuse
 from pronk.server.settings import RequestLimits
 
 
-class TokenizeRequest(RequestBody):
-    """Body of ``/tokenize``: either ``prompt`` or ``messages``."""
+class TokenizeRequest(ChatRequest):
+    """Body of ``/tokenize``: either ``prompt``, or a conversation as in ``/v1/chat/completions``."""
 
-    places: ClassVar[Sequence[str]] = ("tokenize",)
+    places: ClassVar[Sequence[str]] = ("text", "chat", "tokenize")
+    meaningful: ClassVar = {**ChatRequest.meaningful, "prompt": ""}
 
-    model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = Field(None, min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field([])
     add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens to a prompt.")
-    add_generation_prompt: bool | None = Field(None, description="End a conversation with the header of an answer.")
+
+    def check(self, limits: RequestLimits) -> None:
+        if (self.prompt is None) == (not self.messages):
+            raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
+        if self.messages:
+            super().check(limits)
+
+    def check_beginning(self) -> None:
+        """Raise ``ApiError`` if the request continues an answer that the conversation does not end with."""
+        if self.continues_answer and self.messages[-1].role != "assistant":
+            super().check_beginning()
 
 
 class DetokenizeRequest(RequestBody):
@@ -77,6 +87,8 @@ class EmbeddingRequest(RequestBody):
 
 class ModerationRequest(RequestBody):
     """Body of ``/v1/moderations``; the OpenAI API lacks ``kind``."""
+
+    places: ClassVar[Sequence[str]] = ("moderations",)
 
     model: Text | None = None
     input: Text | Texts

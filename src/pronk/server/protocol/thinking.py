@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from pronk.server.protocol.request import Record, Text
+from pronk.server.protocol.request import Record, Text, refuse
 from pronk.tokenization.chat.answers import AnswerFormat
 from pronk.tokenization.chat.messages import thinking_options
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_SWITCHES = {"on": True, "enabled": True, "adaptive": True, "auto": True, "off": False, "disabled": False}
+_ON, _OFF = ("on", "enabled", "adaptive", "auto", "true", "yes"), ("off", "disabled", "false", "no")
+_SWITCHES = {**dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False)}
+
+
+def _read_number(value: Any) -> Any:
+    """Return the switch that 0 or 1 means; another number becomes a word, which no model follows."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return bool(value) if value in (0, 1) else f"{value:g}"
+
+
+# A switch or an effort of thinking: true, "off", "high". It is a hint, so any word and any number is accepted.
+ThinkingHint = Annotated[bool | Annotated[Text, Field(max_length=64)], BeforeValidator(_read_number)]
+# Maximum number of tokens of thoughts; -1 leaves it to the model.
+ThinkingBudget = Annotated[
+    Annotated[int, Field(ge=0, le=2**31)] | None, BeforeValidator(lambda value: None if value == -1 else value)
+]
 
 
 @dataclass(frozen=True)
 class Thinking:
-    """Switch, effort and budget of thinking that a request asks for.
+    """Switch, effort and budget of thinking that a field of a request asks for.
 
     ``None`` leaves the choice to the model's chat template.
 
@@ -31,22 +48,30 @@ class Thinking:
     field: str = "thinking"
 
     @classmethod
-    def of_value(cls, field: str, value: bool | str | None, enabled: bool | None = None) -> Thinking:
-        """Return what a switch or an effort asks, for example ``True``, ``"off"``, ``"high"``.
-
-        ``enabled`` is a switch beside an effort.
-        """
-        if value is None or isinstance(value, bool):
-            return cls(enabled=enabled if value is None else value, field=field)
-        word = value.strip().lower()
+    def of_hint(cls, field: str, hint: bool | str | None) -> Thinking:
+        """Return the wish of a field with a switch (``True``, ``"off"``) or an effort (``"high"``)."""
+        if hint is None or isinstance(hint, bool):
+            return cls(enabled=hint, field=field)
+        word = hint.strip().lower()
         if word in _SWITCHES:
-            return cls(enabled=_SWITCHES[word] if enabled is None else enabled, field=field)
-        return cls(word, enabled, field=field)
+            return cls(enabled=_SWITCHES[word], field=field)
+        return cls(effort=word or None, enabled=False if word == "none" else None, field=field)
 
     @property
     def asks(self) -> bool:
-        """Whether the request asks for anything."""
+        """Whether the field asks for anything."""
         return self.effort is not None or self.enabled is not None or self.budget is not None
+
+    @property
+    def values(self) -> tuple[str | None, bool | None, int | None]:
+        """Effort, if any model follows it, switch and budget."""
+        has_effort = self.effort in EFFORTS and self.effort != "none"  # which is a switch
+        return self.effort if has_effort else None, self.enabled, self.budget
+
+    @property
+    def _is_switched_off(self) -> bool:
+        """Whether a switch is off, so that the effort does not count."""
+        return self.enabled is False and self.effort != "none"
 
     def template_options(self) -> dict[str, Any]:
         """Return variables of the chat template."""
@@ -57,21 +82,43 @@ class Thinking:
         if self.effort is None:
             if self.enabled and answers.reasoning is None:
                 yield self.field
-        elif self.effort not in EFFORTS or answers.reasoning is None:
+        elif self.effort not in EFFORTS or answers.reasoning is None or self._is_switched_off:
             yield self.field
         elif (nearest := answers.nearest_effort(self.effort)) != self.effort:
             yield f"{self.field} (as {nearest})"
 
 
+def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
+    """Return the wish of several fields together; raise ``ApiError`` if two contradict each other.
+
+    An effort contradicts no switch: clients send the effort of their settings although thinking is off.
+    """
+    asking = [wish for wish in wishes if wish.asks]
+    for first, second in combinations(asking, 2):
+        for value, other in zip(first.values, second.values, strict=True):
+            if None not in (value, other) and value != other:
+                expected = f"expected the same wish about thinking as {first.field}, found another one"
+                raise refuse(second.field, f"{expected}; leave {first.field} or {second.field} out")
+    return Thinking(
+        effort=next((wish.effort for wish in asking if wish.effort is not None), None),
+        enabled=next((wish.enabled for wish in asking if wish.enabled is not None), None),
+        budget=next((wish.budget for wish in asking if wish.budget is not None), None),
+        field=next((wish.field for wish in sorted(asking, key=lambda wish: wish.effort is None)), "thinking"),
+    )
+
+
 class ThinkingConfig(Record):
     """``thinking`` of Anthropic's API: off, or on with or without a budget in tokens."""
 
-    type: Text = Field(max_length=64)  # "disabled", or a kind of thinking
-    budget_tokens: int | None = Field(None, ge=0, le=2**31)
+    type: Text = Field("enabled", max_length=64)  # "disabled", or a kind of thinking
+    budget_tokens: ThinkingBudget = None
 
-    def wish(self) -> Thinking:
-        """Return what the field asks."""
-        return Thinking(enabled=self.type != "disabled", budget=self.budget_tokens)
+    def wishes(self) -> list[Thinking]:
+        """Return what the object asks of thinking."""
+        return [
+            Thinking(enabled=self.type not in _OFF, field="thinking"),
+            Thinking(budget=self.budget_tokens, field="thinking.budget_tokens"),
+        ]
 
 
 class ReasoningOptions(Record):
@@ -80,11 +127,21 @@ class ReasoningOptions(Record):
     Thoughts are returned as they are: a summary is not made, and an exclusion is ignored.
     """
 
-    effort: Text | None = Field(None, max_length=64)
+    effort: ThinkingHint | None = None
     enabled: bool | None = None
-    max_tokens: int | None = Field(None, ge=0, le=2**31)
+    max_tokens: ThinkingBudget = None
 
-    def wish(self) -> Thinking:
-        """Return what the field asks."""
-        wish = Thinking.of_value("reasoning.effort", self.effort, self.enabled)
-        return replace(wish, budget=self.max_tokens)
+    def wishes(self) -> list[Thinking]:
+        """Return what the object asks of thinking."""
+        return [
+            Thinking.of_hint("reasoning.effort", self.effort),
+            Thinking(enabled=self.enabled, field="reasoning.enabled"),
+            Thinking(budget=self.max_tokens, field="reasoning.max_tokens"),
+        ]
+
+
+def wishes_of(field: str, value: ThinkingConfig | ReasoningOptions | bool | str | None) -> list[Thinking]:
+    """Return what a field asks of thinking, which is an object, a switch or an effort."""
+    if isinstance(value, (ThinkingConfig, ReasoningOptions)):
+        return value.wishes()
+    return [Thinking.of_hint(field, value)]

@@ -4,47 +4,73 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from pronk.errors import OptionError
 from pronk.sampling.guide import MAX_SIZE
 from pronk.sampling.json_schema.relax import Relaxed
+from pronk.server.errors import ApiError
+from pronk.server.protocol.fields import EMPTY
 from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.request import Record, Skipped, Text, check_max, refuse, unsupported
+from pronk.server.protocol.unions import OneOf, type_of
 from pronk.tokenization.chat.answer_grammar import relax_arguments, relax_tools
 from pronk.tokenization.chat.dialects import TOOL_NAME
 from pronk.tokenization.chat.keywords import not_followed
 
 MAX_TOOLS = 1024  # maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send more
 NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees
+SchemaPath = tuple[str | int, ...]  # names and indices from the request to the schema of a tool
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
 def complete_arguments(value: Any) -> Any:
-    """Return the arguments of a call as JSON text that is complete.
+    """Return the arguments of an earlier call as the JSON text of an object, which chat templates need.
 
-    The text may end anywhere within an object: the strings, lists and objects that are open are closed, and a key or a
-    number without its end is left out. An object becomes its JSON text; other values are returned unchanged.
+    Models and clients also write other things: ``max_tokens`` may end the text anywhere within the object, so the
+    strings, lists and objects that are open are closed, and a key or a number without its end is left out. NaN, which
+    JSON does not have, becomes null. ``"null"`` and ``[]`` become ``{}``; any other text or list becomes the object
+    ``{"arguments": …}``. A blank text stays; chat templates get ``{}`` for it.
     """
-    if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, (str, list, dict)):
+        return value  # refused: no API has numbers and booleans as arguments
+    if isinstance(value, str) and not value.strip():
         return value
-    try:
-        json.loads(value)
-    except (ValueError, RecursionError):
-        with suppress(ValueError):
-            return json.dumps(from_json(value, allow_partial="trailing-strings"), ensure_ascii=False)
-    return value
+    found = _parse(value) if isinstance(value, str) else value
+    if isinstance(value, str) and isinstance(found, dict) and _is_json(value):
+        return value  # the text that the model wrote
+    if not isinstance(found, dict):
+        found = {} if found is None or found in EMPTY else {"arguments": found}
+    return json.dumps(found, ensure_ascii=False)
 
 
-# Arguments of a call in the conversation, as JSON text. ``max_tokens`` may have cut them.
+def _parse(text: str) -> Any:
+    """Return the value of a JSON text that may end early; the text itself if it is no JSON."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text, parse_constant=lambda _: None)
+    with suppress(ValueError, RecursionError):
+        found = from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
+        if isinstance(found, dict):
+            return found
+    return text
+
+
+def _is_json(text: str) -> bool:
+    """Return whether a text is complete JSON without NaN."""
+    with suppress(ValueError, RecursionError):
+        json.loads(text, parse_constant=int)  # int("NaN") raises ValueError
+        return True
+    return False
+
+
+# Arguments of a call in the conversation, as JSON text.
 Arguments = Annotated[Text, BeforeValidator(complete_arguments)]
 
 
@@ -58,7 +84,7 @@ class FunctionCall(Record):
 class ToolCall(Record):
     """Tool call in an earlier message of the assistant."""
 
-    id: Text = Field("", max_length=MAX_ID)  # "": the next result of a tool is that of this call
+    id: Text = Field("", max_length=MAX_ID)  # "": the next result without an id is that of this call
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -74,6 +100,9 @@ class Function(Record):
 
     The arguments follow the schema as far as a grammar can enforce it, whether ``strict`` is set or not.
     """
+
+    places: ClassVar[Sequence[str]] = ("function",)
+    meaningful: ClassVar = {"parameters": {}}
 
     name: Text = Field(pattern=NAME_PATTERN)
     description: Text | None = None
@@ -97,10 +126,13 @@ class FunctionTool(Record):
         """Read the flat forms of other APIs, such as ``{"name": "f", "input_schema": {…}}``."""
         if "function" in value or "name" not in value:
             return value
-        function = {name: each for name, each in value.items() if name != "type"}
-        if "input_schema" in function:
-            function.setdefault("parameters", function.pop("input_schema"))
-        return {"type": "function", "function": function}
+        return {"type": "function", "function": {name: each for name, each in value.items() if name != "type"}}
+
+    @property
+    def schema_path(self) -> tuple[str, ...]:
+        """Names from the tool, as the client wrote it, to the schema of its arguments."""
+        schema = self.function.written("parameters")
+        return ("function", schema) if "function" in self._given else (schema,)
 
 
 class FunctionName(Record):
@@ -109,29 +141,23 @@ class FunctionName(Record):
     name: Text
 
 
-def tool_kind(value: Any) -> str:
-    """Return the tag of a tool: ``other`` for another type, and for a name that calls cannot have."""
-    if not isinstance(value, dict):
-        return "function" if isinstance(value, FunctionTool) else "other"
-    function = value.get("function", value)
+def tool_class(tool: Mapping[str, Any]) -> type[Record]:
+    """Return the class of a tool; one of another type is skipped, and so is a name that calls cannot have."""
+    if (type_of(tool) or "function") != "function":
+        return Skipped
+    function = tool.get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
-    if value.get("type", "function") != "function":
-        return "other"
-    return "other" if isinstance(name, str) and TOOL_NAME.fullmatch(name) is None else "function"
+    is_usable = not isinstance(name, str) or TOOL_NAME.fullmatch(name) is not None
+    return FunctionTool if is_usable else Skipped
 
 
-def _call_kind(value: Any) -> str:
-    """Return the tag of a call: ``other`` for that of a tool that is no function."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "function" if kind in (None, "function") else "other"
+def _call_class(call: Mapping[str, Any]) -> type[Record]:
+    """Return the class of a call; that of a tool that is no function is skipped."""
+    return ToolCall if (type_of(call) or "function") == "function" else SkippedCall
 
 
-AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[Skipped, Tag("other")], Discriminator(tool_kind)
-]
-AnyToolCall = Annotated[
-    Annotated[ToolCall, Tag("function")] | Annotated[SkippedCall, Tag("other")], Discriminator(_call_kind)
-]
+AnyTool = Annotated[FunctionTool | Skipped, OneOf(tool_class)]
+AnyToolCall = Annotated[ToolCall | SkippedCall, OneOf(_call_class)]
 
 
 class AllowedTools(Record):
@@ -169,36 +195,46 @@ class ToolUse:
     choice: Literal["none", "auto", "required"] = "auto"
     name: str | None = None  # name of the tool that the answer must call, exactly once
     parallel: bool = True  # whether the answer may have several calls
-    schema_field: str = "function.parameters"  # field of a tool with its schema, for error messages
     only: Collection[str] | None = None  # names of the tools that the answer may call; None: all of them
-    positions: Sequence[int] = ()  # index of each function in the request's list, if other tools were skipped
+    schemas_at: Sequence[SchemaPath] = ()  # place of each function's schema in the request, for error messages
 
     @classmethod
     def of(
         cls,
-        functions: Sequence[Function],
-        positions: Sequence[int],
+        offered: Iterable[tuple[SchemaPath, Function]],
         choice: str | ToolChoice | None,
         *,
-        parallel: bool = True,
-        schema_field: str = "function.parameters",
+        parallel: bool | None = None,
     ) -> ToolUse:
-        """Read ``tool_choice``; ``positions`` are the indices of the functions in the request's list of tools.
+        """Read ``tool_choice``.
 
-        Raises ``ApiError`` if the choice names a tool that the server does not have.
+        Args:
+            offered: each function with the place of its schema in the request.
+            choice: field ``tool_choice``.
+            parallel: field ``parallel_tool_calls``.
+
+        Raises ``ApiError`` if the choice names a tool that the server does not have, or contradicts ``parallel``.
         """
-        tools: Any = {"functions": functions, "positions": positions, "schema_field": schema_field}
-        tools["parallel"] = parallel
+        pairs = [*offered]
+        tools: Any = {"functions": [function for _, function in pairs], "schemas_at": [path for path, _ in pairs]}
         if choice is None or isinstance(choice, str):
-            return cls(**tools, choice=_MODES[choice or "auto"])
-        tools["parallel"] = parallel and not choice.disable_parallel_tool_use
+            return cls(**tools, choice=_MODES[choice or "auto"], parallel=parallel is not False)
+        disabled = choice.disable_parallel_tool_use
+        if None not in (parallel, disabled) and parallel == disabled:
+            expected = f"expected {json.dumps(not disabled)}, as tool_choice.disable_parallel_tool_use says"
+            raise refuse("parallel_tool_calls", f"{expected}, found {json.dumps(parallel)}; leave one out")
+        tools["parallel"] = parallel is not False and not disabled
         if choice.type in _MODES:
             return cls(**tools, choice=_MODES[choice.type])
         if choice.type == "allowed_tools":
             allowed = choice.allowed_tools or choice
             names = [_tool_name(each) for each in allowed.tools or () if each.get("type", "function") == "function"]
             return cls(**tools, choice=_MODES[allowed.mode or "auto"], only=names)
-        name = choice.name if choice.function is None else choice.function.name
+        inner_name = None if choice.function is None else choice.function.name
+        name = inner_name or choice.name
+        if None not in (choice.name, inner_name) and choice.name != inner_name:
+            expected = f"expected name and function.name to be the same, found {choice.name!r:.40} and {name!r:.40}"
+            raise refuse("tool_choice", f"{expected}; leave one out")
         if name is not None and choice.namespace is not None:
             name = f"{choice.namespace}{NAMESPACE_SEPARATOR}{name}"
         if choice.type not in ("function", "tool") or name is None:
@@ -257,7 +293,7 @@ class ToolUse:
 
         Raises ``ApiError`` if the schema of any tool allows no object.
         """
-        relaxed = {function.name: each.schema for function, each in zip(self.functions, self._relaxed(), strict=True)}
+        relaxed = {function.name: each.schema for function, each in zip(self.functions, self._relaxed, strict=True)}
         return {name: json.dumps(relaxed[name], ensure_ascii=False) for name in self.allowed_names}
 
     def not_enforced(self, *, python_syntax: bool = False) -> list[str]:
@@ -271,28 +307,39 @@ class ToolUse:
         """
         fields = list[str]()
         allowed = {*self.allowed_names}
-        numbered = zip(self._positions(), self.functions, self._relaxed(), strict=True)
-        for number, function, relaxed in numbered:
+        for path, function, relaxed in zip(self._places(), self.functions, self._relaxed, strict=True):
             if function.name not in allowed:
                 continue
-            paths = [*relaxed.dropped, *(not_followed(relaxed.schema) if python_syntax else [])]
-            field = f"tools[{number}].{self.schema_field}"
-            fields += [f"{field}.{path}" if path else field for path in dict.fromkeys(paths)]
+            keywords = [*relaxed.dropped, *(not_followed(relaxed.schema) if python_syntax else [])]
+            fields += [join_path((*path, keyword) if keyword else path) for keyword in dict.fromkeys(keywords)]
         return fields
 
-    def _positions(self) -> Sequence[int]:
-        """Return the index of each function in the request's list of tools."""
-        return self.positions or range(len(self.functions))
+    def _places(self) -> Sequence[SchemaPath]:
+        """Return the place of each function's schema in the request."""
+        return self.schemas_at or [("tools", n, "function", "parameters") for n in range(len(self.functions))]
 
+    @cached_property
     def _relaxed(self) -> Sequence[Relaxed]:
-        """Return the relaxed schema of each function."""
-        for number, function in zip(self._positions(), self.functions, strict=True):
+        """Relaxed schema of each function."""
+        try:
+            return relax_tools([function.parameters for function in self.functions])
+        except OptionError as error:
+            raise self._schema_error() or error from error
+
+    def _schema_error(self) -> ApiError | None:
+        """Return the error of the first function whose schema is invalid."""
+        for path, function in zip(self._places(), self.functions, strict=True):
             try:
                 relax_arguments(function.parameters)
             except OptionError as error:
-                field, message = f"tools.{number}.{self.schema_field}", str(error).removeprefix("guide: json: ")
-                raise refuse(field, f"{message} (tool {function.name!r})") from error
-        return relax_tools([function.parameters for function in self.functions])
+                field, message = ".".join(map(str, path)), str(error).removeprefix("guide: json: ")
+                return refuse(field, f"{message} (tool {function.name!r})")
+        return None
+
+
+def join_path(path: SchemaPath) -> str:
+    """Return ``tools[0].function.parameters`` for ``("tools", 0, "function", "parameters")``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 _MODES: Mapping[str, Literal["none", "auto", "required"]] = {

@@ -1,7 +1,8 @@
 """System messages at places where a chat template does not take them.
 
-A conversation may have a system message anywhere: agents add reminders in the middle. Few templates render all of
-them: some take only a first one, some none, and those that do not take one refuse it or leave it out in silence.
+A conversation may have system messages anywhere: agents add reminders in the middle. Few chat templates render all of
+them. Some templates render only a system message at the beginning, and some render none. For the others, a template
+either raises an error or leaves the message out of the prompt without an error.
 """
 
 from __future__ import annotations
