@@ -108,6 +108,17 @@ def test_neutral_values_are_the_same_as_no_field(client: httpx.Client, route: st
     assert text_of(got.json()) == text_of(plain.json()) != ""
 
 
+@pytest.mark.parametrize("route", ASK)
+def test_do_sample_chooses_the_temperature(client: httpx.Client, route: str) -> None:
+    """Without a temperature, false is greedy; true samples at 1 if the model is greedy."""
+
+    def text(**options: Any) -> str:
+        return text_of(client.post(route, json={**ASK[route], "seed": 3, **options}).json())
+
+    assert text(do_sample=False) == text(temperature=0)
+    assert text(do_sample=True) == text(temperature=1)
+
+
 def text_of(reply: Any) -> str:
     """Return the text of a reply in any of the formats."""
     if "choices" in reply:
@@ -126,7 +137,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
             ("mirostat", 2, "use min_p"),
             ("typical_p", 0.5, "use top_p or min_p"),
             ("skip_special_tokens", False, "leave the field out"),
-            ("do_sample", False, "use temperature: 0"),
             ("images", ["x"], "send text only"),
             ("use_beam_search", True, "use n"),
             ("temprature", 0.5, "use temperature"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from pronk.engine.stats import Stats
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta
+from pronk.server.protocol.tools import Function, ToolChoice, ToolUse
 from pronk.tokenization.chat.answer_grammar import MAX_CALLS
 from pronk.tokenization.chat.answers import AnswerReader
 from pronk.tokenization.chat.calls import CallPart
@@ -96,3 +98,28 @@ def test_a_call_is_streamed_as_soon_as_it_differs() -> None:
     parser = AnswerParser(Reader(parts))
     found = [[delta.content for delta in parser.parse([Piece(0, "x")])] for _ in parts]
     assert found == [[""], ['{"a": 1}'], [], [], ["", '{"a": 2'], ["3}"]]
+
+
+FUNCTIONS = [(number, Function(name=name)) for number, name in enumerate("fg")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "several"),
+    [
+        (None, None, True),
+        ("auto", None, True),
+        ("auto", False, False),
+        ("required", None, False),
+        ("required", True, True),
+        ("any", None, False),
+        ({"type": "any"}, None, False),
+        ({"type": "any", "disable_parallel_tool_use": False}, None, True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, None, False),
+        ({"type": "function", "name": "f"}, True, False),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"name": "f"}]}, None, False),
+    ],
+    ids=str,
+)
+def test_a_required_call_is_one_unless_several_are_asked_for(choice: Any, parallel: bool | None, several: bool) -> None:
+    value = ToolChoice.model_validate(choice) if isinstance(choice, dict) else choice
+    assert ToolUse.of(FUNCTIONS, value, parallel=parallel).allows_multiple == several

@@ -272,6 +272,8 @@ class Service:
         """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
         llm = self.engine.llm
         defaults = sampling_values(recommended_params(llm.config))
+        if request.do_sample is not None:
+            defaults["temperature"] = (defaults["temperature"] or 1.0) if request.do_sample else 0.0
         missing: dict[str, Any] = {
             option: value for option, value in defaults.items() if getattr(request, option) is None
         }

@@ -277,9 +277,8 @@ class TextRequest(RequestBody):
             longest = max(map(len, texts), default=0)
             if longest > limits.stop_length:
                 raise refuse(name, f"expected at most {limits.stop_length} characters each, found {longest}")
-        if self.do_sample is False and self.temperature != 0:
-            found = "none" if self.temperature is None else self.temperature
-            raise unsupported("do_sample", f"expected temperature: 0 with false, found {found}; use temperature: 0")
+        if self.do_sample is False and self.temperature:
+            raise refuse("do_sample", f"expected temperature: 0 with false, found {self.temperature}; leave one out")
         if self.do_sample and self.temperature == 0:
             raise refuse("do_sample", "expected temperature above 0 with true, found temperature: 0; leave one out")
         if self.leaps and not self.stream:

@@ -194,7 +194,7 @@ class ToolUse:
     functions: Sequence[Function] = ()
     choice: Literal["none", "auto", "required"] = "auto"
     name: str | None = None  # name of the tool that the answer must call, exactly once
-    parallel: bool = True  # whether the answer may have several calls
+    parallel: bool | None = None  # whether the answer may have several calls, if the request says so
     only: Collection[str] | None = None  # names of the tools that the answer may call; None: all of them
     schemas_at: Sequence[SchemaPath] = ()  # place of each function's schema in the request, for error messages
 
@@ -218,12 +218,12 @@ class ToolUse:
         pairs = [*offered]
         tools: Any = {"functions": [function for _, function in pairs], "schemas_at": [path for path, _ in pairs]}
         if choice is None or isinstance(choice, str):
-            return cls(**tools, choice=_MODES[choice or "auto"], parallel=parallel is not False)
+            return cls(**tools, choice=_MODES[choice or "auto"], parallel=parallel)
         disabled = choice.disable_parallel_tool_use
         if None not in (parallel, disabled) and parallel == disabled:
             expected = f"expected {json.dumps(not disabled)}, as tool_choice.disable_parallel_tool_use says"
             raise refuse("parallel_tool_calls", f"{expected}, found {json.dumps(parallel)}; leave one out")
-        tools["parallel"] = parallel is not False and not disabled
+        tools["parallel"] = parallel if disabled is None else not disabled
         if choice.type in _MODES:
             return cls(**tools, choice=_MODES[choice.type])
         if choice.type == "allowed_tools":
@@ -259,7 +259,9 @@ class ToolUse:
     @property
     def allows_multiple(self) -> bool:
         """Whether the answer may have several calls; a named tool is called once."""
-        return self.parallel and self.name is None
+        if self.name is not None:
+            return False
+        return self.allows_text if self.parallel is None else self.parallel
 
     def check(self) -> None:
         """Raise ``ApiError`` if tools are too large or have one name, or the chosen one does not exist."""
