@@ -145,7 +145,7 @@ def serve(
         name=name or "",
         keys=keys,
         hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
-        origins=tuple(origin.lower().rstrip("/") for origin in allow_origin),
+        origins=tuple(allow_origin),
         limits=limits,
         allowed_drafters=tuple(also),
         guardrails=guardrail_prompt,

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pronk.errors import OptionError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
-from pronk.server.guard import guarded
+from pronk.server.guard import Guard
 from pronk.server.model_pool import ModelPool
 from pronk.server.settings import RequestLimits
 
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
         self._drain_seconds = drain_seconds
         limits, count_response = models.settings.limits, models.metrics.count_response
         config = uvicorn.Config(
-            guarded(
+            Guard(
                 make_app(models),
                 models.settings,
                 num_connections=lambda: len(self.server_state.connections),
