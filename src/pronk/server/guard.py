@@ -126,6 +126,7 @@ class Guard:
         if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBE_PATHS:
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
+        _check_framing(headers, scope["http_version"])
         if not (self._settings.origins and _is_preflight(scope)):  # browsers send no key with a preflight request
             scope["pronk.tenant"] = self._check_key(scope["path"], _key_of(headers))
         if scope["method"] == "POST":
@@ -220,6 +221,20 @@ def _json_headers(pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, by
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
     yield from ((name, value) for name, value in pairs if name.lower() != b"content-type")
     yield b"content-type", b"application/json"
+
+
+def _check_framing(headers: Mapping[str, bytes], http_version: str) -> None:
+    """Raise ``ApiError`` if a proxy may see another end of the body than this server (RFC 9112, section 6.1)."""
+    if "transfer-encoding" not in headers:
+        return
+    if "content-length" in headers:
+        found = "both"
+    elif http_version == "1.0":
+        found = "the second one with HTTP/1.0"
+    else:
+        return
+    msg = f"headers: expected either Content-Length or Transfer-Encoding, found {found}; send the first one alone"
+    raise ApiError(HTTPStatus.BAD_REQUEST, msg, "invalid_http")
 
 
 def _key_of(headers: Mapping[str, bytes]) -> bytes | None:

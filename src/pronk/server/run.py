@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
-import sys
 from collections.abc import Callable
-from http import HTTPStatus
-from socket import AI_PASSIVE, SO_SNDBUF, SOCK_STREAM, SOL_SOCKET, create_server, getaddrinfo, socket
+from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
 from time import perf_counter
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import Scope
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pronk.errors import OptionError
 from pronk.server.app import make_app
-from pronk.server.errors import ApiError
 from pronk.server.guard import Guard
+from pronk.server.http_protocol import HttpProtocol
 from pronk.server.model_pool import ModelPool
-from pronk.server.settings import RequestLimits
 
 _log = logging.getLogger("pronk.server.access")
 
-# Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a client does not read.
-_SEND_BUFFER = 2**17
-
 _METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other method counts as "other"
-_READ_SIZE = 2**14  # maximum number of bytes to parse at a time
 _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
 _CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error response
 
@@ -89,7 +79,7 @@ class Server(uvicorn.Server):
             ),
             host=host,
             port=port,
-            http=type("HttpProtocol", (_HttpProtocol,), {"limits": limits, "count_response": count_response}),
+            http=type("HttpProtocol", (HttpProtocol,), {"limits": limits, "count_response": count_response}),
             ws="none",
             lifespan="off",
             server_header=False,
@@ -173,101 +163,3 @@ def _listen(host: str, port: int) -> list[socket]:
         cause = str(error.strerror).partition(" (while")[0]  # cut off the address, which Python appends
         msg = f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
         raise OptionError(msg) from error
-
-
-class _HttpProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, which also aborts connections of clients that send or read too slowly."""
-
-    limits: ClassVar[RequestLimits]
-    count_response: ClassVar[Callable[[str, str, int], None]]  # called with method, route and HTTP status
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        # Timers that abort the connection, by name: "head" of a request, blocked "write", "end" of the last response.
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._chunk_overhead = 0  # bytes of the current body that are not content: chunk sizes of the chunked encoding
-        if len(self.connections) > 2 * self.limits.connections:
-            transport.abort()
-        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
-        self._start_timer("head", self.limits.receive_seconds)
-
-    def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), _READ_SIZE):
-            if not self.transport.is_closing():
-                self._parse(data[start : start + _READ_SIZE])
-        self._update_head_timer()
-        if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # The next request waits for the end of this one. uvicorn has paused reading, and would miss a disconnect.
-            if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
-                self.transport.abort()
-            else:
-                self.flow.resume_reading()
-
-    def _parse(self, data: bytes) -> None:
-        """Parse ``data``; abort the connection if its body consists of tiny chunks, which are slow to parse."""
-        cycle = self.cycle
-        if cycle is None or not cycle.more_body:
-            self._chunk_overhead = 0
-            super().data_received(data)
-            return
-        before = len(cycle.body)
-        super().data_received(data)
-        self._chunk_overhead += len(data) - (len(cycle.body) - before)
-        if self._chunk_overhead > 4 * self.limits.headers:
-            self.transport.abort()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP with an error in OpenAI's format, unless a response was already sent in part."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()
-            return
-        status = HTTPStatus(getattr(sys.exception(), "error_status_hint", HTTPStatus.BAD_REQUEST))
-        large = status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        message = f"headers: expected at most {self.limits.headers} bytes, found more" if large else msg
-        error = ApiError(status, message, "headers_too_large" if large else "invalid_http")
-        body = json.dumps(error.body()).encode()
-        head = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-        for event in (
-            h11.Response(status_code=status, headers=[*head.items()], reason=status.phrase.encode()),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
-        type(self).count_response("other", "none", status)
-        self.transport.close()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._update_head_timer()
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._start_timer("end", self.limits.send_seconds)  # aborts if the client does not read the end of the response
-
-    def pause_writing(self) -> None:
-        self.flow.pause_writing()
-        self._start_timer("write", self.limits.send_seconds)
-
-    def resume_writing(self) -> None:
-        self.flow.resume_writing()
-        self._stop_timer("write")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for name in [*self._timers]:
-            self._stop_timer(name)
-        super().connection_lost(exc)
-
-    def _update_head_timer(self) -> None:
-        """Start the ``head`` timer if a request's head has arrived in part; stop it while a request runs."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_timer("head")
-        elif self.conn.trailing_data[0] and "head" not in self._timers:
-            self._start_timer("head", self.limits.receive_seconds)
-
-    def _start_timer(self, name: str, seconds: float) -> None:
-        self._stop_timer(name)
-        self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
-
-    def _stop_timer(self, name: str) -> None:
-        if name in self._timers:
-            self._timers.pop(name).cancel()
