@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from pronk import __version__
 from pronk.errors import PronkError
+from pronk.server.bodies import BodyReader, BodyRoute
 from pronk.server.errors import ANTHROPIC_PATHS, ApiError, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
@@ -34,6 +35,8 @@ from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingRequest, ModerationRequest, TokenizeRequest
 
 _log = logging.getLogger(__name__)
+
+_PART = 64  # elements of a list that are written at a time; an embedding has thousands of numbers
 
 # The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and sends no Referer.
 PAGE_HEADERS = {
@@ -83,6 +86,8 @@ def make_app(models: ModelPool) -> FastAPI:
         responses=_ERRORS,
         redirect_slashes=False,
     )
+    app.router.route_class = BodyRoute
+    app.state.bodies = BodyReader(models.settings.limits)
     for error_class in (RequestValidationError, HTTPException, ApiError, PronkError, Exception):
         app.add_exception_handler(error_class, _error_response)
     _add_status_routes(app, models)
@@ -151,7 +156,8 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
     async def count_tokens(body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
         async with models.use(body.model) as (service, _):
-            return _json_response({"input_tokens": await service.count_tokens(body)}, body)
+            reply = {"input_tokens": await service.count_tokens(body)}
+            return await asyncio.to_thread(_json_response, reply, body)
 
 
 def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
@@ -166,7 +172,8 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     async def moderations(request: Request, body: ModerationRequest) -> Response:
         """Classify texts by the model's own probabilities."""
         async with models.use(body.model) as (service, arrived):
-            return _json_response(await service.moderate(body, tenant_of(request.scope), arrived=arrived), body)
+            reply = await service.moderate(body, tenant_of(request.scope), arrived=arrived)
+            return await asyncio.to_thread(_json_response, reply, body)
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
@@ -207,12 +214,29 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
     chunks = models.stream(body, tenant)
     first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
-    headers = {"Cache-Control": "no-store", **_report_header(body)}
+    report = await asyncio.to_thread(_report_header, body)
+    headers = {"Cache-Control": "no-store", **report}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
-    return JSONResponse(reply, headers=_report_header(body))
+    fields = (f"{_to_json(name)}:{_field_to_json(value)}" for name, value in reply.items())
+    return Response("{" + ",".join(fields) + "}", headers=_report_header(body), media_type="application/json")
+
+
+def _field_to_json(value: Any) -> str:
+    """Return the JSON text of a field of a reply.
+
+    A list is written in parts, as json.dumps() lets no other thread run, and needs a second for a million numbers.
+    """
+    if not isinstance(value, list):
+        return _to_json(value)
+    parts = (_to_json(value[start : start + _PART]) for start in range(0, len(value), _PART))
+    return "[" + ",".join(part[1:-1] for part in parts) + "]"
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _report_header(body: RequestBody) -> dict[str, str]:
@@ -247,7 +271,7 @@ def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
     text = ""
     for event in events:
         head = f"event: {event['type']}\n" if with_event_names else ""
-        text += f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        text += f"{head}data: {_to_json(event)}\n\n"
     return text
 
 

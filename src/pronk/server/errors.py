@@ -126,8 +126,6 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
         message = _LENGTH_MESSAGES[error_type].format(**problem["ctx"])
     elif error_type == "union_tag_invalid":
         message = f"expected the type {problem['ctx']['expected_tags']}, found {problem['ctx']['tag']!r:.40}"
-    elif error_type.startswith("json_"):
-        param, message = None, "body: expected JSON, found something else"
     else:
         message = problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
         message = message.replace("String should match pattern ", "expected a string that matches ")

@@ -17,6 +17,7 @@ class RequestLimits:
     """Maximum values. The comment of a limit has the HTTP status of the response to a request beyond it."""
 
     body: int = 4 * 2**20  # bytes of the body (HTTP 413)
+    values: int = 2**18  # number of texts, lists and objects in a body, keys included (HTTP 400)
     headers: int = 16 * 2**10  # bytes of path, query and headers together (HTTP 431)
     prompts: int = 64  # number of prompts in one request (HTTP 400)
     embeddings: int = 2048  # number of texts in one request for embeddings (HTTP 400)
