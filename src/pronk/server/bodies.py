@@ -21,7 +21,7 @@ from pronk.server.errors import ApiError, validation_to_api_error
 from pronk.server.protocol.request import RequestBody
 from pronk.server.settings import RequestLimits
 
-_MAX_LEVELS = 128  # of lists and objects within each other; the functions that read them are recursive
+_MAX_LEVELS = 256  # of lists and objects within each other; the functions that read them are recursive
 # A text, or the beginning of a list or object. A text without an end ends with the data; the parser refuses it.
 _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]', re.DOTALL)
 _TOO_DEEP = f"expected values of at most {_MAX_LEVELS} levels, found more; make them flatter"
@@ -90,7 +90,7 @@ class BodyReader:
     def _read(self, kind: type[B], data: bytes) -> B:
         _check_number(data, self._limits.values)
         try:
-            value = json.loads(data)
+            value = json.loads(data.decode("utf-8-sig"))
         except RecursionError as error:
             raise _refuse(_TOO_DEEP) from error
         except ValueError as error:
