@@ -481,9 +481,73 @@ def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
         thread.join(30)
         assert made.process.returncode == 0
         assert (found[-2:] == ["data: [DONE]", ""]) == (signals == 1)
+        if signals == 2:  # a short request may end before the server sees the signal
+            assert b"waiting for 1 request; press Ctrl-C again to stop now" in log
         assert b"/v1/completions" in log
         assert b"def f(x)" not in log
         assert b"Traceback" not in log, log.decode()
+        assert b" ERROR " not in log, log.decode()
+
+
+ASKS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 1900},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1900},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 1900},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1900},
+}
+
+
+def last_event(answer: httpx.Response, stop: Any) -> dict[str, Any]:
+    """Read a stream to its end, after ``stop()`` at its first line; return the last event."""
+    lines = answer.iter_lines()
+    next(lines)
+    stop()
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return dict(json.loads(events[-1]))
+
+
+@pytest.mark.parametrize("engine_ends", [True, False], ids=["engine ends", "engine hangs"])
+@pytest.mark.parametrize("route", ASKS)
+def test_streams_end_with_an_error_when_the_server_stops(
+    model: LLM, route: str, engine_ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not engine_ends:
+        monkeypatch.setattr("pronk.server.model_pool.ModelPool.stop", lambda _: None)
+    body = {**ASKS[route], "stream": True, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+    with running(model) as made, made.client() as client:
+
+        def stop_twice() -> None:
+            made.server.stop()
+            made.server.stop()
+
+        with client.stream("POST", route, json=body) as answer:
+            event = last_event(answer, stop_twice)
+        made.thread.join(20)
+        assert not made.thread.is_alive()
+        monkeypatch.undo()
+        made.server.models.stop()
+    if route == "/v1/messages":
+        assert (event["type"], event["error"]["type"]) == ("error", "api_error")
+    elif route == "/v1/responses":
+        assert (event["type"], event["code"]) == ("error", "closed")
+        assert event["sequence_number"] > 0
+    else:
+        assert event["error"]["code"] == "closed"
+
+
+def test_requests_without_a_response_get_an_error_when_the_server_stops(model: LLM) -> None:
+    waiting = list[int]()
+    with running(model) as made, ThreadPoolExecutor(1) as pool, made.client() as client:
+        made.server._on_wait = waiting.append
+        body = {**ASKS["/v1/completions"], "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+        answer = pool.submit(client.post, "/v1/completions", json=body)
+        assert eventually(lambda: bool(model.engine.scheduler.running))
+        made.server.stop()
+        assert eventually(lambda: bool(waiting))
+        made.server.stop()
+        assert answer.result(20).status_code == 503
+        assert answer.result().json()["error"]["code"] == "closed"
+    assert waiting == [1]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")

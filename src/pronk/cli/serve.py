@@ -180,6 +180,7 @@ def serve(
             drain_seconds=drain,
             access_log=access_log,
             on_start=partial(_print_address, screen, pool),
+            on_wait=partial(_print_waiting, screen),
         ).run()
 
 
@@ -270,6 +271,12 @@ def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port:
         screen.say((f"chat page: {url}/ · " if settings.serve_chat_page else "") + "Ctrl-C stops the server")
         if not settings.keys and settings.hosts is None:
             screen.note("no API key: every client that can reach this machine is served")
+
+
+def _print_waiting(screen: "TerminalOutput", num_requests: int) -> None:
+    requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
+    with suppress(OSError):
+        screen.say(f"waiting for {requests}; press Ctrl-C again to stop now")
 
 
 def _guardrails(which: str | None) -> str | None:

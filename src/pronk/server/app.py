@@ -20,9 +20,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from pronk import __version__
-from pronk.errors import PronkError
+from pronk.errors import ClosedError, PronkError
 from pronk.server.bodies import BodyReader, BodyRoute
-from pronk.server.errors import ANTHROPIC_PATHS, ApiError, to_api_error, validation_to_api_error
+from pronk.server.errors import ANTHROPIC_PATHS, ApiError, shutting_down, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
 from pronk.server.paths import near_path
@@ -257,8 +257,9 @@ async def _events(
                 if chunk:
                     yield _encode(chunk, with_event_names=with_event_names)
                     sent += len(chunk)
-        except Exception as error:  # noqa: BLE001 - the status is already sent, so an event reports the error
-            body = _logged_error(error).body(path)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status is sent; an event reports it
+            ends = isinstance(error, asyncio.CancelledError)  # the client has disconnected, or the server shuts down
+            body = (shutting_down() if ends else _logged_error(error)).body(path)
             if with_event_names and path not in ANTHROPIC_PATHS:
                 body = {**body["error"], "type": "error", "sequence_number": sent}
             yield _encode([body], with_event_names=with_event_names)
@@ -295,7 +296,8 @@ def _logged_error(error: Exception) -> ApiError:
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)
-    if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
+    is_expected = isinstance(error, (ApiError, ClosedError))  # the operator ends the server
+    if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_expected:
         # The log omits the exception's message, which may quote a prompt.
         _log.error("request failed with %s\n%s", type(error).__name__, "".join(format_tb(error.__traceback__)))
     return api_error

@@ -100,6 +100,12 @@ def to_api_error(error: BaseException) -> ApiError:
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
 
 
+def shutting_down() -> ApiError:
+    """Return the error for a request that ends because the server does."""
+    message = "expected a running server, found one that is shutting down; use another server"
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed")
+
+
 def unknown_model(name: str, *names: str) -> ApiError:
     """Return the error for a model that is not among ``names``, the models of the server."""
     near = close_choices(name, names)

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pronk.server.errors import ApiError
+from pronk.server.errors import ApiError, shutting_down
 from pronk.server.paths import canonical_path
 from pronk.server.protocol.fields import IGNORED_HEADER
 from pronk.server.settings import ServerSettings
@@ -88,9 +88,7 @@ class Guard:
             await self._refuse(error, scope, receive, send_and_report)
         except asyncio.CancelledError:  # the server cancels requests when it shuts down
             if not responding:
-                message = "expected a running server, found one that is shutting down; use another server"
-                closed = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed")
-                await self._refuse(closed, scope, receive, send_and_report)
+                await self._refuse(shutting_down(), scope, receive, send_and_report)
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
         """Return ``app`` with the headers that let pages of the allowed origins read its responses."""
@@ -186,6 +184,8 @@ class Guard:
             disconnect.cancel()  # cancel() has no effect on a finished task
             application.cancel()
             await asyncio.wait({application, disconnect})
+        if application.cancelled() and disconnect.cancelled():  # by the service, which is closed
+            raise asyncio.CancelledError
         if not application.cancelled():
             application.exception()  # retrieve it, or asyncio logs the message, which may quote a prompt
 

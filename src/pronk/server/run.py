@@ -24,7 +24,9 @@ _log = logging.getLogger("pronk.server.access")
 
 _METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other method counts as "other"
 _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
-_CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error response
+_FLUSH_SECONDS = 1.0  # time limit for clients to read the ends of their responses
+_STOP_SECONDS = 1.0  # time limit for requests of a stopped engine, which ends its step first, to send an error
+_CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error
 
 _LOG: dict[str, Any] = {
     "version": 1,
@@ -42,7 +44,8 @@ _LOG: dict[str, Any] = {
 class Server(uvicorn.Server):
     """HTTP server of the models of a pool.
 
-    After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second signal cancels them.
+    After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second signal ends them:
+    those without a response get an error, and streams an event with the error.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Server(uvicorn.Server):
         drain_seconds: float = 60.0,
         access_log: bool = False,
         on_start: Callable[[str, int], None] | None = None,
+        on_wait: Callable[[int], None] | None = None,
     ) -> None:
         """Configure the server.
 
@@ -64,9 +68,11 @@ class Server(uvicorn.Server):
             drain_seconds: time limit for running requests after the first signal.
             access_log: log client, route and status of each request; texts are never logged.
             on_start: called with the address and the port as soon as connections are accepted.
+            on_wait: called after the first signal with the number of running requests, if there are any.
         """
         self.models = models
         self._on_start = on_start
+        self._on_wait = on_wait
         self._access_log = access_log
         self._drain_seconds = drain_seconds
         limits, count_response = models.settings.limits, models.metrics.count_response
@@ -101,28 +107,42 @@ class Server(uvicorn.Server):
             self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Finish running requests, cancel them after ``drain_seconds`` or a second signal; close the engines.
+        """Finish running requests, end them after ``drain_seconds`` or a second signal; close the engines.
 
-        Meanwhile, new requests get a response with the HTTP status 503.
+        Meanwhile, new requests get a response with the HTTP status 503. uvicorn's own shutdown is not used: it prints
+        lines of its own, and cancels requests without a word to their clients.
         """
+        del sockets
         end = perf_counter() + self._drain_seconds
+        connections = self.server_state.connections
+        num_requests = len(self.server_state.tasks)
+        if num_requests and self._on_wait is not None:
+            self._on_wait(num_requests)
         try:
-            while self.models.is_busy and not self.force_exit and perf_counter() < end:  # noqa: ASYNC110 - as uvicorn
-                await asyncio.sleep(_POLL_SECONDS)
-            self.config.timeout_graceful_shutdown = max(1, round(end - perf_counter()))
-            await super().shutdown(sockets)
+            await self._wait_until(lambda: not self.models.is_busy, end)
+            for server in self.servers:
+                server.close()
+            for connection in [*connections]:
+                connection.shutdown()  # at once, or after the response
+            await self._wait_until(lambda: not connections, max(end, perf_counter() + _FLUSH_SECONDS))
         finally:
             self.models.stop()
-            await self._cancel_requests()
+            await self._end_requests()
             if not self.force_exit:
                 await self.models.close()
 
-    async def _cancel_requests(self) -> None:
-        """Cancel running requests, wait for their last responses, then abort all connections."""
+    async def _wait_until(self, done: Callable[[], bool], end: float) -> None:
+        """Wait for a condition until a time (``perf_counter``), or the second signal."""
+        while not done() and not self.force_exit and perf_counter() < end:  # noqa: ASYNC110 - a signal sets no event
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _end_requests(self) -> None:
+        """Wait for the last responses and events of requests whose engine has stopped, then abort all connections."""
         tasks = [*self.server_state.tasks]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_STOP_SECONDS)
         for task in tasks:
-            if not task.cancelling():
-                task.cancel()
+            task.cancel()  # without effect on a finished task
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
         for connection in [*self.server_state.connections]:
