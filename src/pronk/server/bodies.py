@@ -27,7 +27,7 @@ _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]', re.DOTALL)
 _TOO_DEEP = f"expected values of at most {_MAX_LEVELS} levels, found more; make them flatter"
 _NO_JSON = "expected JSON, found something else"
 _SMALL = 2**14  # bytes of a body that is read on the event loop, which takes a few milliseconds at most
-_THREADS = 4  # a large body, whose validation takes a second, delays the others little
+_THREADS = 2  # a large body, whose validation takes a second, does not hold up another one
 
 B = TypeVar("B", bound=RequestBody)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -24,6 +25,9 @@ _log = logging.getLogger("pronk.server.access")
 
 _METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other method counts as "other"
 _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
+# Of Python's garbage collector; the last number is 10 by default. A full collection stops all threads for tenths of a
+# second while large bodies are alive, whose objects have no cycles.
+_GC_THRESHOLDS = (700, 10, 1000)
 _FLUSH_SECONDS = 1.0  # time limit for clients to read the ends of their responses
 _STOP_SECONDS = 1.0  # time limit for requests of a stopped engine, which ends its step first, to send an error
 _CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error
@@ -100,6 +104,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to accept connections; raise ``OptionError`` if the server cannot listen at the address."""
         await super().startup(sockets or _listen(self.config.host, self.config.port))
+        gc.set_threshold(*_GC_THRESHOLDS)
         if self.started:
             self.models.start()
         if self.started and self._on_start is not None:
