@@ -233,7 +233,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         *ASK,
         {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": DEEP}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]},
-    ]}, "messages, tools: expected values of a few hundred levels"),
+    ]}, "body: expected values of at most 256 levels"),
     ({"messages": []}, "messages: expected at least 1 items, found 0"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}],

@@ -156,9 +156,90 @@ def test_pages_of_other_origins_get_no_header(open_to_a_page: Running, served: R
             assert not [name for name in answer.headers if name.lower().startswith("access-control")]
 
 
-@pytest.mark.parametrize("origin", ["*", "http://*", "null", "example.org", "http://x/path", "http://x, http://y", ""])
-def test_origins_are_exact(origin: str) -> None:
-    with pytest.raises(OptionError, match="allow-origin: expected an exact origin"):
+@pytest.mark.parametrize(
+    ("host", "status", "code"), [("evil.example", 421, "unknown_host"), ("127.0.0.1", 431, "headers_too_large")]
+)
+def test_preflights_pass_the_checks_of_every_request(model: LLM, host: str, status: int, code: str) -> None:
+    """A preflight has no key, but its host and the size of its headers count."""
+    with running(model, origins=(ORIGIN,), hosts={"127.0.0.1"}) as made, made.client(headers={}) as client:
+        assert preflight(client, ORIGIN).status_code == 200
+        headers = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST", "Host": host}
+        long = {"X-Long": "x" * 20_000} if status == 431 else {}
+        answer = client.options("/v1/chat/completions", headers=headers | long)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        assert client.options("/v1/chat/completions", headers={"Origin": ORIGIN}).status_code == 401
+
+
+def test_pages_can_read_the_errors_of_every_check(open_to_a_page: Running) -> None:
+    with open_to_a_page.client() as client:
+        for headers, status in (({"Authorization": "Bearer x"}, 401), ({"X-Long": "x" * 20_000}, 431)):
+            answer = client.post("/v1/chat/completions", json=BODY, headers={"Origin": ORIGIN, **headers})
+            assert answer.status_code == status
+            assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
+
+
+BAD_PARTS = (
+    "http://a:99999",
+    "http://a:0",
+    "http://[::1",
+    "http://[::g]",
+    "http://a..b",
+    "http://a b",
+    "http://1.2.3.4.5",
+)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "http://*", "null", "example.org", "http://x, http://y", "", "://x", "http://", "file:///x", *BAD_PARTS],
+)
+def test_texts_that_are_no_origins_are_refused(origin: str) -> None:
+    with pytest.raises(OptionError, match=r"allow-origin: expected an exact origin .*; name each origin"):
         ServerSettings(name="x", origins=(origin,))
-    for fine in ("http://localhost:3000", "https://a-b.example.org", "http://[::1]:80", "vscode-webview://abc"):
-        ServerSettings(name="x", origins=(fine,))
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://x/path", "http://x"),
+        ("http://x/", "http://x"),
+        ("http://x?q", "http://x"),
+        ("http://x#f", "http://x"),
+        ("http://user:secret@x:3000", "http://x:3000"),
+        ("HTTP://Example.ORG", "http://example.org"),
+        ("http://a:80", "http://a"),
+        ("https://a:443", "https://a"),
+        ("http://a:0443", "http://a:443"),
+        ("http://a:", "http://a"),
+        ("http://[0:0::1]:5", "http://[::1]:5"),
+        ("http://127.1", "http://127.0.0.1"),
+        ("http://bücher.example", "http://xn--bcher-kva.example"),
+        (" http://x", "http://x"),
+    ],
+)
+def test_urls_beyond_an_origin_are_refused_with_the_origin(url: str, origin: str) -> None:
+    """Browsers send one form of each origin; another one would silently allow nothing."""
+    with pytest.raises(OptionError) as caught:
+        ServerSettings(name="x", origins=(url,))
+    assert str(caught.value).endswith(f"; write {origin}")
+    ServerSettings(name="x", origins=(origin,))
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000",
+        "https://a-b.example.org",
+        "http://[::1]:8080",
+        "http://10.0.0.7",
+        "http://a:443",
+        "https://a:80",
+        "http://open_webui:8080",
+        "http://a.example.",
+        "vscode-webview://abc",
+        "tauri://localhost",
+    ],
+)
+def test_origins_of_browsers_are_accepted(origin: str) -> None:
+    assert ServerSettings(name="x", origins=(origin,)).origins == (origin,)

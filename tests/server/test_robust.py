@@ -164,6 +164,100 @@ def test_refused_request_does_not_wait_for_its_body(served: Running) -> None:
             assert sock.recv(1) == b""
 
 
+SHORT = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
+
+
+def received(sock: socket.socket) -> bytes:
+    """Return all that the server sends until it closes the connection."""
+    sock.settimeout(20)
+    parts = [*iter(lambda: sock.recv(2**16), b"")]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"max_tokens": 300, "ignore_eos": True}])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_a_client_that_has_closed_its_sending_half_gets_its_answer(
+    served: Running, options: dict[str, Any], version: str
+) -> None:
+    body = json.dumps(json.loads(SHORT) | options).encode()
+    with connected(served) as sock:
+        sock.sendall(head("/v1/completions", len(body)).replace(b"1.1", version.encode()) + body)
+        sock.shutdown(socket.SHUT_WR)
+        answer = received(sock)
+    assert b"finish_reason" in answer
+    assert answer.count(b" 200 OK\r\n") == 1
+
+
+def test_all_pipelined_requests_before_the_end_of_the_sending_half_are_answered(served: Running) -> None:
+    with connected(served) as sock:
+        sock.sendall((head("/v1/completions", len(SHORT)) + SHORT) * 3 + b"GET /hea")
+        sock.shutdown(socket.SHUT_WR)
+        assert received(sock).count(b" 200 OK\r\n") == 3
+    assert eventually(lambda: not served.server.server_state.connections)
+
+
+LARGE = 24 * 2**20  # bytes that no buffer of the kernel holds
+CHUNKED = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        (head("/v1/completions", LARGE), 413),
+        (CHUNKED + b"%x\r\n" % LARGE, 413),
+        (head("/v1/completions", 2 * 10**6).replace(KEY.encode(), b"another-key"), 401),
+        (head("/v1/completions", LARGE).replace(KEY.encode(), b"another-key"), 401),
+        (head("/v1/completions", LARGE, "Origin: http://x").replace(b"application/json", b"text/plain"), 415),
+        (b"GET /health HTTP/1.1\r\nX-Long: ", 431),
+        (b"nonsense\r\n\r\n", 400),
+        (CHUNKED + b"zzz\r\n", 400),
+        (CHUNKED + b"1" * 10**5, 400),
+        (CHUNKED.replace(b"chunked", b"chunked\r\nContent-Length: 3"), 400),
+    ],
+)
+def test_a_client_that_is_still_sending_can_read_the_refusal(served: Running, start: bytes, found: int) -> None:
+    """The client reads after it has sent everything; a reset would delete the response that it has received."""
+    with connected(served) as sock:
+        sock.sendall(start)
+        for _ in range(LARGE // 2**20):
+            sock.sendall(b"x" * 2**20)
+        assert status(sock) == found
+        sock.settimeout(10)
+        assert sock.recv(1) == b""
+
+
+def test_a_refused_client_that_sends_without_end_is_disconnected(model: LLM) -> None:
+    with running(model, limits=RequestLimits(body=1024)) as made, connected(made) as sock:
+        sock.settimeout(20)
+        with pytest.raises(ConnectionError):
+            sock.sendall(head("/v1/completions", 10**9) + b"x" * 10**8)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        CHUNKED.replace(b"chunked", b"chunked\r\nContent-Length: 5"),
+        CHUNKED.replace(b"Transfer", b"Content-Length: 0\r\nTransfer"),
+        CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        CHUNKED.replace(b"chunked", b"identity, chunked"),
+        CHUNKED.replace(b"chunked", b"chunked\r\nTransfer-Encoding: chunked"),
+        head("/v1/completions", len(SHORT)).replace(b"Length", b"Length: 3\r\nContent-Length"),
+        head("/v1/completions", len(SHORT)).replace(b"Content-Length: ", b"Content-Length: +"),
+        head("/v1/completions", len(SHORT)).replace(b"Content-Length:", b"Content-Length :"),
+    ],
+)
+def test_requests_with_two_ends_of_the_body_close_the_connection(served: Running, more: bytes) -> None:
+    """A proxy that sees another end would take the rest for a request of its own (request smuggling)."""
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(SHORT), SHORT)
+    with connected(served) as sock:
+        sock.sendall(more + (chunks if b"chunked" in more else SHORT) + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.shutdown(socket.SHUT_WR)
+        answer = received(sock)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 501 "))
+    assert b"connection: close" in answer.lower()
+
+
 def test_body_of_tiny_chunks_is_aborted(served: Running) -> None:
     """A chunk per byte costs the server far more time than the client; a few such bytes are accepted."""
     start = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
@@ -388,9 +482,73 @@ def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
         thread.join(30)
         assert made.process.returncode == 0
         assert (found[-2:] == ["data: [DONE]", ""]) == (signals == 1)
+        if signals == 2:  # a short request may end before the server sees the signal
+            assert b"waiting for 1 request; press Ctrl-C again to stop now" in log
         assert b"/v1/completions" in log
         assert b"def f(x)" not in log
         assert b"Traceback" not in log, log.decode()
+        assert b" ERROR " not in log, log.decode()
+
+
+ASKS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 1900},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1900},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 1900},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1900},
+}
+
+
+def last_event(answer: httpx.Response, stop: Any) -> dict[str, Any]:
+    """Read a stream to its end, after ``stop()`` at its first line; return the last event."""
+    lines = answer.iter_lines()
+    next(lines)
+    stop()
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return dict(json.loads(events[-1]))
+
+
+@pytest.mark.parametrize("engine_ends", [True, False], ids=["engine ends", "engine hangs"])
+@pytest.mark.parametrize("route", ASKS)
+def test_streams_end_with_an_error_when_the_server_stops(
+    model: LLM, route: str, engine_ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not engine_ends:
+        monkeypatch.setattr("pronk.server.model_pool.ModelPool.stop", lambda _: None)
+    body = {**ASKS[route], "stream": True, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+    with running(model) as made, made.client() as client:
+
+        def stop_twice() -> None:
+            made.server.stop()
+            made.server.stop()
+
+        with client.stream("POST", route, json=body) as answer:
+            event = last_event(answer, stop_twice)
+        made.thread.join(20)
+        assert not made.thread.is_alive()
+        monkeypatch.undo()
+        made.server.models.stop()
+    if route == "/v1/messages":
+        assert (event["type"], event["error"]["type"]) == ("error", "api_error")
+    elif route == "/v1/responses":
+        assert (event["type"], event["code"]) == ("error", "closed")
+        assert event["sequence_number"] > 0
+    else:
+        assert event["error"]["code"] == "closed"
+
+
+def test_requests_without_a_response_get_an_error_when_the_server_stops(model: LLM) -> None:
+    waiting = list[int]()
+    with running(model) as made, ThreadPoolExecutor(1) as pool, made.client() as client:
+        made.server._on_wait = waiting.append
+        body = {**ASKS["/v1/completions"], "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+        answer = pool.submit(client.post, "/v1/completions", json=body)
+        assert eventually(lambda: bool(model.engine.scheduler.running))
+        made.server.stop()
+        assert eventually(lambda: bool(waiting))
+        made.server.stop()
+        assert answer.result(20).status_code == 503
+        assert answer.result().json()["error"]["code"] == "closed"
+    assert waiting == [1]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")

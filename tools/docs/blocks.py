@@ -4,8 +4,8 @@
 
 A block in ``README.md`` and ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and ``<!-- end -->``. The
 kinds are ``options`` (of a drafter, from its class), ``figures`` (of a drafter, from ``benchmarks/results``),
-``speedups`` (of a drafter, by model, from the same) and ``fields`` (that the server does not have). The tests fail if a
-block or a plot is not up to date.
+``speedups`` (of a drafter, by model, from the same), ``fields`` (that the server does not have) and ``attacks`` (on the
+server, from ``benchmarks/results``). The tests fail if a block or a plot is not up to date.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ FIELD_PLACES = {
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+ATTACK = "2026-11-attack"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
-_BLOCK = re.compile(r"(<!-- begin: (options|figures|speedups|fields) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- begin: (options|figures|speedups|fields|attacks) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
@@ -174,6 +175,12 @@ def _fields_of(place: str, rows: dict[str, Treatment]) -> str:
     return "\n".join(lines)
 
 
+def attacks(_: str) -> str:
+    """Return machine and command of the measured attacks on a server, and how it fared."""
+    _, _, text = (RESULTS / f"{ATTACK}.md").read_text(encoding="utf-8").partition("\n\n")
+    return text.rstrip()
+
+
 def table(head: list[str], rows: list[list[Any]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -187,7 +194,7 @@ def pages() -> list[Path]:
 
 def update(text: str) -> str:
     """Return the text of a page with all blocks up to date."""
-    kinds = {"options": options, "figures": figures, "speedups": speedups, "fields": fields}
+    kinds = {"options": options, "figures": figures, "speedups": speedups, "fields": fields, "attacks": attacks}
     return _BLOCK.sub(lambda match: f"{match[1]}{kinds[match[2]](match[3])}\n{match[4]}", text)
 
 

@@ -153,7 +153,7 @@ def serve(
         name=name or "",
         keys=keys,
         hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
-        origins=tuple(origin.lower().rstrip("/") for origin in allow_origin),
+        origins=tuple(allow_origin),
         limits=limits,
         allowed_drafters=tuple(also),
         guardrails=guardrail_prompt,
@@ -188,6 +188,7 @@ def serve(
             drain_seconds=drain,
             access_log=access_log,
             on_start=partial(_print_address, screen, pool),
+            on_wait=partial(_print_waiting, screen),
         ).run()
 
 
@@ -277,6 +278,11 @@ def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port:
     screen.say((f"chat page: {url}/ · " if settings.serve_chat_page else "") + "Ctrl-C stops the server")
     if not settings.keys and settings.hosts is None:
         screen.note("no API key: every client that can reach this machine is served")
+
+
+def _print_waiting(screen: "TerminalOutput", num_requests: int) -> None:
+    requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
+    screen.say(f"waiting for {requests}; press Ctrl-C again to stop now")
 
 
 def _guardrails(which: str | None) -> str | None:

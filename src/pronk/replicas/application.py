@@ -30,7 +30,7 @@ from pronk.replicas.cluster import RayReplicas, ReplicaPlan, model_deployment
 from pronk.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
-from pronk.server.guard import error_response, guarded
+from pronk.server.guard import Guard, error_response
 from pronk.server.model_pool import ModelPool
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings, read_keys
@@ -132,4 +132,4 @@ class _AsgiApplication:
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
         settings = self.settings
         dispatcher = Dispatcher(reader, replicas, max_requests=settings.limits.requests, shared=settings.is_shared)
-        return guarded(make_app(ModelPool.of(Service(dispatcher, self.settings))), self.settings)
+        return Guard(make_app(ModelPool.of(Service(dispatcher, settings))), settings)

@@ -21,7 +21,8 @@ from starlette.exceptions import HTTPException
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.server.errors import ANTHROPIC_PATHS, ApiError, malformed_body, to_api_error, validation_to_api_error
+from pronk.server.bodies import BodyReader, BodyRoute
+from pronk.server.errors import ANTHROPIC_PATHS, ApiError, shutting_down, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
 from pronk.server.paths import unknown_path_message
@@ -34,6 +35,8 @@ from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingRequest, ModerationRequest, TokenizeRequest
 
 _log = logging.getLogger(__name__)
+
+_PART = 64  # elements of a list that are written at a time; an embedding has thousands of numbers
 
 # The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and sends no Referer.
 PAGE_HEADERS = {
@@ -83,6 +86,8 @@ def make_app(models: ModelPool) -> FastAPI:
         responses=_ERRORS,
         redirect_slashes=False,
     )
+    app.router.route_class = BodyRoute
+    app.state.bodies = BodyReader(models.settings)
     for error_class in (RequestValidationError, HTTPException, ApiError, PronkError, Exception):
         app.add_exception_handler(error_class, _error_response)
     _add_status_routes(app, models)
@@ -151,8 +156,8 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
     async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
         async with models.use(body.model) as (service, _):
-            count = await service.count_tokens(body, tenant_of(request.scope))
-            return _json_response({"input_tokens": count}, body)
+            reply = {"input_tokens": await service.count_tokens(body, tenant_of(request.scope))}
+            return await asyncio.to_thread(_json_response, reply, body)
 
 
 def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
@@ -167,7 +172,8 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     async def moderations(request: Request, body: ModerationRequest) -> Response:
         """Classify texts by the model's own probabilities."""
         async with models.use(body.model) as (service, arrived):
-            return _json_response(await service.moderate(body, tenant_of(request.scope), arrived=arrived), body)
+            reply = await service.moderate(body, tenant_of(request.scope), arrived=arrived)
+            return await asyncio.to_thread(_json_response, reply, body)
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(request: Request, body: TokenizeRequest) -> Response:
@@ -210,12 +216,29 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
     chunks = models.stream(body, tenant)
     first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
-    headers = {"Cache-Control": "no-store", **_report_header(body)}
+    report = await asyncio.to_thread(_report_header, body)
+    headers = {"Cache-Control": "no-store", **report}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
-    return JSONResponse(reply, headers=_report_header(body))
+    fields = (f"{_to_json(name)}:{_field_to_json(value)}" for name, value in reply.items())
+    return Response("{" + ",".join(fields) + "}", headers=_report_header(body), media_type="application/json")
+
+
+def _field_to_json(value: Any) -> str:
+    """Return the JSON text of a field of a reply.
+
+    A list is written in parts, as json.dumps() lets no other thread run, and needs a second for a million numbers.
+    """
+    if not isinstance(value, list):
+        return _to_json(value)
+    parts = (_to_json(value[start : start + _PART]) for start in range(0, len(value), _PART))
+    return "[" + ",".join(part[1:-1] for part in parts) + "]"
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _report_header(body: RequestBody) -> dict[str, str]:
@@ -236,8 +259,9 @@ async def _events(
                 if chunk:
                     yield _encode(chunk, with_event_names=with_event_names)
                     sent += len(chunk)
-        except Exception as error:  # noqa: BLE001 - the status is already sent, so an event reports the error
-            body = _logged_error(error).body(path)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status is sent; an event reports it
+            ends = isinstance(error, asyncio.CancelledError)  # the client has disconnected, or the server shuts down
+            body = (shutting_down() if ends else _logged_error(error)).body(path)
             if with_event_names and path not in ANTHROPIC_PATHS:
                 body = {**body["error"], "type": "error", "sequence_number": sent}
             yield _encode([body], with_event_names=with_event_names)
@@ -250,7 +274,7 @@ def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
     text = ""
     for event in events:
         head = f"event: {event['type']}\n" if with_event_names else ""
-        text += f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        text += f"{head}data: {_to_json(event)}\n\n"
     return text
 
 
@@ -269,8 +293,6 @@ def _logged_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return validation_to_api_error(error.errors(), error.body)
     if isinstance(error, HTTPException):
-        if isinstance(error.__cause__, ValueError | RecursionError):  # of the parser of the body
-            return malformed_body(error.__cause__)
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
-from pydantic import ValidationError
-
 from pronk.async_llm import AsyncLLM
 from pronk.errors import OptionError, PronkError, describe_json_error, describe_reason
 from pronk.files.json_lines import read_json_lines
 from pronk.files.regular import check_regular
 from pronk.llm import LLM
-from pronk.server.errors import to_api_error, validation_to_api_error
+from pronk.server.bodies import validate
+from pronk.server.errors import to_api_error
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.request import RequestBody, TextRequest, refuse
@@ -244,10 +243,7 @@ async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str,
 
 
 async def _reply(service: Service, line: BatchLine) -> dict[str, Any]:
-    try:
-        body = _BODIES[line.url].model_validate(line.body)
-    except ValidationError as error:
-        raise validation_to_api_error(error.errors(include_url=False), line.body) from error
+    body = validate(_BODIES[line.url], line.body)
     match body:
         case EmbeddingRequest():
             reply = await service.embed(body)

@@ -102,6 +102,12 @@ def to_api_error(error: BaseException) -> ApiError:
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
 
 
+def shutting_down() -> ApiError:
+    """Return the error for a request that ends because the server does."""
+    message = "expected a running server, found one that is shutting down; use another server"
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed")
+
+
 def unknown_model(name: str, *names: str) -> ApiError:
     """Return the error for a model that is not among ``names``, the models of the server."""
     near = close_choices(name, names)
@@ -129,18 +135,16 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     if error_type in ("unknown_field", "unsupported"):  # of pronk.server.protocol.fields
         code, message = error_type, problem["msg"]
     elif not path and error_type in ("missing", "model_attributes_type", "dict_type", "model_type"):
-        found = "none" if body is None and error_type == "missing" else _describe(body)
+        found = "none" if body is None and error_type == "missing" else describe_value(body)
         message = f"body: expected a JSON object, found {found}; send one"
     elif error_type == "missing":
         message = "expected a value, found no such field; add it"
     elif error_type in _MESSAGES:
-        message = _MESSAGES[error_type].format(**{"found": _describe(problem["input"]), **problem.get("ctx", {})})
-    elif error_type == "json_invalid":  # the body is the text, and the location the offset of the mistake
-        return malformed_body(json.JSONDecodeError(problem["ctx"]["error"], str(body), problem["loc"][-1]))
+        message = _MESSAGES[error_type].format(**{"found": describe_value(problem["input"]), **problem.get("ctx", {})})
     else:
         message = problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
         message = message.replace("String should match pattern ", "expected a string that matches ")
-        message += f", found {_describe(problem['input'])}" if ", found " not in message else ""
+        message += f", found {describe_value(problem['input'])}" if ", found " not in message else ""
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}" if param else message, code, param)
 
 
@@ -171,7 +175,7 @@ def _field_path(location: Sequence[str | int], body: Any, *, is_missing: bool) -
     return names
 
 
-def _describe(value: object) -> str:
+def describe_value(value: object) -> str:
     """Describe a value for an error message; of a list or an object, name only the type."""
     if isinstance(value, (bool, int, float)) or value is None:
         return f"{json.dumps(value):.40}"

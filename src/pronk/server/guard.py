@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pronk.server.errors import ApiError
+from pronk.server.errors import ApiError, shutting_down
 from pronk.server.paths import canonical_path
 from pronk.server.protocol.fields import IGNORED_HEADER
 from pronk.server.settings import ServerSettings
@@ -34,35 +34,14 @@ PROBE_PATHS = ("/health", "/ready")  # accept every Host header, because load ba
 PUBLIC_PATHS = frozenset({*PROBE_PATHS, "/", "/page.css", *SCRIPT_PATHS})
 
 
-def guarded(
-    app: ASGIApp,
-    settings: ServerSettings,
-    *,
-    num_connections: Callable[[], int] = lambda: 0,
-    on_response: Callable[[Scope, int], None] = lambda _scope, _status: None,
-) -> ASGIApp:
-    """Return an application behind a :class:`Guard`, whose arguments these are.
-
-    Pages of ``settings.origins``, and of no other origin, may read its responses (CORS). Without origins, no header of
-    CORS is sent.
-    """
-    guard = Guard(app, settings, num_connections=num_connections, on_response=on_response)
-    if not settings.origins:
-        return guard
-    return CORSMiddleware(
-        guard,
-        allow_origins=[*settings.origins],
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],  # those that the page asks for, as clients send headers of their own
-        expose_headers=[IGNORED_HEADER, "Retry-After"],
-    )
-
-
 class Guard:
     """Check each request before the application runs.
 
     The guard reads the whole body, within a time limit, before it calls the application. If the client disconnects
     while the application runs, the guard cancels the application's task. A tenant is all clients with the same API key.
+
+    Pages of ``settings.origins``, and of no other origin, may read the responses (CORS). Without origins, no header of
+    CORS is sent.
     """
 
     def __init__(
@@ -78,8 +57,8 @@ class Guard:
         ``num_connections`` returns the number of open connections. ``on_response`` is called with the scope of each
         request and the HTTP status of its response.
         """
-        self._app = app
         self._settings = settings
+        self._app = self._with_cors(app)
         self._num_connections = num_connections
         self._on_response = on_response
         self._keys = [_digest(key) for key in settings.keys]
@@ -106,12 +85,28 @@ class Guard:
                 await self._run(scope, body, receive, send_and_report)
         except ApiError as error:
             error.headers["Connection"] = "close"  # because the rest of the body is not read
-            await error_response(error, scope["path"])(scope, receive, send_and_report)
+            await self._refuse(error, scope, receive, send_and_report)
         except asyncio.CancelledError:  # the server cancels requests when it shuts down
             if not responding:
-                message = "expected a running server, found one that is shutting down; use another server"
-                closed = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed")
-                await error_response(closed, scope["path"])(scope, receive, send_and_report)
+                await self._refuse(shutting_down(), scope, receive, send_and_report)
+
+    def _with_cors(self, app: ASGIApp) -> ASGIApp:
+        """Return ``app`` with the headers that let pages of the allowed origins read its responses."""
+        if not self._settings.origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=[*self._settings.origins],
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # those that the page asks for, as clients send headers of their own
+            expose_headers=[IGNORED_HEADER, "Retry-After"],
+        )
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send an error that the pages of the allowed origins can read; a refused preflight gets no such header."""
+        response = error_response(error, scope["path"])
+        answer = response if _is_preflight(scope) else self._with_cors(response)
+        await answer(scope, receive, send)
 
     def _check_head(self, scope: Scope) -> None:
         """Check the path and the headers; store the tenant in ``scope`` for :func:`tenant_of`."""
@@ -129,7 +124,9 @@ class Guard:
         if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBE_PATHS:
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
-        scope["pronk.tenant"] = self._check_key(scope["path"], _key_of(headers))
+        _check_framing(headers, scope["http_version"])
+        if not (self._settings.origins and _is_preflight(scope)):  # browsers send no key with a preflight request
+            scope["pronk.tenant"] = self._check_key(scope["path"], _key_of(headers))
         if scope["method"] == "POST":
             scope["headers"] = [*_json_headers(scope["headers"], headers)]
 
@@ -187,6 +184,8 @@ class Guard:
             disconnect.cancel()  # cancel() has no effect on a finished task
             application.cancel()
             await asyncio.wait({application, disconnect})
+        if application.cancelled() and disconnect.cancelled():  # by the service, which is closed
+            raise asyncio.CancelledError
         if not application.cancelled():
             application.exception()  # retrieve it, or asyncio logs the message, which may quote a prompt
 
@@ -194,6 +193,12 @@ class Guard:
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Return whether a browser asks if a page of another origin may send a request (CORS)."""
+    names = {name.lower() for name, _ in scope["headers"]}
+    return scope["method"] == "OPTIONS" and names >= {b"origin", b"access-control-request-method"}
 
 
 def tenant_of(scope: Scope) -> str:
@@ -216,6 +221,20 @@ def _json_headers(pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, by
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
     yield from ((name, value) for name, value in pairs if name.lower() != b"content-type")
     yield b"content-type", b"application/json"
+
+
+def _check_framing(headers: Mapping[str, bytes], http_version: str) -> None:
+    """Raise ``ApiError`` if a proxy may see another end of the body than this server (RFC 9112, section 6.1)."""
+    if "transfer-encoding" not in headers:
+        return
+    if "content-length" in headers:
+        found = "both"
+    elif http_version == "1.0":
+        found = "the second one with HTTP/1.0"
+    else:
+        return
+    msg = f"headers: expected either Content-Length or Transfer-Encoding, found {found}; send the first one alone"
+    raise ApiError(HTTPStatus.BAD_REQUEST, msg, "invalid_http")
 
 
 def _key_of(headers: Mapping[str, bytes]) -> bytes | None:

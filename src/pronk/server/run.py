@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import gc
 import logging
 import signal
-import sys
 from collections.abc import Callable
-from http import HTTPStatus
-from socket import AI_PASSIVE, SO_SNDBUF, SOCK_STREAM, SOL_SOCKET, create_server, getaddrinfo, socket
+from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
 from time import perf_counter
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import Scope
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pronk.errors import OptionError
 from pronk.server.app import make_app
-from pronk.server.errors import ApiError
-from pronk.server.guard import guarded
+from pronk.server.guard import Guard
+from pronk.server.http_protocol import HttpProtocol
 from pronk.server.model_pool import ModelPool
-from pronk.server.settings import RequestLimits
 
 _log = logging.getLogger("pronk.server.access")
 
-# Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a client does not read.
-_SEND_BUFFER = 2**17
-
 _METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other method counts as "other"
-_READ_SIZE = 2**14  # maximum number of bytes to parse at a time
 _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
-_CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error response
+# Of Python's garbage collector; the last number is 10 by default. A full collection stops all threads for tenths of a
+# second while large bodies are alive, whose objects have no cycles.
+_GC_THRESHOLDS = (700, 10, 1000)
+_FLUSH_SECONDS = 1.0  # time limit for clients to read the ends of their responses
+_STOP_SECONDS = 1.0  # time limit for requests of a stopped engine, which ends its step first, to send an error
+_CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error
 
 _LOG: dict[str, Any] = {
     "version": 1,
@@ -52,7 +48,8 @@ _LOG: dict[str, Any] = {
 class Server(uvicorn.Server):
     """HTTP server of the models of a pool.
 
-    After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second signal cancels them.
+    After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second signal ends them:
+    those without a response get an error, and streams an event with the error.
     """
 
     def __init__(
@@ -64,6 +61,7 @@ class Server(uvicorn.Server):
         drain_seconds: float = 60.0,
         access_log: bool = False,
         on_start: Callable[[str, int], None] | None = None,
+        on_wait: Callable[[int], None] | None = None,
     ) -> None:
         """Configure the server.
 
@@ -74,14 +72,16 @@ class Server(uvicorn.Server):
             drain_seconds: time limit for running requests after the first signal.
             access_log: log client, route and status of each request; texts are never logged.
             on_start: called with the address and the port as soon as connections are accepted.
+            on_wait: called after the first signal with the number of running requests, if there are any.
         """
         self.models = models
         self._on_start = on_start
+        self._on_wait = on_wait
         self._access_log = access_log
         self._drain_seconds = drain_seconds
         limits, count_response = models.settings.limits, models.metrics.count_response
         config = uvicorn.Config(
-            guarded(
+            Guard(
                 make_app(models),
                 models.settings,
                 num_connections=lambda: len(self.server_state.connections),
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
             ),
             host=host,
             port=port,
-            http=type("HttpProtocol", (_HttpProtocol,), {"limits": limits, "count_response": count_response}),
+            http=type("HttpProtocol", (HttpProtocol,), {"limits": limits, "count_response": count_response}),
             ws="none",
             lifespan="off",
             server_header=False,
@@ -104,6 +104,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to accept connections; raise ``OptionError`` if the server cannot listen at the address."""
         await super().startup(sockets or _listen(self.config.host, self.config.port))
+        gc.set_threshold(*_GC_THRESHOLDS)
         if self.started:
             self.models.start()
         if self.started and self._on_start is not None:
@@ -111,28 +112,42 @@ class Server(uvicorn.Server):
             self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Finish running requests, cancel them after ``drain_seconds`` or a second signal; close the engines.
+        """Finish running requests, end them after ``drain_seconds`` or a second signal; close the engines.
 
-        Meanwhile, new requests get a response with the HTTP status 503.
+        Meanwhile, new requests get a response with the HTTP status 503. uvicorn's own shutdown is not used: it prints
+        lines of its own, and cancels requests without a word to their clients.
         """
+        del sockets
         end = perf_counter() + self._drain_seconds
+        connections = self.server_state.connections
+        num_requests = len(self.server_state.tasks)
+        if num_requests and self._on_wait is not None:
+            self._on_wait(num_requests)
         try:
-            while self.models.is_busy and not self.force_exit and perf_counter() < end:  # noqa: ASYNC110 - as uvicorn
-                await asyncio.sleep(_POLL_SECONDS)
-            self.config.timeout_graceful_shutdown = max(1, round(end - perf_counter()))
-            await super().shutdown(sockets)
+            await self._wait_until(lambda: not self.models.is_busy, end)
+            for server in self.servers:
+                server.close()
+            for connection in [*connections]:
+                connection.shutdown()  # at once, or after the response
+            await self._wait_until(lambda: not connections, max(end, perf_counter() + _FLUSH_SECONDS))
         finally:
             self.models.stop()
-            await self._cancel_requests()
+            await self._end_requests()
             if not self.force_exit:
                 await self.models.close()
 
-    async def _cancel_requests(self) -> None:
-        """Cancel running requests, wait for their last responses, then abort all connections."""
+    async def _wait_until(self, done: Callable[[], bool], end: float) -> None:
+        """Wait for a condition until a time (``perf_counter``), or the second signal."""
+        while not done() and not self.force_exit and perf_counter() < end:  # noqa: ASYNC110 - a signal sets no event
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _end_requests(self) -> None:
+        """Wait for the last responses and events of requests whose engine has stopped, then abort all connections."""
         tasks = [*self.server_state.tasks]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_STOP_SECONDS)
         for task in tasks:
-            if not task.cancelling():
-                task.cancel()
+            task.cancel()  # without effect on a finished task
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
         for connection in [*self.server_state.connections]:
@@ -173,101 +188,3 @@ def _listen(host: str, port: int) -> list[socket]:
         cause = str(error.strerror).partition(" (while")[0]  # cut off the address, which Python appends
         msg = f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
         raise OptionError(msg) from error
-
-
-class _HttpProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, which also aborts connections of clients that send or read too slowly."""
-
-    limits: ClassVar[RequestLimits]
-    count_response: ClassVar[Callable[[str, str, int], None]]  # called with method, route and HTTP status
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        # Timers that abort the connection, by name: "head" of a request, blocked "write", "end" of the last response.
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._chunk_overhead = 0  # bytes of the current body that are not content: chunk sizes of the chunked encoding
-        if len(self.connections) > 2 * self.limits.connections:
-            transport.abort()
-        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
-        self._start_timer("head", self.limits.receive_seconds)
-
-    def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), _READ_SIZE):
-            if not self.transport.is_closing():
-                self._parse(data[start : start + _READ_SIZE])
-        self._update_head_timer()
-        if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # The next request waits for the end of this one. uvicorn has paused reading, and would miss a disconnect.
-            if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
-                self.transport.abort()
-            else:
-                self.flow.resume_reading()
-
-    def _parse(self, data: bytes) -> None:
-        """Parse ``data``; abort the connection if its body consists of tiny chunks, which are slow to parse."""
-        cycle = self.cycle
-        if cycle is None or not cycle.more_body:
-            self._chunk_overhead = 0
-            super().data_received(data)
-            return
-        before = len(cycle.body)
-        super().data_received(data)
-        self._chunk_overhead += len(data) - (len(cycle.body) - before)
-        if self._chunk_overhead > 4 * self.limits.headers:
-            self.transport.abort()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP with an error in OpenAI's format, unless a response was already sent in part."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()
-            return
-        status = HTTPStatus(getattr(sys.exception(), "error_status_hint", HTTPStatus.BAD_REQUEST))
-        large = status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        message = f"headers: expected at most {self.limits.headers} bytes, found more" if large else msg
-        error = ApiError(status, message, "headers_too_large" if large else "invalid_http")
-        body = json.dumps(error.body()).encode()
-        head = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-        for event in (
-            h11.Response(status_code=status, headers=[*head.items()], reason=status.phrase.encode()),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
-        type(self).count_response("other", "none", status)
-        self.transport.close()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._update_head_timer()
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._start_timer("end", self.limits.send_seconds)  # aborts if the client does not read the end of the response
-
-    def pause_writing(self) -> None:
-        self.flow.pause_writing()
-        self._start_timer("write", self.limits.send_seconds)
-
-    def resume_writing(self) -> None:
-        self.flow.resume_writing()
-        self._stop_timer("write")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for name in [*self._timers]:
-            self._stop_timer(name)
-        super().connection_lost(exc)
-
-    def _update_head_timer(self) -> None:
-        """Start the ``head`` timer if a request's head has arrived in part; stop it while a request runs."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_timer("head")
-        elif self.conn.trailing_data[0] and "head" not in self._timers:
-            self._start_timer("head", self.limits.receive_seconds)
-
-    def _start_timer(self, name: str, seconds: float) -> None:
-        self._stop_timer(name)
-        self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
-
-    def _stop_timer(self, name: str) -> None:
-        if name in self._timers:
-            self._timers.pop(name).cancel()

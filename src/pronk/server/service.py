@@ -109,16 +109,7 @@ class Service:
         """
         self.names.adapter(request.model)
         with naming_fields_of(request):
-            return await self._prepare(request, tenant)
-
-    async def _prepare(self, request: TextRequest, tenant: str) -> PreparedRequest:
-        request.check(self.settings.limits)
-        if request.drafter is not None:
-            self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
-        prepared = await self._run_in_pool(tenant, self._tokenize_prompts, request)
-        if ignored := request.ignored():
-            self._log_ignored(report_header(ignored))
-        return prepared
+            return await self._run_in_pool(tenant, self._prepare, request)
 
     async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
         """Return the whole reply to a request.
@@ -187,7 +178,6 @@ class Service:
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
             limits, vectors = self.settings.limits, list[Array]()
-            request.check(limits, self.engine.llm.config.hidden_size)
             prompts = await self._run_in_pool(tenant, self._input_ids, request)
             group = min(limits.prompts, limits.requests)  # later groups leave room for the requests of other clients
             options: dict[str, Any] = {"pooling": request.pooling or "mean", "dimensions": request.dimensions}
@@ -196,28 +186,21 @@ class Service:
                 schedule = self._schedule(tenant, start) | {"adapter": self.names.adapter(request.model)}
                 vectors += [*await self.engine.embed(prompts[first : first + group], **options, **schedule)]
             self.metrics.count_embeddings(prompts, start)
-        return request.reply(self.names.shown_as(request.model), vectors, sum(map(len, prompts)))
+        name = self.names.shown_as(request.model)
+        return await asyncio.to_thread(request.reply, name, vectors, sum(map(len, prompts)))
 
     async def tokenize(self, request: TokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
-        with naming_fields_of(request):
-            request.check(self.settings.limits)
         ids = await self._run_in_pool(tenant, self._tokenize, request)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
 
     async def count_tokens(self, request: ConversationRequest, tenant: str = "") -> int:
         """Return the number of tokens of a conversation."""
-        with naming_fields_of(request):
-            request.check(self.settings.limits)
-        return len(await self._run_in_pool(tenant, self._conversation_ids, request))
+        return await self._run_in_pool(tenant, self._count_tokens, request)
 
     async def detokenize(self, request: DetokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the text of token ids."""
-        size = self.engine.llm.config.vocab_size
-        if not all(0 <= token < size for token in request.tokens):
-            raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
-        decode = self.engine.llm.tokenizer.decode
-        return {"prompt": await self._run_in_pool(tenant, lambda: decode(request.tokens, skip_special_tokens=False))}
+        return {"prompt": await self._run_in_pool(tenant, self._decode, request)}
 
     def tokenizer_info(self) -> dict[str, Any]:
         """Return special tokens, chat template and maximum length, in the form of ``tokenizer_config.json``."""
@@ -260,9 +243,21 @@ class Service:
             "tenant": tenant,
         }
 
+    def _prepare(self, request: TextRequest) -> PreparedRequest:
+        """Do the work of :meth:`prepare`; called in a thread, as it grows with the request."""
+        request.check(self.settings.limits)
+        if request.drafter is not None:
+            self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
+        prepared = self._tokenize_prompts(request)
+        if ignored := request.ignored():
+            self._log_ignored(report_header(ignored))
+        return prepared
+
     def _input_ids(self, request: EmbeddingRequest) -> list[list[int]]:
+        request.check(self.settings.limits, self.engine.llm.config.hidden_size)
         texts = list_prompts(request.input)
-        self._check_length(*texts)
+        for text in texts:
+            self._check_length(text)
         try:
             return [self.engine.llm.request_factory.encode_prompt(text) for text in texts]
         except PromptError as error:
@@ -280,7 +275,8 @@ class Service:
         name = self.names.shown_as(request.model)
         shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
-            self._check_length(*request.prompts())
+            for prompt in request.prompts():
+                self._check_length(prompt)
             prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]
             if request.max_tokens is not None:
                 missing["max_tokens"] = self._max_tokens(request.max_tokens, max(map(len, prompts)))
@@ -291,6 +287,17 @@ class Service:
         prompt = self._conversation_ids(request)
         max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt), request.limit_field)
         return request.model_copy(update=missing).prepare(prompt, max_tokens, answers, shared_fields)
+
+    def _count_tokens(self, request: ConversationRequest) -> int:
+        with naming_fields_of(request):
+            request.check(self.settings.limits)
+            return len(self._conversation_ids(request))
+
+    def _decode(self, request: DetokenizeRequest) -> str:
+        size = self.engine.llm.config.vocab_size
+        if not all(0 <= token < size for token in request.tokens):
+            raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
+        return self.engine.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)
 
     def _conversation_ids(self, request: ConversationRequest, *, begins_answer: bool = True) -> list[int]:
         """Return the token ids of a request's conversation, with the server's system prompt and the tools.
@@ -325,11 +332,8 @@ class Service:
         *,
         begins_answer: bool = True,
     ) -> list[int]:
-        """Return the token ids of a conversation in the chat template; check the lengths of its texts."""
-        contents = [message["content"] for message in messages]
-        parts = [part["text"] for content in contents if isinstance(content, list) for part in content]
-        calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
-        self._check_length(*parts, *contents, *calls, *(message.get("reasoning_content") for message in messages))
+        """Return the token ids of a conversation in the chat template; check its length before it is rendered."""
+        self._check_conversation(messages)
         self._check_length(*(tool["function"].get("description") for tool in tools or ()))
         ids = self.engine.llm.tokenizer.chat_ids(
             messages, add_generation_prompt=begins_answer, trusted=False, tools=tools, options=options
@@ -337,19 +341,34 @@ class Service:
         return self.engine.llm.request_factory.encode_prompt(ids)
 
     def _tokenize(self, request: TokenizeRequest) -> list[int]:
+        with naming_fields_of(request):
+            request.check(self.settings.limits)
         tokenizer = self.engine.llm.tokenizer
         self._check_length(request.prompt)
         if request.prompt is not None:
             return tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
         return self._conversation_ids(request, begins_answer=request.add_generation_prompt is not False)
 
-    def _check_length(self, *texts: object) -> None:
-        """Refuse texts and id lists too long for the context even if each token is the vocabulary's longest."""
+    def _check_conversation(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse conversations that are too long for the context, whatever the chat template adds to them."""
+        context = self.engine.llm.config.context
+        if len(messages) > context:  # each message has a token at least, that of its role
+            message = f"messages: expected at most {context}, the tokens of the context, found {len(messages)}"
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"{message}; shorten them", "context_length_exceeded")
+        contents = [message["content"] for message in messages]
+        parts = [part["text"] for content in contents if isinstance(content, list) for part in content]
+        texts = [content for content in contents if isinstance(content, str)]
+        calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
+        thoughts = [message["reasoning_content"] for message in messages if "reasoning_content" in message]
+        self._check_length(*parts, *texts, *calls, *thoughts)
+
+    def _check_length(self, *texts: str | list[int] | None) -> None:
+        """Refuse a prompt of texts or ids that is too long for the context even if each token is the longest."""
         limit = self.engine.llm.config.context * self._longest_token_length
-        for text in texts:
-            if isinstance(text, (str, list)) and len(text) > limit:
-                message = f"prompt: expected at most {limit} characters or token ids, found {len(text)}; shorten it"
-                raise ApiError(HTTPStatus.BAD_REQUEST, message, "context_length_exceeded")
+        length = sum(len(text) for text in texts if text is not None)
+        if length > limit:
+            message = f"prompt: expected at most {limit} characters or token ids, found {length}; shorten it"
+            raise ApiError(HTTPStatus.BAD_REQUEST, message, "context_length_exceeded")
 
     def _place_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the conversation with system messages where the chat template takes them."""

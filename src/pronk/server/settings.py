@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,9 +9,7 @@ from pathlib import Path
 from pronk.checks import check_integer, check_number
 from pronk.errors import OptionError
 from pronk.files.text import read_text
-
-# Origin as browsers send it: small letters, no path, no wildcard. "null" is that of any sandboxed page.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?")
+from pronk.server.origins import check_origin
 
 
 @dataclass(frozen=True)
@@ -20,6 +17,7 @@ class RequestLimits:
     """Maximum values. The comment of a limit has the HTTP status of the response to a request beyond it."""
 
     body: int = 4 * 2**20  # bytes of the body (HTTP 413)
+    values: int = 2**18  # number of texts, lists and objects in a body, keys included (HTTP 400)
     headers: int = 16 * 2**10  # bytes of path, query and headers together (HTTP 431)
     prompts: int = 64  # number of prompts in one request (HTTP 400)
     embeddings: int = 2048  # number of texts in one request for embeddings (HTTP 400)
@@ -74,10 +72,7 @@ class ServerSettings:
                 msg = f"api-key: expected {expected}, found {found}; choose another key"
                 raise OptionError(msg)
         for origin in self.origins:
-            if _ORIGIN.fullmatch(origin) is None:
-                expected = "an exact origin such as https://example.org or http://localhost:3000"
-                msg = f"allow-origin: expected {expected}, found {origin!r:.60}; name each origin, without a path"
-                raise OptionError(msg)
+            check_origin(origin)
 
 
 def model_key(name: str) -> str:

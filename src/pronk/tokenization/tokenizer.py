@@ -34,6 +34,10 @@ from pronk.tokenization.chat.template import ChatTemplate
 
 _TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 
+# Characters or tokens from which on other threads must not wait: the tokenizers package reads a million of them in a
+# second, and holds Python's lock meanwhile, but for batches.
+_LONG = 2**12
+
 
 class Tokenizer:
     """A tokenizer with its chat template.
@@ -168,6 +172,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
         try:
+            if len(text) > _LONG:
+                return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
             msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({describe_error(error)})"
@@ -175,6 +181,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        if len(ids) > _LONG:
+            return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def chat(

@@ -1,0 +1,226 @@
+"""HTTP/1.1 connections, with uvicorn and h11: time limits, half-closed clients, and responses that arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from socket import SO_ERROR, SO_SNDBUF, SOL_SOCKET
+from typing import Any, ClassVar
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pronk.server.errors import ApiError
+from pronk.server.settings import RequestLimits
+
+# Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a client does not read.
+_SEND_BUFFER = 2**17
+_READ_SIZE = 2**14  # maximum number of bytes to parse at a time
+_PROBE_SECONDS = 0.1  # interval at which a half-closed connection is probed
+_LINGER_SECONDS = 2.0  # seconds without data after which a lingering connection ends
+_LINGER_BODIES = 16  # number of bodies of the largest size that a lingering connection drops
+
+
+class HttpProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol, which also aborts connections of clients that send or read too slowly.
+
+    A client may close its sending half after a request, and still gets the response. A client that is still sending
+    when its request is refused can read the response, because the connection lingers: see :meth:`_close`.
+    """
+
+    limits: ClassVar[RequestLimits]
+    count_response: ClassVar[Callable[[str, str, int], None]]  # called with method, route and HTTP status
+
+    def connection_made(self, transport: Any) -> None:
+        """Set up a connection; abort it if there are too many."""
+        super().connection_made(transport)
+        self._socket_transport = transport
+        self.transport = _ClosingTransport(transport, self._close)  # type: ignore[assignment]
+        # Timers by name: "head" of a request, blocked "write", "end" of the last response, "linger", "probe".
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._chunk_overhead = 0  # bytes of the current body that are not content: chunk sizes of the chunked encoding
+        self._half_closed = False  # whether the client sends no more, but still reads
+        self._num_dropped = 0  # bytes that arrived while the connection lingered
+        self._linger_until = 0.0  # time of the event loop
+        if len(self.connections) > 2 * self.limits.connections:
+            transport.abort()
+        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
+        self._abort_after("head", self.limits.receive_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data of the client; drop it if the last response is sent."""
+        for start in range(0, len(data), _READ_SIZE):
+            if self.transport.is_closing():
+                self._drop(len(data) - start)
+                return
+            self._parse(data[start : start + _READ_SIZE])
+        self._update_head_timer()
+        if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
+            # The next request waits for the end of this one. uvicorn has paused reading, and would miss a disconnect.
+            if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse ``data``; abort the connection if its body consists of tiny chunks, which are slow to parse."""
+        cycle = self.cycle
+        if cycle is None or not cycle.more_body:
+            self._chunk_overhead = 0
+            super().data_received(data)
+            return
+        before = len(cycle.body)
+        super().data_received(data)
+        self._chunk_overhead += len(data) - (len(cycle.body) - before)
+        if self._chunk_overhead > 4 * self.limits.headers:
+            self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer malformed HTTP with an error in OpenAI's format, unless a response was already sent in part."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        status = HTTPStatus(getattr(sys.exception(), "error_status_hint", HTTPStatus.BAD_REQUEST))
+        if self.cycle is not None and self.cycle.more_body:  # h11 hints at the headers where a chunk's size is too long
+            status = HTTPStatus.BAD_REQUEST
+        large = status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        message = f"headers: expected at most {self.limits.headers} bytes, found more" if large else msg
+        error = ApiError(status, message, "headers_too_large" if large else "invalid_http")
+        body = json.dumps(error.body()).encode()
+        head = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        for event in (
+            h11.Response(status_code=status, headers=[*head.items()], reason=status.phrase.encode()),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        type(self).count_response("other", "none", status)
+        if self.cycle is not None and not self.cycle.response_complete:  # its body is malformed
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """Begin with the next request that has arrived, or wait for one."""
+        super().on_response_complete()
+        self._update_head_timer()
+        if self._half_closed and self.cycle.response_complete:  # no further request has arrived before
+            self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open, because the client may wait for the response to its request.
+
+        A client that has closed both halves looks the same until it is sent something.
+        """
+        running = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+        if self.transport.is_closing() or not running:
+            return False
+        if not self._half_closed:
+            self._half_closed = True
+            self._start_timer("probe", _PROBE_SECONDS, self._probe)
+        return True
+
+    def pause_writing(self) -> None:
+        """Limit the time in which the client may read nothing."""
+        self.flow.pause_writing()
+        self._abort_after("write", self.limits.send_seconds)
+
+    def resume_writing(self) -> None:
+        """Let the application write again."""
+        self.flow.resume_writing()
+        self._stop_timer("write")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report a disconnect to the request that runs."""
+        for name in [*self._timers]:
+            self._stop_timer(name)
+        super().connection_lost(exc)
+
+    def _probe(self, *, sends: bool = True) -> None:
+        """Abort a half-closed connection if the client has closed the other half, too; else probe again later.
+
+        A client that has closed both halves answers data with a reset. Before the response, a status 100 is such data;
+        clients skip it, but for those of HTTP/1.0, which do not know it.
+        """
+        if sends and self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
+            probe = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(probe) or b"")
+        if self._socket_transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
+            self.transport.abort()
+        else:
+            self._start_timer("probe", _PROBE_SECONDS, lambda: self._probe(sends=False))
+
+    def _close(self) -> None:
+        """Close the connection, so that the client can read the last response.
+
+        A socket that is closed while data arrives resets the connection, and the client may lose the response (RFC
+        9112, section 9.6). Therefore only the sending half is closed if the client may still be sending. The
+        connection then lingers: what arrives is dropped, up to limits of bytes and time.
+        """
+        self._abort_after("end", self.limits.send_seconds)  # if the client does not read the end of the response
+        sending = self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or bool(self.conn.trailing_data[0])
+        if self._half_closed or not sending:
+            self._socket_transport.close()
+            return
+        self.transport.lingers = True  # type: ignore[attr-defined]
+        self._linger_until = self.loop.time() + self.limits.receive_seconds
+        self._start_timer("linger", _LINGER_SECONDS, self._socket_transport.close)
+        with suppress(OSError):  # the client has reset the connection
+            self._socket_transport.write_eof()
+        self._socket_transport.resume_reading()
+
+    def _drop(self, num_bytes: int) -> None:
+        """Count data that arrives while the connection lingers; close the connection beyond the limits."""
+        self._num_dropped += num_bytes
+        too_many = self._num_dropped > _LINGER_BODIES * self.limits.body
+        if too_many or self.loop.time() > self._linger_until:
+            self._socket_transport.close()
+        else:
+            self._start_timer("linger", _LINGER_SECONDS, self._socket_transport.close)
+
+    def _update_head_timer(self) -> None:
+        """Start the ``head`` timer if a request's head has arrived in part; stop it while a request runs."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer("head")
+        elif self.conn.trailing_data[0] and "head" not in self._timers:
+            self._abort_after("head", self.limits.receive_seconds)
+
+    def _abort_after(self, name: str, seconds: float) -> None:
+        self._start_timer(name, seconds, self._socket_transport.abort)
+
+    def _start_timer(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        self._stop_timer(name)
+        self._timers[name] = self.loop.call_later(seconds, action)
+
+    def _stop_timer(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
+
+
+class _ClosingTransport:
+    """Transport of a connection, with another way to close it: the protocol's.
+
+    Attributes:
+        lingers: whether the sending half is closed, and the receiving half is still open.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self._close = close
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more is sent."""
+        return self.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Send what is left, then close the connection."""
+        if not self.is_closing():
+            self._close()

@@ -1,0 +1,243 @@
+"""Limits on sums: how deep and how many the values of a body are; large bodies are read beside the event loop."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pronk.llm import LLM
+from pronk.server.app import _json_response
+from pronk.server.batch import BatchLine, answer_line, batch_service
+from pronk.server.bodies import BodyReader
+from pronk.server.errors import ApiError
+from pronk.server.protocol.chat import ChatRequest
+from pronk.server.protocol.small_routes import DetokenizeRequest
+from pronk.server.settings import RequestLimits, ServerSettings
+
+TURN = {"role": "user", "content": "Hi"}
+ASK: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [TURN], "max_tokens": 1},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [TURN], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [TURN]},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/moderations": {"input": "Hi"},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [5]},
+}
+JSON = {"Content-Type": "application/json"}
+OBJECTS, LISTS, SCHEMAS = ('{"a":', "1", "}"), ("[", "1", "]"), ('{"type":"object","properties":{"a":', "{}", "}}")
+# Fields of some routes; the others do not know them, or ignore them.
+FIELDS = (
+    "service_tier",
+    "metadata",
+    "user",
+    "messages",
+    "prompt",
+    "input",
+    "tokens",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "guided_json",
+    "chat_template_kwargs",
+    "logit_bias",
+    "stop",
+    "options",
+    "extra_body",
+    "stream_options",
+    "temperature",
+    "drafter",
+    "suffix",
+    "x_unheard_of",
+)
+
+
+def nested(kind: tuple[str, str, str], depth: int) -> str:
+    begin, middle, end = kind
+    return begin * depth + middle + end * depth
+
+
+def with_field(route: str, field: str, value: str) -> bytes:
+    others = {name: each for name, each in ASK[route].items() if name != field}
+    return f'{json.dumps(others)[:-1]}{", " if others else ""}"{field}": {value}}}'.encode()
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("route", ASK)
+def test_deep_values_are_refused_in_every_field(client: httpx.Client, route: str, field: str) -> None:
+    for kind in (OBJECTS, LISTS):
+        for depth in (256, 300, 960, 20_000):
+            answer = client.post(route, content=with_field(route, field, nested(kind, depth)), headers=JSON)
+            assert answer.status_code == 400
+            assert "expected values of at most 256 levels" in answer.json()["error"]["message"]
+    for kind, depth in ((OBJECTS, 255), (LISTS, 255), (SCHEMAS, 127)):  # one level is the body itself
+        answer = client.post(route, content=with_field(route, field, nested(kind, depth)), headers=JSON)
+        assert answer.status_code in (200, 400), answer.text
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": "DEEP"}}
+CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}", "more": "DEEP"}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": "DEEP"}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{**TURN, "more": "DEEP"}]},
+        {"messages": [{**TURN, "content": [{"type": "text", "text": "x", "more": "DEEP"}]}]},
+        {"messages": [TURN, {"role": "assistant", "tool_calls": [CALL]}]},
+        {"tools": [TOOL]},
+        {"response_format": FORMAT},
+        {"guided_json": "DEEP"},
+        {"extra_body": {"metadata": {"x": "DEEP"}}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+@pytest.mark.parametrize("levels", [40, 110, 200, 240, 480, 960])
+@pytest.mark.parametrize("kind", [OBJECTS, SCHEMAS])
+def test_deep_values_within_fields_are_no_server_error(
+    client: httpx.Client, fields: dict[str, Any], levels: int, kind: tuple[str, str, str]
+) -> None:
+    depth = levels // kind[0].count("{")
+    text = json.dumps(ASK["/v1/chat/completions"] | fields).replace('"DEEP"', nested(kind, depth))
+    answer = client.post("/v1/chat/completions", content=text.encode(), headers=JSON)
+    assert answer.status_code in ((200, 400) if levels < 256 else (400,)), answer.text
+    assert "levels" in answer.text or levels < 256
+
+
+@pytest.mark.parametrize("depth", [40, 120, 300, 960, 20_000])
+def test_deep_arguments_of_calls_are_no_server_error(client: httpx.Client, depth: int) -> None:
+    """Arguments are a text with JSON in it; the limit on levels does not see them."""
+    call = {**CALL, "function": {"name": "f", "arguments": nested(OBJECTS, depth)}}
+    turns = [TURN, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "x", "content": ""}]
+    answer = client.post("/v1/chat/completions", json={"messages": turns, "max_tokens": 1})
+    assert answer.status_code in (200, 400), answer.text
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"])
+def test_deep_values_in_a_batch_are_an_answer_with_400(model: LLM, route: str) -> None:
+    service = batch_service(model, "tiny")
+
+    async def answers() -> None:
+        for depth in (256, 300, 960):
+            value: Any = 1
+            for _ in range(depth):
+                value = {"a": value}
+            body = {**ASK[route], "service_tier": value}
+            status, reply = await answer_line(service, BatchLine("1", route, body))
+            assert (status, "256 levels" in reply["error"]["message"]) == (400, True)
+
+    try:
+        asyncio.run(answers())
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" + ",".join(["{}"] * 1001) + "]",
+        "[" + ",".join(["[]"] * 1001) + "]",
+        "[" + ",".join(['""'] * 1001) + "]",
+        "[" + ",".join(['"\\\\\\""'] * 1001) + "]",
+        "{" + ",".join(f'"{n}":0' for n in range(1001)) + "}",
+        "[" + ",".join(['{"a":[]}'] * 400) + "]",
+    ],
+    ids=lambda value: value[:9],
+)
+def test_bodies_of_too_many_values_are_refused_before_they_are_parsed(value: str) -> None:
+    reader = BodyReader(ServerSettings("tiny", limits=RequestLimits(values=1000)))
+    for text in (f'{{"messages": {value}}}', f'{{"metadata": {value}}}', f'{{"metadata": {value}, NO JSON'):
+        with pytest.raises(ApiError, match="expected at most 1000 texts, lists and objects, found more"):
+            asyncio.run(reader.read(ChatRequest, text.encode()))
+
+
+@pytest.mark.parametrize("text", ["{[" * 5000, '\\"{' * 5000, "\\\\" * 5001, "a, b: {}" * 5000, '\\"' * 5000])
+def test_characters_of_json_within_texts_count_as_one_text(text: str) -> None:
+    reader = BodyReader(ServerSettings("tiny", limits=RequestLimits(values=12)))
+    body = f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'.encode()
+    assert asyncio.run(reader.read(ChatRequest, body)).messages[0].content == json.loads(f'"{text}"')
+    with pytest.raises(ApiError, match="expected JSON"):  # a text without an end
+        asyncio.run(reader.read(ChatRequest, body[: -len('"}]}')]))
+
+
+def test_numbers_do_not_count() -> None:
+    ids = [*range(5000)]
+    reader = BodyReader(ServerSettings("tiny", limits=RequestLimits(values=12)))
+    assert asyncio.run(reader.read(DetokenizeRequest, json.dumps({"tokens": ids}).encode())).tokens == ids
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"1", b'"x"', b"true"])
+@pytest.mark.parametrize("route", ASK)
+def test_bodies_that_are_no_objects_are_refused(client: httpx.Client, route: str, body: bytes) -> None:
+    answer = client.post(route, content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert "body: expected a JSON object" in answer.json()["error"]["message"]
+
+
+def test_large_bodies_are_read_and_checked_in_other_threads(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = dict[str, str]()
+
+    def noted(name: str) -> Any:
+        function = getattr(ChatRequest, name)
+
+        def note(*arguments: Any) -> Any:
+            threads[name] = threading.current_thread().name
+            return function(*arguments)
+
+        return note
+
+    for name in ("model_validate", "check", "ignored"):
+        monkeypatch.setattr(ChatRequest, name, noted(name))
+    for stream in (False, True):
+        body = {**ASK["/v1/chat/completions"], "stream": stream, "metadata": {"a": "x" * 20_000}}
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        assert threads["model_validate"].startswith("pronk-bodies")
+        assert threads["check"].startswith("pronk-reading")
+        assert threads["ignored"].startswith(("asyncio_", "uvloop_"))
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"])
+def test_the_sum_of_a_conversation_is_checked_before_it_is_rendered(
+    client: httpx.Client, model: LLM, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    monkeypatch.setattr(type(model.tokenizer), "chat_ids", lambda *_, **__: pytest.fail("rendered"))
+    for turns in ([{"role": "user", "content": ""}] * 2049, [{"role": "user", "content": "x" * 2000}] * 100):
+        body = {"messages": turns} | ({} if route == "/tokenize" else {"max_tokens": 1})
+        answer = client.post(route, json=body)
+        assert answer.status_code == 400
+        assert "expected at most" in answer.json()["error"]["message"]
+
+
+def test_long_texts_and_lists_of_ids_are_read_like_short_ones(model: LLM) -> None:
+    """They take functions of the tokenizers package that let other threads run."""
+    tokenizer, text = model.tokenizer, "def f(x):\n    return 'naïve 😀' <|end|> " * 500
+    ids = tokenizer.encode(text)
+    assert ids == tokenizer.backend.encode(text).ids
+    assert tokenizer.decode(ids) == tokenizer.backend.decode(ids)
+    whole = tokenizer.decode(ids, skip_special_tokens=False)
+    assert whole == tokenizer.backend.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
+def test_replies_in_parts_are_the_whole_reply(count: int) -> None:
+    body = DetokenizeRequest.model_validate({"tokens": []})
+    reply = {"data": [{"x": [n, 0.1, "é"]} for n in range(count)], "ids": [*range(count)], "none": None, "s": {"a": []}}
+    found = _json_response(reply, body)
+    assert json.loads(bytes(found.body)) == reply
+    assert found.headers["content-type"] == "application/json"
+
+
+def test_schema_of_the_routes_still_describes_their_bodies(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for route in ASK:
+        schema = paths[route]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert Path(schema["$ref"]).name.endswith("Request")
