@@ -3,9 +3,10 @@
     python benchmarks/attack.py --out benchmarks/results/attack
     python benchmarks/attack.py --model MODEL.gguf --rounds 3 --out OUT
 
-The script starts a `pronk serve` of its own, on the loopback address, and attacks nothing else. Two clients have keys.
-While one attacks, the other reads a stream, and a probe asks for `/health`. The report has the answers of
-each attack, the delays of `/health`, what the other client got, and how much the memory of the server has grown.
+The script starts a `pronk serve` of its own, on the loopback address, and attacks nothing else.
+Two clients have keys. While one attacks, the other reads a stream, and a probe asks for
+`/health`. The report has the answers of each attack, the delays of `/health`, what the other
+client got, and how much the memory of the server has grown.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def fill(begin: str, item: str, end: str, size: int = BODY) -> bytes:
 def worst_bodies() -> list[tuple[str, bytes]]:
     """Return routes and bodies that cost the server the most: refused as late as possible, or accepted."""
     turn = '{"role":"user","content":""}'
-    call = '{"role":"assistant","tool_calls":[{"id":"x","type":"function","function":{"name":"f","arguments":"{}"}}]}'
+    function = '{"name":"f","arguments":"{}"}'
+    call = f'{{"role":"assistant","tool_calls":[{{"id":"x","type":"function","function":{function}}}]}}'
     fields = ",".join(f'"k{n}":1' for n in range(250_000))
     return [
         ("/v1/chat/completions", fill('{"messages":[', turn, "]}")),
@@ -209,7 +211,8 @@ class Probe:
 
     def read_stream(self) -> None:
         """Read streams of the other client, one after another."""
-        body = {"prompt": "Once upon a time", "max_tokens": 256, "ignore_eos": True, "stream": True, "temperature": 1.0}
+        options = {"max_tokens": 256, "ignore_eos": True, "temperature": 1.0}
+        body = {"prompt": "Once upon a time", "stream": True, **options}
         while not self.stopped.is_set():
             connection = HTTPConnection(HOST, self.port, timeout=60)
             headers = {"Content-Type": "application/json", "Authorization": f"Bearer {OTHER}"}

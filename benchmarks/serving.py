@@ -3,6 +3,7 @@
     pip install guidellm
     python benchmarks/inflate.py big --layers 24
     python benchmarks/serving.py --model big
+    python benchmarks/serving.py --model big --health
     python benchmarks/serving.py --model big --server llama=http://127.0.0.1:8080 --server vllm=http://127.0.0.1:8001
 
 Each measurement starts a `pronk serve` of its own, so that nothing is cached. `plain` requests the drafter
@@ -10,6 +11,9 @@ Each measurement starts a `pronk serve` of its own, so that nothing is cached. `
 and threads; an idle server costs nothing. A level is a closed loop: each client sends its next request when the last
 one is answered. There are two sets of prompts: `random` words without repetition, and `edit`, bundled prompts with code
 to repair, whose answers repeat the prompt.
+
+With `--health`, the delays of `/health` beside each of the most expensive bodies of `benchmarks/attack.py` are measured
+instead, without GuideLLM.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -50,7 +55,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="rounds over all servers; the table has their medians")
     parser.add_argument("--threads", type=int, default=2, help="threads of pronk serve")
     parser.add_argument("--guidellm", default="guidellm", help="the guidellm command, if it is not on PATH")
+    parser.add_argument("--health", action="store_true", help="measure /health beside the most expensive bodies")
     options = parser.parse_args()
+    if options.health:
+        with tempfile.TemporaryDirectory() as folder, pronk_serve(options.model, options.threads, Path(folder) / "log"):
+            print(health_table(PORT))
+        return
     if shutil.which(options.guidellm) is None:
         sys.exit(f"expected the command {options.guidellm}, found none; pip install guidellm")
     print(header([PLAIN, SPECULATIVE, *(each.partition("=")[0] for each in options.server)]))
@@ -115,6 +125,27 @@ def pronk_serve(model: Path, threads: int, log: Path) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait()
+
+
+def health_table(port: int) -> str:
+    """Return the delays of /health beside each expensive body, as a table."""
+    from attack import Probe, answer_to_body, worst_bodies  # noqa: PLC0415 - beside this script
+
+    lines = ["| body | status | seconds | /health: median, longest |", "|---|---|---|---|"]
+    for route, body in worst_bodies():
+        probe = Probe(port)
+        thread = threading.Thread(target=probe.ask_health)
+        thread.start()
+        start = time.perf_counter()
+        status = answer_to_body(port, route, body)
+        seconds = time.perf_counter() - start
+        probe.stopped.set()
+        thread.join()
+        name = f"`{route}`, {len(body) >> 10} KiB: `{body[:40].decode()}…`"
+        delays = probe.delays or [float("nan")]  # the body was answered at once
+        health = f"{1000 * median(delays):.0f} ms, {1000 * max(delays):.0f} ms"
+        lines.append(f"| {name} | {status} | {seconds:.2f} | {health} |")
+    return "\n".join(lines)
 
 
 def is_ready() -> bool:

@@ -4,7 +4,9 @@ import json
 import runpy
 import sys
 from argparse import Namespace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -62,6 +64,39 @@ def test_options_of_guidellm(tmp_path: Path) -> None:
     fake.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such option')\n")
     with pytest.raises(SystemExit, match="expected a report of guidellm, found exit code 1:\nno such option"):
         serving["measure"](options, load("edit", 2, 1), tmp_path, url, {})
+
+
+class FineHandler(BaseHTTPRequestHandler):
+    """Answers every request with 200 and no body."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_delays_of_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(PATH).parent))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FineHandler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        lines = serving["health_table"](server.server_address[1]).splitlines()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert len(lines) == 2 + 16
+    assert all(" ms |" in line and "| 200 |" in line for line in lines[2:])
 
 
 def test_without_guidellm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ CHUNKED = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-En
         (b"nonsense\r\n\r\n", 400),
         (CHUNKED + b"zzz\r\n", 400),
         (CHUNKED + b"1" * 10**5, 400),
-        (CHUNKED.replace(b"chunked", b"chunked\r\nContent-Length: 3"), 400),
+        (CHUNKED.replace(b"chunked", b"chunked\r\nContent-Length: 3") + b"%x\r\n" % LARGE, 400),
     ],
 )
 def test_a_client_that_is_still_sending_can_read_the_refusal(served: Running, start: bytes, found: int) -> None:

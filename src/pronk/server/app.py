@@ -223,7 +223,8 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
 
 def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
     fields = (f"{_to_json(name)}:{_field_to_json(value)}" for name, value in reply.items())
-    return Response("{" + ",".join(fields) + "}", headers=_report_header(body), media_type="application/json")
+    text = "{" + ",".join(fields) + "}"
+    return Response(text, headers=_report_header(body), media_type="application/json")
 
 
 def _field_to_json(value: Any) -> str:
@@ -259,15 +260,22 @@ async def _events(
                 if chunk:
                     yield _encode(chunk, with_event_names=with_event_names)
                     sent += len(chunk)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status is sent; an event reports it
-            ends = isinstance(error, asyncio.CancelledError)  # the client has disconnected, or the server shuts down
-            body = (shutting_down() if ends else _logged_error(error)).body(path)
-            if with_event_names and path not in ANTHROPIC_PATHS:
-                body = {**body["error"], "type": "error", "sequence_number": sent}
-            yield _encode([body], with_event_names=with_event_names)
+        except asyncio.CancelledError:  # the server shuts down, or the client has disconnected
+            yield _encode_error(shutting_down(), path, sent, with_event_names=with_event_names)
+            return
+        except Exception as error:  # noqa: BLE001 - the status is already sent, so an event reports the error
+            yield _encode_error(_logged_error(error), path, sent, with_event_names=with_event_names)
             return
         if not with_event_names:
             yield "data: [DONE]\n\n"
+
+
+def _encode_error(error: ApiError, path: str, sent: int, *, with_event_names: bool) -> str:
+    """Encode an error as the event after ``sent`` others, in the form of the path's API."""
+    body = error.body(path)
+    if with_event_names and path not in ANTHROPIC_PATHS:
+        body = {**body["error"], "type": "error", "sequence_number": sent}
+    return _encode([body], with_event_names=with_event_names)
 
 
 def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:

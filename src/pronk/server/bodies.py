@@ -1,4 +1,4 @@
-"""Bodies of requests: parsed, checked against limits on sums, and validated beside the event loop."""
+"""Bodies of requests: measured, parsed and validated beside the event loop."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from pronk.server.guard import tenant_of
 from pronk.server.protocol.request import RequestBody
 from pronk.server.settings import ServerSettings
 
-_MAX_LEVELS = 256  # of lists and objects within each other; the functions that read them are recursive
-# A text, or the beginning of a list or object. A text without an end ends with the data; the parser refuses it.
+_MAX_LEVELS = 256  # of values within others, which recursive functions read
+# A text, or the beginning of a list or object. A text without an end ends with the data; the
+# parser refuses it.
 _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]', re.DOTALL)
 _TOO_DEEP = f"expected values of at most {_MAX_LEVELS} levels, found more; make them flatter"
 _NO_BODY = "expected a JSON object, found none; send one"
-_SMALL = 2**14  # bytes of a body that is read on the event loop, which takes a few milliseconds at most
+_SMALL = 2**14  # bytes of a body that is read on the event loop, in a few milliseconds
 _THREADS = 2  # a large body, whose validation takes a second, does not hold up another one
 
 B = TypeVar("B", bound=RequestBody)
@@ -61,9 +62,10 @@ def _check_levels(value: dict[str, Any]) -> None:
 
 
 def _check_number(data: bytes, limit: int) -> None:
-    """Raise ``ApiError`` if JSON text has too many texts, lists and objects; ends at the first one beyond the limit.
+    """Raise ``ApiError`` if JSON text has more texts, lists and objects than the limit.
 
-    Each of these costs microseconds after the parser; the numbers in a list of token ids cost nanoseconds.
+    Each of these costs microseconds after the parser; the numbers in a list of token ids cost
+    nanoseconds.
     """
     if data.count(b'"') // 2 + data.count(b"[") + data.count(b"{") <= limit:
         return  # even if all of these characters were outside of texts
@@ -125,7 +127,7 @@ class BodyRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """Request whose body is read; FastAPI accepts the body as it is, an object of the route's class."""
+    """Request whose body is read; FastAPI accepts the object of the route's class as it is."""
 
     def __init__(self, scope: Scope, body: RequestBody) -> None:
         super().__init__(scope)

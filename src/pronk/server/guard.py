@@ -103,7 +103,7 @@ class Guard:
         )
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error that the pages of the allowed origins can read; a refused preflight gets no such header."""
+        """Send an error that pages of the allowed origins can read, except after a preflight."""
         response = error_response(error, scope["path"])
         answer = response if _is_preflight(scope) else self._with_cors(response)
         await answer(scope, receive, send)
@@ -125,7 +125,8 @@ class Guard:
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
         _check_framing(headers, scope["http_version"])
-        if not (self._settings.origins and _is_preflight(scope)):  # browsers send no key with a preflight request
+        answers_preflights = bool(self._settings.origins)
+        if not (answers_preflights and _is_preflight(scope)):  # browsers send no key with them
             scope["pronk.tenant"] = self._check_key(scope["path"], _key_of(headers))
         if scope["method"] == "POST":
             scope["headers"] = [*_json_headers(scope["headers"], headers)]
@@ -224,7 +225,10 @@ def _json_headers(pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, by
 
 
 def _check_framing(headers: Mapping[str, bytes], http_version: str) -> None:
-    """Raise ``ApiError`` if a proxy may see another end of the body than this server (RFC 9112, section 6.1)."""
+    """Raise ``ApiError`` if a proxy may see another end of the body than this server.
+
+    Such requests are parts of attacks (request smuggling), and servers may refuse them (RFC 9112, section 6.1).
+    """
     if "transfer-encoding" not in headers:
         return
     if "content-length" in headers:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections, with uvicorn and h11: time limits, half-closed clients, and responses that arrive."""
+"""HTTP/1.1 connections, with uvicorn and h11: time limits, and answers that arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pronk.server.errors import ApiError
 from pronk.server.settings import RequestLimits
 
-# Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a client does not read.
+# Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a
+# client does not read.
 _SEND_BUFFER = 2**17
 _READ_SIZE = 2**14  # maximum number of bytes to parse at a time
 _PROBE_SECONDS = 0.1  # interval at which a half-closed connection is probed
@@ -28,8 +29,9 @@ _LINGER_BODIES = 16  # number of bodies of the largest size that a lingering con
 class HttpProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol, which also aborts connections of clients that send or read too slowly.
 
-    A client may close its sending half after a request, and still gets the response. A client that is still sending
-    when its request is refused can read the response, because the connection lingers: see :meth:`_close`.
+    A client may close its sending half after a request, and still gets the response. A client
+    that is still sending when its request is refused can read the response, because the
+    connection lingers: see :meth:`_close`.
     """
 
     limits: ClassVar[RequestLimits]
@@ -40,7 +42,8 @@ class HttpProtocol(H11Protocol):
         super().connection_made(transport)
         self._socket_transport = transport
         self.transport = _ClosingTransport(transport, self._close)  # type: ignore[assignment]
-        # Timers by name: "head" of a request, blocked "write", "end" of the last response, "linger", "probe".
+        # Timers by name: "head" of a request, blocked "write", "end" of the last response,
+        # "linger", "probe".
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._chunk_overhead = 0  # bytes of the current body that are not content: chunk sizes of the chunked encoding
         self._half_closed = False  # whether the client sends no more, but still reads
@@ -60,7 +63,8 @@ class HttpProtocol(H11Protocol):
             self._parse(data[start : start + _READ_SIZE])
         self._update_head_timer()
         if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # The next request waits for the end of this one. uvicorn has paused reading, and would miss a disconnect.
+            # The next request waits for the end of this one. uvicorn has paused reading, and
+            # would miss a disconnect.
             if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
                 self.transport.abort()
             else:
@@ -108,15 +112,16 @@ class HttpProtocol(H11Protocol):
         """Begin with the next request that has arrived, or wait for one."""
         super().on_response_complete()
         self._update_head_timer()
-        if self._half_closed and self.cycle.response_complete:  # no further request has arrived before
+        if self._half_closed and self.cycle.response_complete:  # no further request has arrived
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open, because the client may wait for the response to its request.
+        """Return whether the connection stays open, as the client may wait for its response.
 
         A client that has closed both halves looks the same until it is sent something.
         """
-        running = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+        cycle = self.cycle
+        running = cycle is not None and not (cycle.more_body or cycle.response_complete)
         if self.transport.is_closing() or not running:
             return False
         if not self._half_closed:
@@ -141,12 +146,13 @@ class HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _probe(self, *, sends: bool = True) -> None:
-        """Abort a half-closed connection if the client has closed the other half, too; else probe again later.
+        """Abort a half-closed connection if the client has closed the other half, too.
 
-        A client that has closed both halves answers data with a reset. Before the response, a status 100 is such data;
-        clients skip it, but for those of HTTP/1.0, which do not know it.
+        A client that has closed both halves answers data with a reset. Before the response, a
+        status 100 is such data; clients skip it, but for those of HTTP/1.0, which do not know it.
         """
-        if sends and self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
+        knows_probes = self.scope["http_version"] == "1.1"
+        if sends and knows_probes and self.conn.our_state is h11.SEND_RESPONSE:
             probe = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self.transport.write(self.conn.send(probe) or b"")
         if self._socket_transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
@@ -157,13 +163,15 @@ class HttpProtocol(H11Protocol):
     def _close(self) -> None:
         """Close the connection, so that the client can read the last response.
 
-        A socket that is closed while data arrives resets the connection, and the client may lose the response (RFC
-        9112, section 9.6). Therefore only the sending half is closed if the client may still be sending. The
-        connection then lingers: what arrives is dropped, up to limits of bytes and time.
+        A socket that is closed while data arrives resets the connection, and the client may lose
+        the response (RFC 9112, section 9.6). Therefore only the sending half is closed if the
+        client may still be sending. The connection then lingers: what arrives is dropped, up to
+        limits of bytes and time.
         """
-        self._abort_after("end", self.limits.send_seconds)  # if the client does not read the end of the response
-        sending = self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or bool(self.conn.trailing_data[0])
-        if self._half_closed or not sending:
+        self._abort_after("end", self.limits.send_seconds)  # if the client does not read the end
+        in_body = self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+        has_more = bool(self.conn.trailing_data[0])
+        if self._half_closed or not (in_body or has_more):
             self._socket_transport.close()
             return
         self.transport.lingers = True  # type: ignore[attr-defined]
@@ -174,7 +182,7 @@ class HttpProtocol(H11Protocol):
         self._socket_transport.resume_reading()
 
     def _drop(self, num_bytes: int) -> None:
-        """Count data that arrives while the connection lingers; close the connection beyond the limits."""
+        """Count data that a lingering connection drops; close the connection beyond the limits."""
         self._num_dropped += num_bytes
         too_many = self._num_dropped > _LINGER_BODIES * self.limits.body
         if too_many or self.loop.time() > self._linger_until:

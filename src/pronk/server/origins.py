@@ -19,8 +19,9 @@ _MAX_PORT = 65535
 def check_origin(origin: str) -> None:
     """Raise ``OptionError`` unless browsers send exactly this text in the header ``Origin``.
 
-    They write scheme and host in small letters and leave out the path and the default port. ``null`` is the origin of
-    any page in a sandbox, and ``*`` would be every page: both are refused.
+    They write scheme and host in small letters and leave out the path and the default port.
+    ``null`` is the origin of any page in a sandbox, and ``*`` would be every page: both are
+    refused.
     """
     browsers_form = _browsers_form(origin)
     if browsers_form == origin:
@@ -51,7 +52,7 @@ def _browsers_form(origin: str) -> str | None:
 
 
 def _host(name: str) -> str | None:
-    """Return a host as browsers write it: IP addresses in their shortest form, other names in ASCII letters."""
+    """Return a host as browsers write it: short IP addresses, other names in ASCII letters."""
     if ":" in name:
         with suppress(AddressValueError):
             return f"[{IPv6Address(name).compressed}]"

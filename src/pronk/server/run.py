@@ -25,8 +25,8 @@ _log = logging.getLogger("pronk.server.access")
 
 _METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other method counts as "other"
 _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
-# Of Python's garbage collector; the last number is 10 by default. A full collection stops all threads for tenths of a
-# second while large bodies are alive, whose objects have no cycles.
+# Of Python's garbage collector; the last number is 10 by default. A full collection stops all
+# threads for tenths of a second while large bodies are alive, whose objects have no cycles.
 _GC_THRESHOLDS = (700, 10, 1000)
 _FLUSH_SECONDS = 1.0  # time limit for clients to read the ends of their responses
 _STOP_SECONDS = 1.0  # time limit for requests of a stopped engine, which ends its step first, to send an error
@@ -112,10 +112,11 @@ class Server(uvicorn.Server):
             self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Finish running requests, end them after ``drain_seconds`` or a second signal; close the engines.
+        """Finish running requests, or end them after ``drain_seconds`` or a second signal.
 
-        Meanwhile, new requests get a response with the HTTP status 503. uvicorn's own shutdown is not used: it prints
-        lines of its own, and cancels requests without a word to their clients.
+        Meanwhile, new requests get a response with the HTTP status 503. Then close the engines.
+        uvicorn's own shutdown is not used: it prints lines of its own, and cancels requests
+        without a word to their clients.
         """
         del sockets
         end = perf_counter() + self._drain_seconds
@@ -129,7 +130,8 @@ class Server(uvicorn.Server):
                 server.close()
             for connection in [*connections]:
                 connection.shutdown()  # at once, or after the response
-            await self._wait_until(lambda: not connections, max(end, perf_counter() + _FLUSH_SECONDS))
+            flush_end = perf_counter() + _FLUSH_SECONDS
+            await self._wait_until(lambda: not connections, max(end, flush_end))
         finally:
             self.models.stop()
             await self._end_requests()
@@ -138,11 +140,11 @@ class Server(uvicorn.Server):
 
     async def _wait_until(self, done: Callable[[], bool], end: float) -> None:
         """Wait for a condition until a time (``perf_counter``), or the second signal."""
-        while not done() and not self.force_exit and perf_counter() < end:  # noqa: ASYNC110 - a signal sets no event
+        while not (done() or self.force_exit or perf_counter() >= end):  # noqa: ASYNC110 - as uvicorn
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _end_requests(self) -> None:
-        """Wait for the last responses and events of requests whose engine has stopped, then abort all connections."""
+        """Wait for the last responses and events of stopped requests; abort all connections."""
         tasks = [*self.server_state.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_SECONDS)

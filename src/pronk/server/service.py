@@ -332,7 +332,7 @@ class Service:
         *,
         begins_answer: bool = True,
     ) -> list[int]:
-        """Return the token ids of a conversation in the chat template; check its length before it is rendered."""
+        """Return the token ids of a conversation in the chat template; check its length first."""
         self._check_conversation(messages)
         self._check_length(*(tool["function"].get("description") for tool in tools or ()))
         ids = self.engine.llm.tokenizer.chat_ids(
@@ -350,7 +350,7 @@ class Service:
         return self._conversation_ids(request, begins_answer=request.add_generation_prompt is not False)
 
     def _check_conversation(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse conversations that are too long for the context, whatever the chat template adds to them."""
+        """Refuse conversations too long for the context, whatever the chat template adds."""
         context = self.engine.llm.config.context
         if len(messages) > context:  # each message has a token at least, that of its role
             message = f"messages: expected at most {context}, the tokens of the context, found {len(messages)}"
@@ -363,7 +363,7 @@ class Service:
         self._check_length(*parts, *texts, *calls, *thoughts)
 
     def _check_length(self, *texts: str | list[int] | None) -> None:
-        """Refuse a prompt of texts or ids that is too long for the context even if each token is the longest."""
+        """Refuse a prompt too long for the context even if each token is the longest."""
         limit = self.engine.llm.config.context * self._longest_token_length
         length = sum(len(text) for text in texts if text is not None)
         if length > limit:
