@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from pronk import __version__
-from pronk.errors import PronkError
+from pronk.errors import ClosedError, PronkError
 from pronk.server.bodies import BodyReader, BodyRoute
 from pronk.server.errors import ANTHROPIC_PATHS, ApiError, shutting_down, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
@@ -304,7 +304,8 @@ def _logged_error(error: Exception) -> ApiError:
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)
-    if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
+    is_expected = isinstance(error, (ApiError, ClosedError))  # a ClosedError: the operator ends the server
+    if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_expected:
         # The log omits the exception's message, which may quote a prompt. What pronk raises on purpose needs no place.
         place = "" if isinstance(error, PronkError) else "\n" + "".join(format_tb(error.__traceback__))
         _log.error("request failed with %s%s", type(error).__name__, place)
