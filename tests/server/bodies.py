@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+COMPLETIONS = "/v1/completions"
 ROUTES = (CHAT, RESPONSES, MESSAGES)
 LIMIT = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
 WORDS = (
@@ -84,6 +85,8 @@ SCHEMAS: Sequence[Any] = (
     {"type": "object", "properties": {"a": {"type": ["integer", "null"]}}, "additionalProperties": False},
     {"type": "object", "properties": {"a": {"enum": ["x", 1]}}, "$schema": "http://x/y", "title": "t"},
 )
+ARGUMENTS = ("{}", '{"a": 1}', '{"a": "b', "", '{"a', {"a": 1}, None, "null", "[]", "[1]", '{"a": NaN}', "no JSON")
+RESULTS = (None, [], ["x"], [{"type": "text", "text": "x"}], {"a": 1}, 5)
 OTHER_TYPES = ("web_search", "custom", "mcp", "image_generation", "bash_20250124", "namespace", "unheard_of")
 
 
@@ -95,6 +98,8 @@ class Bodies:
 
     def body(self, route: str) -> dict[str, Any]:
         """Return a body for a route."""
+        if route == COMPLETIONS:
+            return self._completion()
         field = "input" if route == RESPONSES else "messages"
         body: dict[str, Any] = {field: self.conversation(route), LIMIT[route]: self.draw.randint(1, 3)}
         if route == RESPONSES and self.maybe(0.2):
@@ -105,6 +110,16 @@ class Bodies:
             body["tool_choice"] = self.choice(route)
         if self.maybe(0.3):
             body["system" if route == MESSAGES else "instructions" if route == RESPONSES else "user"] = self.word()
+        if self.maybe(0.3):
+            body["stream"] = True
+        for name in self.draw.sample([*EXTRA], self.draw.randint(0, 3)):
+            body[name] = self.draw.choice(EXTRA[name])
+        return body
+
+    def _completion(self) -> dict[str, Any]:
+        """Return a body of ``/v1/completions``, most options of which all routes have."""
+        prompt = self.draw.choice((self.word(), [self.word(), "x"], [1, 2, 3], [[1], [2]], "", []))
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": self.draw.randint(1, 3)}
         if self.maybe(0.3):
             body["stream"] = True
         for name in self.draw.sample([*EXTRA], self.draw.randint(0, 3)):
@@ -131,6 +146,8 @@ class Bodies:
         """Return a text, or a list of parts."""
         if self.maybe(0.6):
             return self.word()
+        if self.maybe(0.1):
+            return self.draw.choice(([self.word()], {"type": "text", "text": self.word()}, None, [], ""))
         kind = {CHAT: "text", RESPONSES: "output_text" if role == "assistant" else "input_text", MESSAGES: "text"}[
             route
         ]
@@ -142,8 +159,8 @@ class Bodies:
     def call_and_result(self, route: str) -> list[dict[str, Any]]:
         """Return a call of the assistant and its result."""
         ident, name = f"call_{self.draw.randrange(10**6)}", self.draw.choice(NAMES)
-        arguments = self.draw.choice(("{}", '{"a": 1}', '{"a": "b', "", '{"a', {"a": 1}))
-        result = self.word() if self.maybe(0.9) else None
+        arguments = self.draw.choice(ARGUMENTS)
+        result = self.word() if self.maybe(0.8) else self.draw.choice(RESULTS)
         orphan = ident if self.maybe(0.9) else "another"
         if route == CHAT:
             call = self.noted({"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}})
@@ -157,7 +174,7 @@ class Bodies:
                 self.noted({"type": "function_call", "call_id": ident, "name": name, "arguments": arguments}),
                 {"type": "function_call_output", "call_id": orphan, "output": result or [{"type": "input_image"}]},
             ]
-        use = self.noted({"type": "tool_use", "id": ident, "name": name, "input": {"a": 1}})
+        use = self.noted({"type": "tool_use", "id": ident, "name": name, "input": self.draw.choice(({"a": 1}, None))})
         seen = [{"type": "text", "text": "x"}, {"type": "image"}] if self.maybe(0.3) else result
         block = self.noted({"type": "tool_result", "tool_use_id": orphan, "content": seen})
         return [{"role": "assistant", "content": [use]}, {"role": "user", "content": [block]}]

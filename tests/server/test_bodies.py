@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.bodies import LIMIT, RESPONSES, ROUTES, Bodies, shrink
+from server.bodies import COMPLETIONS, LIMIT, RESPONSES, ROUTES, Bodies, shrink
 from server.replies import answer_of, results
 from server.serving import Running, running
 from server.tool_models import tool_model
@@ -56,3 +56,20 @@ def test_generated_bodies(server: Running, route: str, count: int) -> None:
     assert statuses[200] > count // 4
     assert statuses[400] > count // 20
     assert min(sent_back["stream"], sent_back["whole"]) > count // 40
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_generated_completions(server: Running, count: int) -> None:
+    """Bodies of ``/v1/completions``; the text of an answer is accepted as a prompt."""
+    statuses = Counter[int]()
+    with server.client() as client:
+        for seed in range(count):
+            body = Bodies(random.Random(f"completions {seed}")).body(COMPLETIONS)
+            answer = client.post(COMPLETIONS, json=body)
+            statuses[answer.status_code] += 1
+            assert answer.status_code < 500, (seed, answer.text, json.dumps(body))
+            if answer.status_code == 200 and not body.get("stream"):
+                again = client.post(COMPLETIONS, json={**body, "prompt": "x" + answer.json()["choices"][0]["text"]})
+                assert again.status_code == 200, (seed, again.text, json.dumps(body))
+    assert statuses[200] > count // 4
+    assert statuses[400] > count // 20
