@@ -31,6 +31,7 @@ from pronk.tokenization.chat.messages import (
     reveal,
 )
 from pronk.tokenization.chat.template import ChatTemplate
+from pronk.tokenization.limits import check_tokenizer, rust_panics_as_errors
 
 _TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 
@@ -172,9 +173,10 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
         try:
-            if len(text) > _LONG:
-                return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            with rust_panics_as_errors():
+                if len(text) > _LONG:
+                    return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
             msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({describe_error(error)})"
             raise PromptError(msg) from error
@@ -281,11 +283,20 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(msg)
     text = read_text(path, error=TokenizerError)
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        check_tokenizer(text)
+    except TokenizerError as error:
+        msg = f"{path}: {error}; restore it from its source"
+        raise TokenizerError(msg) from error
+    try:
+        with rust_panics_as_errors():
+            backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the tokenizers package raises Exception itself
         reason = describe_error(error)
         msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
         raise TokenizerError(msg) from error
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None  # for training: it would draw the tokens of a text at random
+    return backend
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -448,3 +448,27 @@ def test_unused_ids_do_not_matter(tmp_path: Path) -> None:
 )
 def test_merges_are_split_as_one_by_one(merges: list[str]) -> None:
     assert tokenizer._parse_merges(merges) == [tokenizer._parse_merge(merge) for merge in merges]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "problem"),
+    [
+        (
+            ["l" * length for length in range(1, 1023)],
+            "expected tokens that a second suffices to split, found too many",
+        ),
+        (
+            ["l" * length + text for length in range(1, 100) for text in ("", *"abcdefghi")],
+            "expected at most 3000 pairs of tokens that are a token together, found more",
+        ),
+    ],
+    ids=["long", "pairs"],
+)
+def test_vocabularies_of_runs_are_refused(
+    tokens: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without limits, a file of a megabyte took a minute and gigabytes."""
+    monkeypatch.setattr(tokenizer, "_MAX_PAIRS", 3000)
+    path = write(tmp_path / "a.gguf", lambda writer: write_pieces(writer, dict.fromkeys(tokens, 0.0)))
+    with pytest.raises(TokenizerError, match=problem):
+        Tokenizer.load(path)

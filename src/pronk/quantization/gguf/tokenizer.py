@@ -47,6 +47,8 @@ _GPT4O_PATTERN = (
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 after which white space is kept
 # Metadata keys of the chat templates, by the names that they have in model folders.
 _TEMPLATE_KEYS = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+# Limits for the pairs of a vocabulary without merges. One of 262,144 tokens needs a tenth.
+_MAX_SPLIT_CHARACTERS, _MAX_PAIRS = 2**27, 2**22
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
@@ -166,7 +168,7 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
     scores = read_array(file, "scores", float, count)
     if len(scores) != count or not all(map(math.isfinite, scores)):
         refuse_tokens(file, f"tokenizer.ggml.scores: expected a finite number for each of {count} tokens, found others")
-    merges = _merges_from_scores(vocab, scores)  # merges to tokens with higher scores are applied first
+    merges = _merges_from_scores(file, vocab, scores)  # merges to tokens with higher scores are applied first
     unknown = vocabulary.special_text("unknown")
     model = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab)
     backend = tokenizers.Tokenizer(model)
@@ -202,17 +204,22 @@ def _parse_merge(merge: str) -> tuple[str, str]:
     return merge[:1] + first, second
 
 
-def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges_from_scores(file: GgufFile, vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return all pairs of tokens whose concatenation is a token, by descending score of that token.
 
     Equal scores are ordered as by ``generate_merges`` of transformers, which wrote these models' ``tokenizer.json``.
     """
+    work = sum(len(token) ** 2 for token in vocab)  # characters of all splits
+    if work > _MAX_SPLIT_CHARACTERS:
+        refuse_tokens(file, "expected tokens that a second suffices to split, found too many long ones")
     scored_pairs = []
     for token, token_id in vocab.items():
         splits = [(token[:length], token[length:]) for length in range(1, len(token))]
         pairs = [(left, right) for left, right in splits if left in vocab and right in vocab]
         pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
         scored_pairs += [(scores[token_id], left, right) for left, right in pairs]
+        if len(scored_pairs) > _MAX_PAIRS:
+            refuse_tokens(file, f"expected at most {_MAX_PAIRS} pairs of tokens that are a token together, found more")
     scored_pairs.sort(key=lambda entry: (entry[0], len(entry[1]), len(entry[2])), reverse=True)
     return [(left, right) for _, left, right in scored_pairs]
 
