@@ -34,7 +34,7 @@ def test_tenants_take_turns() -> None:
 
 
 def test_a_tenant_leaves_a_thread_to_others() -> None:
-    made = FairExecutor(2, "test", per_tenant=1)
+    made = FairExecutor(2, "test", shared=True)
     gates = [Gate() for _ in range(3)]
     jobs = [made.submit("a", gate) for gate in gates]
     assert gates[0].begun.wait(WAIT)

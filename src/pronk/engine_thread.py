@@ -82,7 +82,13 @@ class EngineThread:
         _running.add(self)
 
     def add(self, call: PendingRequests) -> None:
-        """Add a call's requests before the next step; raise ``ClosedError`` if the thread is ending."""
+        """Add a call's requests before the next step; raise ``ClosedError`` if the thread is ending.
+
+        They wait from now on, also while a step runs.
+        """
+        now = self.engine.runner.clock()
+        for request in call.requests.values():
+            request.queued_time = now
         with self._wake:
             if self._closing:
                 msg = "expected an open model, found one that is closing; load the model again"

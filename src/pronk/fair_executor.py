@@ -20,16 +20,16 @@ class _Job(NamedTuple):
 class FairExecutor:
     """Executor with a queue per tenant, whose tenants take turns."""
 
-    def __init__(self, threads: int, name: str, *, per_tenant: int | None = None) -> None:
+    def __init__(self, threads: int, name: str, *, shared: bool = False) -> None:
         """Create an executor.
 
         Args:
             threads: maximum number of jobs that run at the same time.
             name: beginning of the threads' names.
-            per_tenant: maximum number of jobs of one tenant that run at the same time; ``None``: all threads.
+            shared: whether no tenant may have all threads, so that one is left for others; with several threads.
         """
         self._executor = ThreadPoolExecutor(threads, name)
-        self._per_tenant = threads if per_tenant is None else per_tenant
+        self._per_tenant = max(1, threads - 1) if shared else threads
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Job]] = {}  # tenants with jobs, the next one first
         self._running = Counter[str]()
@@ -41,8 +41,8 @@ class FairExecutor:
         """
         future = Future[T]()
         with self._lock:
+            self._executor.submit(self._run_jobs)  # waits for the lock
             self._waiting.setdefault(tenant, deque()).append(_Job(tenant, future, function))
-        self._executor.submit(self._run_jobs)
         return future
 
     def shutdown(self) -> None:

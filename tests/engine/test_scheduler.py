@@ -32,7 +32,7 @@ class Fake:
     tokens: int = 0
     tenant: str = ""
     arrival: int = 0
-    queued_time: float = 0.0
+    queued_time: float | None = None
     turn_end: float = -inf
     turn_start: int = 0
     paused: bool = False

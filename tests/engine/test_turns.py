@@ -223,3 +223,15 @@ def test_turns_change_no_token(name: str) -> None:
         clock.now += 1.1
     assert_same(got, want)
     assert sum(request.stats.preemptions for request in got) > 3
+
+
+def test_a_request_waits_since_it_arrived_and_not_since_the_step_that_ran() -> None:
+    clock = Clock()
+    plan = scheduler(NUM_BLOCKS, max_batch=1, clock=clock)
+    add(plan, Fake(4, 400, tenant="A"))
+    write_rows(plan, plan.schedule())
+    one = Fake(4, 4, tenant="B")
+    one.queued_time = clock.now
+    clock.now = MAX_WAIT  # the step took so long
+    add(plan, one)
+    assert in_batch(plan.schedule(), "B")

@@ -65,6 +65,8 @@ def test_cut_answers_are_accepted_again(server: Running, route: str) -> None:
 @pytest.mark.parametrize(
     ("cut", "whole"),
     [
+        ('{"a": "\\ud83d"}', {"a": "\ufffd"}),
+        ('{"a": "\\ud83d\\ude00"}', {"a": "\U0001f600"}),
         ("", ""),
         ("{", {}),
         ('{"a', {}),

@@ -74,7 +74,7 @@ def parsed(answer: Sequence[str | tuple[str, str]], seed: int) -> tuple[AnswerPa
         ([AB, A], [AB, A]),
         ([A, "text", A, "more"], [A, "textmore"]),
         ([A, ("f", "{}"), ("f", "{}")], [A, ("f", "{}")]),
-        ([A, ("f", '{"a": ')], [A, ("f", '{"a": ')]),  # cut by max_tokens
+        ([A, ("f", '{"a": 2')], [A, ("f", '{"a": 2')]),  # cut by max_tokens
         ([("f", f'{{"a": {number}}}') for number in range(30)], [("f", f'{{"a": {n}}}') for n in range(MAX_CALLS)]),
     ],
     ids=str,
@@ -123,3 +123,21 @@ FUNCTIONS = [(number, Function(name=name)) for number, name in enumerate("fg")]
 def test_a_required_call_is_one_unless_several_are_asked_for(choice: Any, parallel: bool | None, several: bool) -> None:
     value = ToolChoice.model_validate(choice) if isinstance(choice, dict) else choice
     assert ToolUse.of(FUNCTIONS, value, parallel=parallel).allows_multiple == several
+
+
+def test_an_answer_that_ends_within_a_repetition_ends_with_calls() -> None:
+    """``max_tokens`` may cut the repetition; what came before is complete."""
+    parts: list[Part] = [
+        CallPart(0, "", "0", "f"),
+        CallPart(0, '{"a": 1}'),
+        CallPart(1, "", "1", "f"),
+        CallPart(1, '{"a'),
+    ]
+    reader = Reader(parts)
+    parser = AnswerParser(reader)
+    done = Completion("", [0], "length", None, 0, [0], None, None, Stats())
+    for number in range(len(parts)):
+        reader.in_call = number == len(parts) - 1
+        parser.parse([Piece(0, "x", completion=done if reader.in_call else None)])
+    assert [block.content for block in parser.blocks] == ['{"a": 1}']
+    assert parser.ends_with_call(done)

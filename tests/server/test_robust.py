@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -564,3 +564,12 @@ def test_full_disk_of_the_log_and_no_remaining_process() -> None:
         made.process.communicate(timeout=30)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{made.url}/health")
+
+
+def test_connections_without_a_request_shut_nobody_out(model: LLM) -> None:
+    with running(model, limits=RequestLimits(connections=8)) as made, ExitStack() as idle:
+        for _ in range(20):
+            idle.enter_context(connected(made))
+        with made.client() as client:
+            assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+            assert client.get("/health").status_code == 200

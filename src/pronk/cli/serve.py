@@ -91,7 +91,7 @@ def serve(
     max_wait: Annotated[
         float,
         _server(
-            "Seconds after which a key that waits for others gets its turn in the batch, whatever they sent.",
+            "Seconds after which a key that waits for others is in the next forward pass, whatever they sent.",
             min=0.0,
             max=1e9,
         ),

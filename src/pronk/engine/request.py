@@ -65,7 +65,8 @@ class Request:
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
     pooler: HiddenPooler | None = None  # set if the request computes an embedding of its prompt, and no tokens
     arrival: int = field(default=0, init=False)  # 0, 1, … in order of ``Scheduler.add`` calls
-    queued_time: float = field(default=0.0, init=False)  # scheduler's time at which it began to wait
+    # Scheduler's time at which it began to wait; ``None`` before ``Scheduler.add``, unless it arrived earlier.
+    queued_time: float | None = field(default=None, init=False)
     turn_end: float = field(default=-inf, init=False)  # scheduler's time at which the turn of its tenant ends
     turn_start: int = field(default=0, init=False)  # value of ``num_generated`` when the turn began
     paused: bool = field(default=False, init=False)  # whether it must wait until the caller has read its tokens

@@ -14,13 +14,14 @@ always advances, and two requests cannot preempt each other in turns.
 **Turns.** Whatever other tenants do, a tenant waits at most ``max_wait`` seconds: if none of its requests was in a
 forward pass for so long, one is in the next pass. Its blocks and its part of the prompt tokens are reserved first, and
 where the batch or the cache is full, requests of other tenants are preempted, first those of the tenant with the most
-of them. Then it has a *turn* of ``max_wait`` seconds, in which it is not preempted for priorities or for blocks. So
-priorities hold within a tenant without limit, and between tenants up to ``max_wait``. If two tenants do not fit into
-the batch or the cache together, their turns alternate. Nothing ends a turn that has generated no token, so that both
-get on.
+of them. Then that request has a *turn* of ``max_wait`` seconds, in which neither
+priorities nor lack of blocks preempt it. So priorities hold within a tenant without limit, and between tenants up to
+``max_wait``. If two tenants do not fit into the batch or the cache together, their turns alternate. A turn lasts at
+least until its request has generated a token, or to the end of an embedding; otherwise two large requests would preempt
+each other for ever.
 
-A request that has waited for ``max_wait`` also starts in place of one of a tenant that has at least two requests more
-in the batch than its own tenant, and no higher priority.
+A request that has waited for ``max_wait`` also takes the place of a request of no higher priority whose tenant has at
+least two more requests in the batch than its own.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Scheduler:
         if self._max_blocks(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._cache_too_small(request))
         request.arrival = next(self._arrivals)
-        request.queued_time = self.clock()
+        if request.queued_time is None:
+            request.queued_time = self.clock()
         self.fair_share.join(request.tenant, request.queued_time)
         bisect.insort(self.waiting, request, key=_arrival_order)
 
@@ -185,7 +187,7 @@ class Scheduler:
         """Return the running requests that may be preempted for ``request``, in this order."""
         victims = [each for each in reversed(self.running) if each.priority < request.priority]
         victims = [each for each in victims if each.tenant == request.tenant or not each.has_turn(now)]
-        if now - request.queued_time >= self.max_wait:
+        if request.queued_time is not None and now - request.queued_time >= self.max_wait:
             victims += self._larger_shares(request, now, victims)
         return victims
 
@@ -193,9 +195,10 @@ class Scheduler:
         """Return the victims of ``request``, besides ``taken``, of tenants with a larger part of the batch.
 
         They are taken from the tenant with the most requests, and of these from the one that was served most. If the
-        request's tenant has none, it also takes last requests, except one whose turn has generated no token.
+        request's tenant has none, it may take a tenant's only request, unless that has a turn without a token yet.
         """
-        counters, victims = self.fair_share.counters, list[Request]()
+        counters = self.fair_share.counters
+        victims = list[Request]()
         by_tenant: dict[str, list[Request]] = {}  # in running order
         for each in self.running:
             if each not in taken:
@@ -317,7 +320,8 @@ class Scheduler:
     def _num_available_blocks(self, victims: Sequence[Request]) -> int:
         """Count the free blocks, plus those of ``victims``, minus those that other requests need."""
         allocator = self.cache.allocator
-        released = sum(allocator.references[block] == 1 for each in victims for block in each.block_table.blocks)
+        references = Counter(block for each in victims for block in each.block_table.blocks)
+        released = sum(allocator.references[block] == count for block, count in references.items())
         reserved = sum(
             max(self._num_missing_blocks(each) + 1, self._num_wanted_blocks(each))
             for each in self.running
@@ -354,7 +358,8 @@ class Scheduler:
         request.digests = max(request.digests, request.block_table.digests, key=len)
         self.cache.release(request.block_table)
         request.stats.preemptions += 1
-        request.queued_time, request.turn_end = self.clock(), -inf
+        request.queued_time = self.clock()
+        request.turn_end = -inf
         bisect.insort(self.waiting, request, key=_arrival_order)
 
     def _release_reserved_blocks(self, tokens_by_request: Mapping[Request, int]) -> None:

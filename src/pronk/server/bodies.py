@@ -86,8 +86,7 @@ class BodyReader:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._limits = settings.limits
-        per_tenant = _THREADS - 1 if settings.is_shared else _THREADS
-        self._threads = FairExecutor(_THREADS, "pronk-bodies", per_tenant=per_tenant)
+        self._threads = FairExecutor(_THREADS, "pronk-bodies", shared=settings.is_shared)
 
     async def read(self, kind: type[B], data: bytes, tenant: str = "") -> B:
         """Parse and validate a body of a tenant; raise ``ApiError`` if it is malformed or beyond the limits."""

@@ -55,7 +55,6 @@ def _encodable(text: str) -> str:
 
 # (class, HTTP status, code). The first match counts, so a class is before its base class: ContextError, PromptError.
 _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
-    (errors.ClosedError, HTTPStatus.SERVICE_UNAVAILABLE, "closed"),
     (errors.ResumeError, HTTPStatus.SERVICE_UNAVAILABLE, "not_resumed"),
     (errors.ConnectionLostError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
     (errors.OverloadedError, HTTPStatus.TOO_MANY_REQUESTS, "overloaded"),
@@ -90,6 +89,8 @@ def to_api_error(error: BaseException) -> ApiError:
     """Convert an exception to an ``ApiError``, without its message if the class is not in ``_RESPONSES``."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, errors.ClosedError):
+        return shutting_down()
     if isinstance(error, RecursionError):  # only the values of a request can be so deep
         return ApiError(HTTPStatus.BAD_REQUEST, _TOO_DEEP, "invalid_value")
     for error_class, status, code in _RESPONSES:

@@ -112,7 +112,7 @@ class Guard:
         """Check the path and the headers; store the tenant in ``scope`` for :func:`tenant_of`."""
         limits = self._settings.limits
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
-        if self._num_connections() > limits.connections:
+        if self._num_connections() > limits.connections and scope["path"] not in PROBE_PATHS:
             msg = f"expected at most {limits.connections} open connections, found more; try again later"
             raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, msg, "too_many_connections", headers={"Retry-After": "1"})
         size = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])

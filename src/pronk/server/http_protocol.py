@@ -38,8 +38,11 @@ class HttpProtocol(H11Protocol):
     count_response: ClassVar[Callable[[str, str, int], None]]  # called with method, route and HTTP status
 
     def connection_made(self, transport: Any) -> None:
-        """Set up a connection; abort it if there are too many."""
+        """Set up a connection; abort it, or one on which no request has begun, if there are too many."""
         super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._end_idle_connection()
+        self.opened = self.loop.time()
         self._socket_transport = transport
         self.transport = _ClosingTransport(transport, self._close)  # type: ignore[assignment]
         # Timers by name: "head" of a request, blocked "write", "end" of the last response,
@@ -53,6 +56,13 @@ class HttpProtocol(H11Protocol):
             transport.abort()
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
         self._abort_after("head", self.limits.receive_seconds)
+
+    def _end_idle_connection(self) -> None:
+        """Abort the oldest connection on which no whole request has arrived, so that these shut nobody out."""
+        idle = [each for each in self.connections if each.cycle is None and each is not self]
+        oldest = min(idle, key=lambda each: each.opened, default=None)
+        if oldest is not None:
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse data of the client; drop it if the last response is sent."""

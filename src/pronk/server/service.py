@@ -81,9 +81,7 @@ class Service:
         self.names = AdapterNames(settings.name, engine.llm.adapters)
         self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
-        # A key may not have all threads if there are others.
-        per_tenant = _TOKENIZER_THREADS - 1 if settings.is_shared else _TOKENIZER_THREADS
-        self._tokenizer_pool = FairExecutor(_TOKENIZER_THREADS, "pronk-reading", per_tenant=per_tenant)
+        self._tokenizer_pool = FairExecutor(_TOKENIZER_THREADS, "pronk-reading", shared=settings.is_shared)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
         # The cache keeps repetitions from filling the log.
         self._log_ignored = lru_cache(256)(

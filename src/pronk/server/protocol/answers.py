@@ -62,6 +62,7 @@ class AnswerParser:
         self._calls = list[tuple[str | None, str]]()  # names and arguments of the calls that were not dropped
         self._held: CallPart | None = None  # the call being read, as far as it was, while it is held back
         self._in_call = False  # whether the last block is the call being read
+        self._is_repeating = False  # whether the answer ended within a call that began like an earlier one
 
     def parse(self, pieces: Sequence[Piece]) -> list[Delta]:
         """Parse the next tokens of the answer; return the new content of its blocks, joined."""
@@ -75,7 +76,7 @@ class AnswerParser:
             for part in parts:
                 self._take(part, deltas)
             if piece.completion is not None:
-                self._end_call(deltas)
+                self._end_answer(deltas)
             if piece.logprobs and self.blocks and self.blocks[-1].kind == "text" and not self._reader.in_call:
                 self.blocks[-1].logprobs.append(piece.logprobs)
         return deltas
@@ -86,7 +87,8 @@ class AnswerParser:
 
     def ends_with_call(self, done: Completion) -> bool:
         """Return whether the answer ended with complete calls."""
-        return any(block.call for block in self.blocks) and done.finish_reason == "stop" and not self._reader.in_call
+        has_calls = any(block.call for block in self.blocks)
+        return has_calls and (self._is_repeating or (done.finish_reason == "stop" and not self._reader.in_call))
 
     def _take(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
         """Add a part of the answer, or hold it back."""
@@ -116,6 +118,13 @@ class AnswerParser:
         if self._in_call and (call := self.blocks[-1].call) is not None:
             self._calls.append((call.name, self.blocks[-1].content))
         self._held, self._in_call = None, False
+
+    def _end_answer(self, deltas: list[Delta]) -> None:
+        """End the last call; drop it if the answer ended in it and it began like an earlier one."""
+        if self._held is not None and self._reader.in_call and self._calls:
+            self._held = None
+            self._is_repeating = True
+        self._end_call(deltas)
 
     def _release(self, call: CallPart, deltas: list[Delta]) -> None:
         """Add a call that was held back."""

@@ -73,7 +73,8 @@ EMPTY: tuple[Any, ...] = ("", [], {})
 # Values that ask for nothing in unknown fields: a switch or a sampler that is off, and nothing in it.
 _EMPTY: tuple[Any, ...] = (False, "", [], {}, 0, -1)
 # Limits on hostile bodies: comparing names takes 0.1 ms each, and a report with many names is of no use.
-_MAX_OPTIONS = 512
+_MAX_OPTIONS = 128
+_MAX_MISSPELT = 64  # characters of a name that may be that of a field, misspelt
 _MAX_REPORTED = 32  # names of one object
 _INDEX = re.compile(r"\[\d+\]")
 # Words in names of options that only describe a request, its sender or its time. Clients invent such options for their
@@ -87,7 +88,8 @@ _FOR_RECORDS = re.compile(
 # (sampl, penalt, greedy, beam) and what is reported (logprob). An answer without such an option would be wrong.
 _CHANGES_ANSWER = re.compile(
     r"stop|ban|bad_words|prompt|instruction|system|schema|json|format|grammar|sampl|generation|param|penalt|token|tool"
-    r"|function|prefix|suffix|history|logprob|greedy|beam"
+    r"|function|prefix|suffix|history|logprob|greedy|beam|until|terminator|^eos|^bos|choices|enum|pattern|constraint"
+    r"|prefill|exclude|^adapter|image|context|knowledge|steering|vector|mirostat|max_words|limit|output_type|do_not"
 )
 
 
@@ -170,14 +172,16 @@ _TEXT: dict[str, Treatment] = {
     **_refused(True, names="add_bos_token add_generation_prompt"),
     **_refused(names="ban_eos_token", advice="use ignore_eos"),
     **_refused(["text"], names="modalities", advice="the model answers with text"),
-    **_refused(names="no_stop_trim stop_regex", advice="use stop"),
+    **_refused(names="no_stop_trim stop_regex until terminators", advice="use stop"),
+    **_refused(names="choices enum", advice="use guided_choice"),
+    **_refused(names="pattern constraint", advice="use guided_regex or guided_grammar"),
     **_refused(names="allowed_token_ids", advice="use logit_bias or guided_choice"),
     **_refused(names="suppress_tokens begin_suppress_tokens bad_words_ids", advice="use logit_bias"),
     **_refused(-1, 0, names="truncate_prompt_tokens n_keep n_discard", advice="send a shorter prompt"),
     **_refused(0, names="prompt_logprobs n_probs", advice="use logprobs, with echo for those of the prompt"),
     **_refused(names="post_sampling_probs logprob_token_ids", advice="use logprobs"),
-    **_refused(names="lora lora_adapter lora_path adapters", advice="name the adapter in the field model"),
-    **_refused(names="images image audio mm_processor_kwargs", advice="send text only"),
+    **_refused(names="lora lora_adapter lora_path adapter adapters", advice="name the adapter in the field model"),
+    **_refused(names="images image image_url audio mm_processor_kwargs", advice="send text only"),
     **_refused(names="documents", advice="write the documents into a message"),
     **_refused(names="logits_processors custom_logit_processor", advice="use logit_bias or bad_words"),
     **_refused(names="prompt_embeds", advice="send the prompt as text"),
@@ -347,7 +351,8 @@ class ObjectFields:
         row = self._row(name, self.rows)
         if row is not None or self.is_record:
             return row or Accepted()
-        return None if _near(name, self.known) else self._foreign_treatment(name, value)
+        is_misspelt = len(name) <= _MAX_MISSPELT and _near(name, self.known) is not None
+        return None if is_misspelt else self._foreign_treatment(name, value)
 
     def _foreign_treatment(self, name: str, value: Any) -> Treatment | None:
         """Return the treatment of an option without a row here, which may have one for another route."""
@@ -400,7 +405,7 @@ def read_fields(given: Mapping[str, Any], about: ObjectFields, path: Path = ()) 
     Raises:
         PydanticCustomError: a field changes the answer, contradicts another one, or is an unknown option.
     """
-    if not about.is_record and len(given) > _MAX_OPTIONS:
+    if not about.is_record and len(given) > _MAX_OPTIONS:  # each costs a search for a similar name
         message = f"expected at most {_MAX_OPTIONS} fields, found {len(given)}; leave some out"
         raise PydanticCustomError("too_many_fields", "{message}", {"message": message})
     reader = _FieldReader(given, about, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,9 @@ SchemaPath = tuple[str | int, ...]  # names and indices from the request to the 
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
+_SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # half of a pair, as a character or as an escape
+
+
 def complete_arguments(value: Any) -> Any:
     """Return the arguments of an earlier call as the JSON text of an object, which chat templates need.
 
@@ -44,11 +48,13 @@ def complete_arguments(value: Any) -> Any:
     if isinstance(value, str) and not value.strip():
         return value
     found = _parse(value) if isinstance(value, str) else value
-    if isinstance(value, str) and isinstance(found, dict) and _is_json(value):
+    if isinstance(value, str) and isinstance(found, dict) and _is_json(value) and not _SURROGATE.search(value):
         return value  # the text that the model wrote
     if not isinstance(found, dict):
         found = {} if found is None or found in EMPTY else {"arguments": found}
-    return json.dumps(found, ensure_ascii=False)
+    # Clients cut texts between the halves of a surrogate pair; a half becomes U+FFFD.
+    text = json.dumps(found, ensure_ascii=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _parse(text: str) -> Any:
