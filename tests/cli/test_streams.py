@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import HUNG
+
 FULL = Path("/dev/full")
 COMMANDS = [
     ["--help"],
@@ -26,7 +28,7 @@ def run(arguments: list[str], shell: str, *, unbuffered: bool = False) -> subpro
     """Run ``pronk ARGUMENTS`` with the redirection ``shell``."""
     python = [sys.executable, *(["-u"] if unbuffered else []), "-m", "pronk"]
     words = ["sh", "-c", f'"$@" {shell}', "sh", *python, *arguments]
-    return subprocess.run(words, input="hi\n", capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, input="hi\n", capture_output=True, text=True, timeout=HUNG, check=False)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
