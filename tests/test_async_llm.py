@@ -6,9 +6,9 @@ import inspect
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from itertools import count
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from pronk.llm import LLM
 from pronk.outputs import Piece
 from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
+from waiting import HUNG, until
 
 PROMPTS = ["a b c", "one two", "x", "the quick brown fox", "def f(x):", "0 1 2 3 4 5 6 7"]
 
@@ -45,7 +46,7 @@ async def served(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
 def drive(llm: LLM, work: Callable[[AsyncLLM], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
         async with served(llm, **options) as made:
-            await asyncio.wait_for(work(made), 120)
+            await asyncio.wait_for(work(made), HUNG)
 
     asyncio.run(main())
 
@@ -164,14 +165,6 @@ def test_too_many(llm: LLM) -> None:
     drive(llm, work, max_requests=2)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; the caller of the test has the time limit."""
-    for _ in count():
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize("limit", [2, 3, 4, 9, 256])
 def test_no_tenant_takes_the_last_place(limit: int) -> None:
     """Tenants that take all they get, one after the other, have half of the places, a quarter, an eighth, …."""
@@ -248,7 +241,14 @@ def test_a_stream_that_is_not_read_ends_at_its_deadline(
     monkeypatch.setattr(engine_thread, "MAX_UNREAD", 4)
 
     async def work(made: AsyncLLM) -> None:
-        stream = made.stream(PROMPTS[0], params(0, max_tokens=100), deadline=0.3)
+        def clock() -> float:
+            """Return a time shortly before the deadline, or later, once the stream is paused."""
+            is_paused = any(call.is_paused for call in made._thread._calls)
+            return time.perf_counter() + (2 * HUNG - 0.2 if is_paused else 0.0)
+
+        monkeypatch.setattr(llm.engine.runner, "clock", clock)
+        monkeypatch.setattr(llm.engine.scheduler, "clock", clock)
+        stream = made.stream(PROMPTS[0], params(0, max_tokens=100), deadline=2 * HUNG)
         await anext(stream)
         await until(lambda: not made._thread._calls)
         with pytest.raises(DeadlineError):
@@ -274,12 +274,12 @@ def test_closing_ends_what_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> No
     def wait_after_the_first_step() -> None:
         step()
         first_step_done.set()
-        assert stopped.wait(60)
+        assert stopped.wait(HUNG)
 
     async def main() -> None:
         made = AsyncLLM(llm)
         task = asyncio.create_task(made.generate(PROMPTS[0], params(0, max_tokens=100)))
-        assert await asyncio.to_thread(first_step_done.wait, 60)
+        assert await asyncio.to_thread(first_step_done.wait, HUNG)
         made.stop()
         stopped.set()
         await made.close()
@@ -311,7 +311,7 @@ def test_the_thread_ends_if_the_model_is_deleted(llm: LLM) -> None:
     assert thread.is_alive()
     del made
     gc.collect()
-    thread.join(10)
+    thread.join(HUNG)
     assert not thread.is_alive()
 
 
@@ -334,7 +334,7 @@ asyncio.new_event_loop().run_until_complete(main())
 def test_a_program_that_ends_waits_for_the_current_step() -> None:
     # Without this, Python unwinds the thread inside C++ code, which aborted one program in seven.
     command, root = [sys.executable, "-c", LEAVES_A_STREAM], Path(__file__).parents[1]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=120, check=True, cwd=root)
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=HUNG, check=True, cwd=root)
     assert done.stdout == b"True\n[]\n"
 
 
@@ -375,7 +375,7 @@ def test_requests_raise_if_the_thread_dies(llm: LLM, monkeypatch: pytest.MonkeyP
 
 def test_tokenization_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: AsyncLLM) -> None:
-        monkeypatch.setattr(llm.request_factory, "encode_prompt", lambda _: held.wait(30))
+        monkeypatch.setattr(llm.request_factory, "encode_prompt", lambda _: held.wait(HUNG))
         with pytest.raises(DeadlineError, match=r"after 0\.1 s"):
             await engine.generate("x", deadline=0.1)
         held.set()

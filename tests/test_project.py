@@ -16,6 +16,7 @@ import pytest
 import pronk
 import pronk.drafters
 from pronk.drafters.registry import DRAFTERS, class_modules
+from waiting import HUNG
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pronk"
@@ -275,7 +276,7 @@ except OptionError as error:
     print(error)
 """
     arguments = [sys.executable, "-c", code, repr((modules, EXTRAS))]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=HUNG, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     message = "workers: expected torch, found none; run pip install '.[parallel]' in a clone of pronk"
     assert done.stdout == f"{message}\n"
@@ -371,6 +372,73 @@ def test_writes_are_found(line: str, writes: bool) -> None:
     assert isinstance(statement, ast.Expr)
     assert isinstance(statement.value, ast.Call)
     assert is_write(statement.value) is writes
+
+
+# Calls in tests that look at a clock or wait for a duration, by module, with their reason. All others wait for events
+# by ``waiting.py``, state an amount of work, or give a clock.
+WAITS = {
+    "kv_cache/test_block_store.py": ({"sleep"}, "the moment of a kill"),
+    "models/test_prompt_cache.py": ({"sleep"}, "the moment of a kill"),
+    "parallel/test_trees.py": ({"sleep"}, "the work of a slow worker"),
+    "replicas/test_cluster.py": ({"sleep"}, "the pace of kills"),
+    "server/serving.py": ({"wait"}, "the pace of an engine that is held"),
+    "test_async_llm.py": ({"perf_counter"}, "a given clock"),
+    "train/test_kill.py": ({"sleep"}, "the moment of a kill"),
+    "verification/test_remote.py": ({"timeout"}, "a server that never answers"),
+    "waiting.py": ({"monotonic", "perf_counter", "sleep"}, "the helpers of the others"),
+}
+CLOCKS = {"monotonic", "perf_counter", "process_time", "sleep", "Timer"}
+WITH_LIMITS = {"communicate", "join", "result", "settimeout", "wait", "wait_for"}
+
+
+def is_number(node: ast.AST, *, positive: bool) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and (node.value > 0) == positive
+
+
+def timings(path: Path) -> Iterator[str]:
+    """Yield the names of calls that look at a clock, and of calls and options that wait for a number of seconds."""
+    text = path.read_text(encoding="utf-8")
+    if not any(name in text for name in (*CLOCKS, *WITH_LIMITS, "timeout")):
+        return
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        is_yield = name == "sleep" and is_number(node.args[0], positive=False)  # to other tasks
+        has_limit = name in WITH_LIMITS and any(is_number(each, positive=True) for each in node.args[-1:])
+        if has_limit or (name in CLOCKS and not is_yield):
+            yield name
+        if any(word.arg == "timeout" and is_number(word.value, positive=True) for word in node.keywords):
+            yield "timeout"
+
+
+def test_tests_wait_for_events() -> None:
+    """A test holds on a busy machine: it assumes no duration."""
+    tests = ROOT / "tests"
+    found = {path.relative_to(tests).as_posix(): {*timings(path)} for path in sorted(tests.rglob("*.py"))}
+    assert {module: names for module, names in found.items() if names} == {
+        module: names for module, (names, _reason) in WAITS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("assert time.perf_counter() - start < 5", ["perf_counter"]),
+        ("time.sleep(0.5)", ["sleep"]),
+        ("time.sleep(dice.random())", ["sleep"]),
+        ("asyncio.sleep(0)", []),
+        ("thread.join(10)", ["join"]),
+        ("event.wait(HUNG)", []),
+        ("asyncio.wait_for(main(), 30)", ["wait_for"]),
+        ("subprocess.run(words, timeout=60)", ["timeout"]),
+        ("subprocess.run(words, timeout=HUNG)", []),
+        ("Timer(1.5, stop)", ["Timer"]),
+    ],
+)
+def test_timings_are_found(line: str, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_new.py").write_text(line, encoding="utf-8")
+    assert [*timings(tmp_path / "test_new.py")] == found
 
 
 RIDDLES = {"What", "Of", "Whose", "Where", "Who", "That", "So", "Or", "There", "See"}  # no first words of a docstring

@@ -37,7 +37,7 @@ def test_forward_passes_have_the_requested_rows(monkeypatch: pytest.MonkeyPatch)
     assert [rows for rows, _ in groupby(record.rows for record in found)] == [1, 2, 8, 64] * 2
     counts = Counter(record.rows for record in found)
     assert all(counts[rows] >= 6 for rows in (1, 2, 8, 64)), counts
-    assert all(0 < record.seconds < 10 for record in found)
+    assert all(record.seconds > 0 for record in found)
     steps = [
         (step.rows, step.target_clock - before.target_clock)
         for completion in seen

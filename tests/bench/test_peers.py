@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,12 +14,13 @@ from pronk import LLM, SamplingParams
 from pronk.bench.peers.engines.contract import PeerRequest, PeerResult
 from pronk.bench.peers.process import PEERS, Peer, PeerError, choose_peers
 from pronk.errors import OptionError
+from waiting import HUNG
 
 TOKENS = 20
 
 # A worker process whose behaviour depends on the prompt's first token, e.g. 1 crashes and 2 hangs.
 FAKE = """
-import json, os, sys, time
+import json, os, signal, sys
 for line in sys.stdin:
     request = json.loads(line)
     action = request.get("prompt", [0])[0]
@@ -31,7 +31,7 @@ for line in sys.stdin:
         print("Traceback ...", "ValueError: of all things", sep="\\n", file=sys.stderr, flush=True)
         os.kill(os.getpid(), 11)
     if action == 2:
-        time.sleep(60)
+        signal.pause()
     if action == 3:
         print("Loading weights: 100%", flush=True)
         continue
@@ -49,7 +49,7 @@ for line in sys.stdin:
 class FakePeer(Peer):
     """A peer whose worker is the program above."""
 
-    _timeout = 20
+    _timeout = HUNG
 
     def _command(self) -> list[str]:
         return [sys.executable, "-I", "-S", "-c", FAKE]
@@ -224,10 +224,8 @@ def test_a_hung_worker_is_killed(fake: FakePeer) -> None:
     worker = fake._process
     assert worker is not None
     fake._timeout = 0.2
-    began = time.perf_counter()
     with pytest.raises(PeerError, match=r"no answer to generate within 0\.2 s"):
         fake.generate(request([2]))
-    assert time.perf_counter() - began < 10
     assert not alive(worker.pid)
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from pronk.models.clone_models import tiny_model
+from waiting import HUNG
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "prompt_cache.py"
 
@@ -13,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "prompt_cache.py"
 def test_a_small_conversation() -> None:
     sizes = {"--tokens": "300", "--turns": "3", "--max-tokens": "8", "--rounds": "1", "--threads": "1"}
     command = [sys.executable, str(SCRIPT), str(tiny_model()), *(each for pair in sizes.items() for each in pair)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
     (restart,) = document["restarts"]

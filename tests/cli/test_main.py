@@ -31,6 +31,7 @@ from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.tokenization.chat.answers import AnswerFormat
 from tokenization.chat.tool_templates import thinking_tokenizer, tool_tokenizer
+from waiting import HUNG
 
 SEED = 11
 
@@ -285,7 +286,7 @@ pronk.cli.main.main(["generate", "x"])
         assert process.stdout is not None
         start = process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HUNG)
     assert process.returncode == 130
     assert re.fullmatch(rb"(tick )+\n", start + out)
     assert err == b"interrupted\n"
@@ -293,7 +294,7 @@ pronk.cli.main.main(["generate", "x"])
 
 def test_closed_pipe_is_silent() -> None:
     command = f"'{sys.executable}' -c 'from pronk.cli.main import main; main()' generate --help | true"
-    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=HUNG, check=False)
     assert result.stderr == ""
 
 
@@ -668,7 +669,7 @@ def test_real_model_in_a_process(checkpoint: MakeCheckpoint) -> None:
             "--model",
         ]
         command += [str(checkpoint("llama")), "def add(a, b):", "--max-tokens", "8", *more]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=HUNG, check=False)
 
     plain, as_json, wrong = generate(), generate("--json"), generate("--temperature", "-1")
     assert (plain.returncode, plain.stderr, as_json.returncode, as_json.stderr) == (0, "", 0, "")
@@ -686,7 +687,7 @@ finally:
     heavy = {{"torch", "numpy", "tokenizers", "pydivsufsort", "rich.progress"}}
     assert not heavy & set(sys.modules), "imported too early"
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HUNG, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 

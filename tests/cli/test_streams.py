@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import HUNG
+
 FULL = Path("/dev/full")
 NEEDS_FULL = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 MODEL = "--model pronk-tiny --threads 1"
@@ -41,7 +43,7 @@ def run(arguments: str, shell: str, *, unbuffered: bool = False) -> subprocess.C
     """Run ``pronk ARGUMENTS`` with the redirection ``shell``."""
     python = [sys.executable, *(["-u"] if unbuffered else []), "-m", "pronk"]
     words = ["sh", "-c", f'"$@" {shell}', "sh", *python, *arguments.split()]
-    return subprocess.run(words, input="hi\n", capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, input="hi\n", capture_output=True, text=True, timeout=HUNG, check=False)
 
 
 @cache

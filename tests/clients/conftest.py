@@ -14,6 +14,7 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from server.serving import KEY
 from server.tool_models import write_tool_model
+from waiting import HUNG
 
 Install = Callable[..., Environment]
 Greedy = Callable[..., str]
@@ -43,7 +44,7 @@ def url(folder: Path) -> Iterator[str]:
             yield found[0]
         finally:
             process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(HUNG) == 0
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from huggingface_hub import constants
 from cli.conftest import Command, command  # noqa: F401 - a fixture
 from fake_hub import fake_hub
 from pronk.hub import names
+from waiting import HUNG
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -115,12 +116,12 @@ def serving(words: list[str]) -> Iterator[str]:
             yield address[0]
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(HUNG) == 0
 
 
 def serve(words: list[str]) -> None:
     """Ask every model at all addresses that the comments of the README name."""
-    with serving(words) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serving(words) as url, httpx.Client(base_url=url, timeout=HUNG) as client:
         models = [model["id"] for model in client.get("/v1/models").json()["data"]]
         assert len(models) == max(1, words.count("--model"))
         assert "text/html" in client.get("/").headers["content-type"]
@@ -136,7 +137,7 @@ def curl(words: list[str]) -> None:
         pytest.skip("expected curl, found none; install it")
     with serving(["pronk", "serve"]) as url:
         there = [word.replace("http://127.0.0.1:8000", url) for word in words]
-        done = subprocess.run([*there, "--silent"], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run([*there, "--silent"], capture_output=True, text=True, check=True, timeout=HUNG)
     assert json.loads(done.stdout)["choices"][0]["text"]
 
 

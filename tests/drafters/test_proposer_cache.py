@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from pronk.drafters.proposer_cache import ProposerCache
 from pronk.drafters.shared.chain import ChainDrafter
 from pronk.speculation.proposer import bind_proposer
 from tiny_models import make_engine, tiny_decoder, tiny_module
+from waiting import HUNG, eventually
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -144,7 +144,7 @@ class Slow(Drafter):
 
     def bind(self, target: Target) -> Proposer[Any]:
         self.begun.set()
-        self.ended.append(self.go.wait(20))
+        self.ended.append(self.go.wait(HUNG))
         return Suffix().bind(target)
 
 
@@ -153,7 +153,7 @@ def test_other_requests_and_drafters_go_on_while_a_drafter_is_bound(llm: LLM) ->
     llm.get_proposer("suffix")
     with ThreadPoolExecutor(1) as pool:
         binding = pool.submit(llm.get_proposer, slow)
-        assert slow.begun.wait(20)
+        assert slow.begun.wait(HUNG)
         assert len(llm.generate("def", PARAMS).token_ids) == 12
         assert len(llm.generate("def", PARAMS, drafter="suffix").token_ids) == 12
         slow.go.set()
@@ -161,12 +161,18 @@ def test_other_requests_and_drafters_go_on_while_a_drafter_is_bound(llm: LLM) ->
     assert slow.ended == [True]
 
 
-def test_threads_that_bind_one_drafter_get_one_proposer(llm: LLM) -> None:
-    slow = Slow()
+def test_threads_that_bind_one_drafter_get_one_proposer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, looked_up, get_current = Slow(), set[int](), ProposerCache._get_current
+
+    def observed(*given: Any) -> Proposer[Any] | None:
+        found = get_current(*given)
+        looked_up.add(threading.get_ident())
+        return found
+
+    monkeypatch.setattr(ProposerCache, "_get_current", observed)
     with ThreadPoolExecutor(4) as pool:
         binding = [pool.submit(llm.get_proposer, slow) for _ in range(4)]
-        assert slow.begun.wait(20)
-        sleep(0.05)
+        assert eventually(lambda: len(looked_up) == 4), "each thread has found no proposer"
         slow.go.set()
         assert len({id(each.result()) for each in binding}) == 1
     assert len(slow.ended) == 1
@@ -175,10 +181,21 @@ def test_threads_that_bind_one_drafter_get_one_proposer(llm: LLM) -> None:
 def test_a_draft_model_is_added_between_steps(llm: LLM, folders: list[str]) -> None:
     """The draft model's KV cache takes blocks of the target's, so loading waits for the lock of the steps."""
     want, blocks = llm.generate("def", PARAMS).token_ids, llm.engine.cache.allocator.num_blocks
+    lock, waits = llm.engine.lock, threading.Event()
+
+    class ObservedLock:
+        def __enter__(self) -> None:
+            waits.set()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    object.__setattr__(llm.target, "lock", ObservedLock())  # the class is frozen
     with ThreadPoolExecutor(1) as pool:
-        with llm.engine.lock:
+        with lock:
             adding = pool.submit(llm.get_proposer, DraftModel(folders[0]))
-            sleep(0.3)
+            assert waits.wait(HUNG)
             assert not adding.done()
             assert llm.engine.cache.allocator.num_blocks == blocks
         proposer = adding.result()

@@ -12,6 +12,7 @@ from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
 from pronk.outputs import Completion
 from tiny_models import assert_idle
+from waiting import HUNG
 
 PROMPTS = ([3, 7, 3, 7, 3], [40, 41, 42], [9] * 30, [5])
 DRAFTERS = ("suffix", "recycling", "autoregressive", "merged(prompt_lookup, jacobi)")
@@ -28,7 +29,7 @@ def params(index: int) -> SamplingParams:
 
 def at_once(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     with ThreadPoolExecutor(len(jobs)) as pool:
-        return [future.result(timeout=120) for future in [pool.submit(job) for job in jobs]]
+        return [future.result(timeout=HUNG) for future in [pool.submit(job) for job in jobs]]
 
 
 def assert_same(got: Sequence[Completion], want: Sequence[Completion]) -> None:

@@ -14,6 +14,7 @@ from pronk.kernels.threads import num_threads, set_threads
 from pronk.sampling.params import SamplingParams
 from pronk.torch_backend.backend import TorchBackend
 from tiny_models import kernels, make_engine, make_request, tiny_decoder
+from waiting import HUNG
 
 
 def test_a_step_uses_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +84,7 @@ busy.start()
 for _ in range(20):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm({seconds})
         os._exit(0 if np.array_equal(linear.logits(rows), want) else 3)
     assert os.waitpid(child, 0)[1] == 0, "the child hangs, or computes something else"
 going = False
@@ -94,6 +95,6 @@ busy.join()
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 @pytest.mark.parametrize("count", [1, 2])
 def test_fork_during_a_computation(count: int) -> None:
-    script = FORK.format(threads=count, kernels=kernels().name, path=str(kernels().path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    script = FORK.format(threads=count, seconds=int(HUNG), kernels=kernels().name, path=str(kernels().path))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * HUNG, check=False)
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import HUNG
+
 NEEDS_LINUX = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory"
 )
@@ -57,4 +59,4 @@ print((kilobytes("VmHWM") - before) * 1024 / size(made, written))
 def peak(script: str, *arguments: object) -> float:
     """Return the peak memory of loading a model of sizes ``large``, divided by ``size(made, written)``."""
     command = [sys.executable, "-c", _BEGIN + script + _END, *map(str, arguments)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=HUNG).stdout)

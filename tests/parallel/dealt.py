@@ -24,6 +24,7 @@ from pronk.parallel.tree_partition import ProcessShard
 from pronk.parallel.worker import WorkerLoop
 from pronk.speculation.tree import TokenTree
 from tiny_models import make_cache, make_engine
+from waiting import HUNG
 
 __all__ = ["partition_randomly", "tree_parallel_engine"]
 
@@ -58,7 +59,7 @@ def tree_parallel_engine(
     packed, dtype = decoder.kernels is not None, decoder.embedding.dtype
 
     def work(rank: int) -> None:
-        peer = PeerConnection(store, rank, driver=False, timeout=60.0)
+        peer = PeerConnection(store, rank, driver=False, timeout=HUNG)
         cache = make_cache(decoder.config, dtype, num_blocks=1, packed=packed, kv_dtype=kv_dtype)
         with suppress(ConnectionLostError):
             WorkerLoop(peer, ModelRunner(decoder, cache)).run()
@@ -69,7 +70,7 @@ def tree_parallel_engine(
 
     with ThreadPoolExecutor(workers) as threads:
         others = [threads.submit(work, rank) for rank in range(1, workers)]
-        peers = [PeerConnection(store, rank, driver=True, timeout=60.0) for rank in range(1, workers)]
+        peers = [PeerConnection(store, rank, driver=True, timeout=HUNG) for rank in range(1, workers)]
         try:
             yield make_engine(decoder, kind=MirroredCache, runner=make_runner, kv_dtype=kv_dtype, **options)
         finally:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from time import monotonic, sleep
 
 import pytest
 
+from waiting import eventually
+
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
-SECONDS = 10.0  # for all processes to end
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronk"]
 SERVE = ["serve", "--model", "pronk-tiny", "--workers", "2", "--threads", "1", "--port", "0"]
 
@@ -62,10 +62,7 @@ def started(command: Sequence[str], until: str) -> Iterator[tuple[subprocess.Pop
 
 
 def assert_all_end(mark: str) -> None:
-    end = monotonic() + SECONDS
-    while (left := processes(mark)) and monotonic() < end:
-        sleep(0.1)
-    assert not left
+    assert eventually(lambda: not processes(mark))
 
 
 @pytest.mark.parametrize("parallel", ["tree", "tensor"])

@@ -1,8 +1,8 @@
 """Tensor parallelism: logits close to those of one process; draft tokens change no bit of them."""
 
+import itertools
 import os
 import signal
-import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -41,11 +40,13 @@ from pronk.parallel.wire_format import LayerCommand
 from pronk.speculation.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
 from tiny_models import kernels, text_logits
+from waiting import HUNG
 
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
 FURTHER = ("suffix", "lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
 
 # Tolerance for quantized weights: the groups of a shard, in which inputs are rounded, may differ from the whole's.
+FOREVER = 1e6  # seconds
 ROUNDED = 0.1
 
 
@@ -69,16 +70,16 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
     store = dist.HashStore()
 
     def work(rank: int) -> None:
-        peer = PeerConnection(store, rank, driver=False, timeout=60.0)
-        group = AllReduceGroup(store, rank, workers, timeout=60.0)
+        peer = PeerConnection(store, rank, driver=False, timeout=HUNG)
+        group = AllReduceGroup(store, rank, workers, timeout=HUNG)
         decoder, cache, split = load(folder, rank, workers, **options)
         with suppress(ConnectionLostError):
             serve_layer_commands(peer, TensorParallelExecutor(decoder, cache, split, group))
 
     with ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
-        peers = [PeerConnection(store, rank, driver=True, timeout=60.0) for rank in range(1, workers)]
-        group = AllReduceGroup(store, 0, workers, timeout=60.0)
+        peers = [PeerConnection(store, rank, driver=True, timeout=HUNG) for rank in range(1, workers)]
+        group = AllReduceGroup(store, 0, workers, timeout=HUNG)
         decoder, cache, split = load(folder, 0, workers, **options)
         try:
             yield ModelRunner(
@@ -301,18 +302,21 @@ def test_kv_cache_of_8_bits(several: LLM) -> None:
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other process has the shard of the lost worker: generation raises in time, and the processes end."""
-    monkeypatch.setattr(tensor, "_TIMEOUT", 2.0)
+    """No other process has the shard of the lost worker: generation raises in time, and the processes end.
+
+    A killed worker is recognized by its connection, a stopped one by its silence.
+    """
+    monkeypatch.setattr(tensor, "_TIMEOUT", FOREVER)
     llm = LLM(workers=2, parallel="tensor", threads=1, budget="all")
     started: Any = passes(llm)._on_lost.__self__  # type: ignore[attr-defined]
     assert isinstance(started, WorkerProcesses)
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True))
     next(stream)
     os.kill(started.processes[0].pid, way)
-    began = perf_counter()
+    if way == signal.SIGSTOP:
+        monkeypatch.setattr(tensor, "_TIMEOUT", 2.0)
     with pytest.raises(PronkError, match=r"is gone, or does not answer.*; load the model again") as found:
         list(stream)
-    assert perf_counter() - began < 15
     assert "\n" not in str(found.value)
     assert started.processes[0].poll() is not None
     with pytest.raises(PronkError, match="is gone"):
@@ -322,22 +326,28 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
 def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerCommand.serialize
     monkeypatch.setattr(LayerCommand, "serialize", lambda order: numbers(order)[:-1])
-    began = perf_counter()
+    monkeypatch.setattr(tensor, "_TIMEOUT", FOREVER)
+    monkeypatch.setattr(tensor, "_ERROR_TIMEOUT", HUNG)
     said = "worker 1 has failed: ValueError: expected an order for a range of layers, found a malformed one: .*load the"
     with pytest.raises(PronkError, match=said) as found:
         llm.generate("x", SamplingParams(max_tokens=4))
     assert "\n" not in str(found.value)
-    assert perf_counter() - began < 10
 
 
-def test_an_interruption_between_two_stages(several: LLM) -> None:
+@pytest.mark.parametrize("count", [1, 7, 50])
+def test_an_interruption_between_two_stages(count: int, several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt waits for the end of the current stage, after which all processes can continue."""
     params = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.8, seed=2)
-    timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    operations, wait = itertools.count(1), AllReduceGroup._wait
+
+    def interrupt_operation(*given: Any) -> None:
+        if next(operations) == count:
+            signal.raise_signal(signal.SIGINT)
+        wait(*given)
+
+    monkeypatch.setattr(AllReduceGroup, "_wait", interrupt_operation)
     with pytest.raises(KeyboardInterrupt):
         several.generate(PROMPTS, params, drafter="suffix")
-    timer.join()
     short = replace(params, max_tokens=12)
     one, other = (several.generate(PROMPTS, short, drafter=name) for name in ("suffix", "autoregressive"))
     assert tokens_and_logprobs(one) == tokens_and_logprobs(other)

@@ -8,7 +8,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 
 from pronk import LLM, SamplingParams
 from pronk.errors import ConnectionLostError
+from waiting import HUNG, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to start and stop
 
@@ -39,7 +39,7 @@ def test_answers_equal_those_of_one_model(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
         pytest.skip("needs a core for each replica")
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, env=env, check=False)
     assert ran.returncode == 0, ran.stderr
     assert f"20 answers in {target}, 1 of them refusals" in ran.stderr
     found = {row["custom_id"]: row["response"] for row in map(json.loads, target.read_text().splitlines())}
@@ -50,7 +50,7 @@ def test_answers_equal_those_of_one_model(tmp_path: Path) -> None:
     for number in (0, 7, 19):
         want = llm.generate(f"def f{number}(", SamplingParams(max_tokens=8, temperature=0.8, seed=number))
         assert found[f"r{number}"]["body"]["choices"][0]["text"] == want.text
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, env=env, check=False)
     assert "nothing to do" in again.stdout + again.stderr
 
 
@@ -61,13 +61,11 @@ def test_killed_replica_loses_no_answer(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pronk", "batch", *OPTIONS, str(source), str(target)]
     mark = token_hex(8)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PRONK_TEST": mark}) as ran:
-        end = monotonic() + 120
-        while not (target.exists() and target.stat().st_size) and monotonic() < end:
-            sleep(0.1)
+        assert eventually(lambda: target.exists() and target.stat().st_size > 0)
         victims = [process for process in marked(mark) if b"MapBatches" in command_of(process)]
         assert victims
         os.kill(victims[0], signal.SIGKILL)
-        _, stderr = ran.communicate(timeout=240)
+        _, stderr = ran.communicate(timeout=HUNG)
     assert ran.returncode == 0, stderr
     found = [json.loads(line) for line in target.read_text().splitlines()]
     assert sorted(row["custom_id"] for row in found) == sorted(line["custom_id"] for line in lines)

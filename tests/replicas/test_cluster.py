@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socket import socket
 from threading import Thread
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from pronk.errors import OptionError, PronkError
 from pronk.outputs import Piece
 from pronk.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted
-from server.serving import eventually
+from waiting import HUNG, eventually
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Ray
@@ -108,7 +107,7 @@ async def start_streams(
         return found
 
     tasks = [asyncio.create_task(collect(*each)) for each in zip(prompts, options, begun, strict=True)]
-    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 120)
+    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), HUNG)
     return tasks
 
 
@@ -195,7 +194,7 @@ def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: 
     async def main() -> list[list[Piece]]:
         tasks = await start_streams(dispatcher, prompts, options)
         os.kill(replicas_of(dispatcher).processes()[0], signal.SIGKILL)
-        return await asyncio.wait_for(asyncio.gather(*tasks), 120)
+        return await asyncio.wait_for(asyncio.gather(*tasks), HUNG)
 
     before = dispatcher.resumed
     check(llm, asyncio.run(main()), prompts, options)
@@ -233,11 +232,9 @@ def test_stalled_replica_is_replaced(dispatcher: Dispatcher, llm: LLM) -> None:
         tasks = await start_streams(dispatcher, prompts, options)
         for victim in replicas_of(dispatcher).processes()[-1:]:
             os.kill(victim, signal.SIGSTOP)
-        return await asyncio.wait_for(asyncio.gather(*tasks), 120)
+        return await asyncio.wait_for(asyncio.gather(*tasks), HUNG)
 
-    began = perf_counter()
     check(llm, asyncio.run(main()), prompts, options)
-    assert perf_counter() - began < 90
 
 
 @pytest.mark.slow
@@ -258,15 +255,16 @@ def test_two_hundred_streams_and_a_death_every_ten_seconds(dispatcher: Dispatche
 
     async def main() -> list[list[Piece]]:
         reaper = asyncio.create_task(reap())
-        tasks = [collect(dispatcher, *each) for each in zip(prompts, options, strict=True)]
-        found = await asyncio.wait_for(asyncio.gather(*tasks), 550)
+        found = list[list[Piece]]()
+        while deaths < 3:
+            found += await asyncio.gather(*(collect(dispatcher, *each) for each in zip(prompts, options, strict=True)))
         reaper.cancel()
         return found
 
     before = dispatcher.resumed
     found = asyncio.run(main())
-    check(llm, found, prompts, options)
-    assert deaths >= 3
+    rounds = len(found) // len(prompts)
+    check(llm, found, prompts * rounds, options * rounds)
     assert dispatcher.resumed > before
 
 
@@ -293,7 +291,7 @@ def test_number_of_replicas_follows_the_load(dispatcher: Dispatcher, llm: LLM) -
                 few += await asyncio.gather(*(collect(made, prompts[i], many[i]) for i in range(2)))
             return crowd, few
 
-        crowd, few = asyncio.run(asyncio.wait_for(main(), 240))
+        crowd, few = asyncio.run(asyncio.wait_for(main(), HUNG))
     check(llm, crowd, prompts, many)
     assert few
     check(llm, few, prompts[:2] * (len(few) // 2), many[:2] * (len(few) // 2))
@@ -323,7 +321,7 @@ def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: 
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/tiny/v1/completions", data, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=HUNG) as answer:
         body = answer.read().decode()
     want = llm.generate("def f(", SamplingParams(max_tokens=8, temperature=0.0)).text
     assert want.encode("unicode_escape").decode() in body or want in body
@@ -333,13 +331,13 @@ def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: 
     assert eventually(lambda: status_of(f"http://127.0.0.1:{port}/tiny/ready") == 503)
     assert status_of(f"http://127.0.0.1:{port}/tiny/health") == 200
     os.kill(replica, signal.SIGKILL)
-    assert eventually(lambda: status_of(f"http://127.0.0.1:{port}/tiny/ready") == 200, 60)
+    assert eventually(lambda: status_of(f"http://127.0.0.1:{port}/tiny/ready") == 200)
     serve.delete("other")
 
 
 def status_of(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=HUNG) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return int(error.code)
@@ -422,4 +420,4 @@ def test_replicas_end_when_their_server_is_killed(cluster: Any) -> None:
         assert any("http://" in line for line in server.stdout)
         assert len(serve.status().applications) == 1
         server.kill()
-    assert eventually(lambda: not serve.status().applications, 30)
+    assert eventually(lambda: not serve.status().applications)

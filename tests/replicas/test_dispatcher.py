@@ -29,6 +29,7 @@ from pronk.replicas.messages import (
     identity,
 )
 from pronk.replicas.prefix_routes import InFlightRequests, PrefixRoutes, prefix_digests
+from waiting import HUNG, ShiftedClock, until
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n"
 ONE, OTHER = '{"kernels": "avx512"}', '{"kernels": "avx2"}'  # identities of replicas
@@ -323,17 +324,20 @@ def test_invalid_requests_are_not_retried(llm: LLM) -> None:
 
 
 def test_deadline_ends_a_request_on_a_stalled_replica(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ShiftedClock()
     monkeypatch.setattr("pronk.replicas.dispatcher._GRACE", 0.05)
+    monkeypatch.setattr("pronk.replicas.dispatcher.perf_counter", clock)
 
     class Stalled(DyingReplicas):
         async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
+            clock.shift = 2 * HUNG
             yield RequestAccepted("stalled", ONE)
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
     async def main() -> None:
         made = dispatcher(llm, Stalled(llm, []))
         with pytest.raises(DeadlineError, match="its replica does not respond"):
-            await asyncio.wait_for(collect(made, SamplingParams(), deadline=0.1), 5)
+            await asyncio.wait_for(collect(made, SamplingParams(), deadline=2 * HUNG), HUNG)
         assert made.num_requests == 0
         assert not made._active
 
@@ -399,11 +403,7 @@ def test_cancelled_requests_leave_no_state(llm: LLM) -> None:
             assert made.load.running == 1
         assert made.num_requests == 0
         assert made.load.running == 0
-        for _ in range(100):
-            if not llm.engine.scheduler.running:
-                break
-            await asyncio.sleep(0.02)
-        assert not llm.engine.scheduler.running
+        await until(lambda: not llm.engine.scheduler.running)
 
     asyncio.run(main())
 
@@ -490,8 +490,8 @@ def test_embeddings_are_refused_by_name(llm: LLM) -> None:
 
 
 def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", 20.0)
-    monkeypatch.setattr("pronk.replicas.dispatcher._READY_SECONDS", 60.0)
+    monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", HUNG)
+    monkeypatch.setattr("pronk.replicas.dispatcher._READY_SECONDS", HUNG)
 
     class Answering(DyingReplicas):
         answers: Sequence[str] = ("lost", "fine", "silent")  # of the next calls; the last one is repeated
@@ -501,7 +501,7 @@ def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.Monkey
             answer = self.answers[min(self.calls, len(self.answers) - 1)]
             self.calls += 1
             if answer == "silent":
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
             if answer == "lost":
                 raise ReplicaLostError("the replica died")
             return made.llm.about
@@ -519,9 +519,9 @@ def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.Monkey
         replicas.answers = ("lost",)
         assert not await made.is_ready()
         replicas.answers = ("fine",)
-        monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", 20.0)
+        monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", HUNG)
         assert await made.is_ready()
         made.stop()
         assert not await made.is_ready()
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), HUNG))

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from pronk import LLM, SamplingParams
 from sockets import sockets
+from waiting import HUNG, eventually
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Ray
@@ -94,7 +94,7 @@ def post(served: Served, prompt: str, seed: int) -> Any:
     own = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "stream": True, "ignore_eos": True}
     body = json.dumps(own).encode()
     return urllib.request.urlopen(
-        urllib.request.Request(f"{served.url}/v1/completions", body, {"Content-Type": "application/json"}), timeout=120
+        urllib.request.Request(f"{served.url}/v1/completions", body, {"Content-Type": "application/json"}), timeout=HUNG
     )
 
 
@@ -118,7 +118,7 @@ def test_client_sees_one_stream_when_replicas_are_killed(served: Served) -> None
     params = SamplingParams(max_tokens=TOKENS, temperature=0.8, seed=5, ignore_eos=True)
     assert "".join(found) == LLM(threads=1).generate(prompt, params).text
     assert not before & {*served.processes("ray::ServeReplica")}
-    with urllib.request.urlopen(f"{served.url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{served.url}/metrics", timeout=HUNG) as answer:
         assert re.search(r'pronk:requests_resumed\{model_name="pronk-tiny"\} [1-9]', answer.read().decode())
 
 
@@ -139,7 +139,7 @@ def test_cluster_is_private(served: Served) -> None:
             codes = []
             for metadata in (None, [("authorization", "Bearer 0")], [("authorization", f"Bearer {token}")]):
                 with pytest.raises(grpc.RpcError) as error:
-                    call(b"", metadata=metadata, timeout=10)
+                    call(b"", metadata=metadata, timeout=HUNG)
                 codes.append(error.value.code())
         refused = grpc.StatusCode.UNAUTHENTICATED
         assert codes[:2] == [refused, refused]
@@ -149,11 +149,8 @@ def test_cluster_is_private(served: Served) -> None:
 def test_sigterm_ends_all_processes(served: Served) -> None:
     assert served.processes("raylet")
     served.command.send_signal(signal.SIGTERM)
-    assert served.command.wait(60) == 0
-    end = monotonic() + 30
-    while served.processes() and monotonic() < end:
-        sleep(0.2)
-    assert not served.processes()
+    assert served.command.wait(HUNG) == 0
+    assert eventually(lambda: not served.processes())
 
 
 @pytest.mark.slow  # test_cluster.py kills a server whose cluster remains
@@ -164,7 +161,4 @@ def test_killing_the_server_ends_the_replicas_and_the_cluster() -> None:
         assert all(made.processes(name) for name in names)
         made.command.kill()
         made.command.wait()
-        end = monotonic() + 10
-        while any(made.processes(name) for name in names) and monotonic() < end:
-            sleep(0.2)
-        assert not any(made.processes(name) for name in names)
+        assert eventually(lambda: not any(made.processes(name) for name in names))

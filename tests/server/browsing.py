@@ -4,12 +4,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from threading import Event
-from time import monotonic
 from typing import Any, Self
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+
+from waiting import HUNG
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 ARGS = (
@@ -17,7 +16,7 @@ ARGS = (
     "--no-first-run"
 ).split()
 CHAT = "**/v1/chat/completions"
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=1000 * HUNG)
 REPEAT = "Repeat this three times: The quick brown fox jumps over the lazy dog."
 
 
@@ -51,7 +50,7 @@ class Visits:
         """
         made = self._browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **context})
         self._contexts.append(made)
-        made.set_default_timeout(10_000)
+        made.set_default_timeout(1000 * HUNG)
         kept = json.dumps(json.dumps({"max_tokens": "40", **(settings or {})}))
         made.add_init_script(f"localStorage['pronk.settings'] ??= {kept}")
         page, url = made.new_page(), url or self._url
@@ -76,15 +75,7 @@ def ask(page: Page, text: str = REPEAT) -> None:
 
 def settle(page: Page) -> None:
     expect(page.locator(".turn").last).to_be_visible()
-    expect(page.locator("body")).not_to_have_class(re.compile("busy"), timeout=20_000)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that no element of the page shows."""
-    end, pause = monotonic() + 10, Event()
-    while not condition():
-        assert monotonic() < end
-        pause.wait(0.01)
+    expect(page.locator("body")).not_to_have_class(re.compile("busy"))
 
 
 def number(page: Page, name: str) -> str:

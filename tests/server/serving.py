@@ -3,15 +3,15 @@
 import asyncio
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from pronk.async_llm import AsyncLLM
 from pronk.llm import LLM
@@ -19,16 +19,9 @@ from pronk.server.model_pool import ModelPool
 from pronk.server.run import Server
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
+from waiting import HUNG, eventually
 
 KEY = "a-key-for-tests"
-
-
-def eventually(fine: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Wait for a condition; return whether it became true in time."""
-    end = time.monotonic() + seconds
-    while not (is_fine := fine()) and time.monotonic() < end:
-        time.sleep(0.005)
-    return is_fine
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class Running:
     def client(self, **options: Any) -> httpx.Client:
         """Return a client with the API key."""
         headers = {"Authorization": f"Bearer {KEY}"}
-        return httpx.Client(**{"base_url": self.url, "headers": headers, "timeout": 60, **options})
+        return httpx.Client(**{"base_url": self.url, "headers": headers, "timeout": HUNG, **options})
 
     @property
     def idle(self) -> bool:
@@ -68,8 +61,9 @@ class Running:
 def running(
     llm: LLM, *, limits: RequestLimits | None = None, drain_seconds: float = 5.0, **options: Any
 ) -> Iterator[Running]:
-    """Serve a model in a thread."""
-    settings = ServerSettings(**{"name": "tiny", "keys": (KEY,), "limits": limits or RequestLimits(), **options})
+    """Serve a model in a thread, by default without limits of time that a test could reach."""
+    limits = limits or RequestLimits(receive_seconds=2 * HUNG, send_seconds=2 * HUNG)
+    settings = ServerSettings(**{"name": "tiny", "keys": (KEY,), "limits": limits, **options})
     engine = AsyncLLM(llm, max_requests=settings.limits.requests, shared=settings.is_shared)
     service = Service(engine, settings)
     with running_pool(ModelPool.of(service), drain_seconds=drain_seconds) as (url, server, thread):
@@ -89,12 +83,25 @@ def running_pool(pool: ModelPool, *, drain_seconds: float = 5.0) -> Iterator[tup
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(HUNG)
         yield f"http://{where[0][0]}:{where[0][1]}", server, thread
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(HUNG)
     assert not thread.is_alive(), _stacks(server)
+
+
+def hold_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch, num_tokens: int = 20) -> None:
+    """Generate about ``num_tokens`` tokens of a request and no more, so that it runs until it is aborted."""
+    step, pause = llm.engine.step, threading.Event()
+
+    def hold_or_step() -> None:
+        if any(request.num_generated >= num_tokens for request in llm.engine.scheduler.running):
+            pause.wait(0.005)
+        else:
+            step()
+
+    monkeypatch.setattr(llm.engine, "step", hold_or_step)
 
 
 def _stacks(server: Server) -> str:

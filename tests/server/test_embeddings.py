@@ -16,6 +16,7 @@ from pronk.server.batch import BatchLine, answer_line
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
 from server.serving import KEY, Running, running
+from waiting import HUNG, ShiftedClock
 
 TEXTS = ["def add(a, b):", "The quick brown fox jumps over the lazy dog. " * 20, "x"]
 
@@ -61,7 +62,7 @@ def test_streams_go_on(served: Running, model: LLM) -> None:
 
     async def main() -> None:
         async with httpx.AsyncClient(
-            base_url=served.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60
+            base_url=served.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=HUNG
         ) as http:
             alone = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
             pieces = list[str]()
@@ -87,15 +88,27 @@ def test_streams_go_on(served: Running, model: LLM) -> None:
     assert 'finished_reason="embedding"' in text
 
 
-def test_limits_of_requests_apply(model: LLM) -> None:
+def test_limits_of_requests_apply(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of one request are embedded in groups of at most the limits, and the time limit is that of all of them."""
     with running(model, limits=RequestLimits(requests=3, prompts=2)) as made, made.client() as client:
         reply = client.post("/v1/embeddings", json={"input": ["a"] * 9})
         assert reply.status_code == 200, reply.text
         assert len(reply.json()["data"]) == 9
-    with running(model, limits=RequestLimits(seconds=0.05)) as made, made.client() as client:
-        reply = client.post("/v1/embeddings", json={"input": ["word " * 400] * 200})
-        assert reply.status_code == 408
+    clock, embed = ShiftedClock(), AsyncLLM.embed
+
+    async def embed_slowly(*given: Any, **options: Any) -> Any:
+        vectors = await embed(*given, **options)
+        clock.shift += HUNG
+        return vectors
+
+    monkeypatch.setattr(AsyncLLM, "embed", embed_slowly)
+    monkeypatch.setattr(model.engine.scheduler, "clock", clock)
+    for module in ("pronk.server.service", "pronk.async_llm"):
+        monkeypatch.setattr(f"{module}.perf_counter", clock)
+    for num_texts, expected in ((6, 200), (9, 408)):
+        clock.shift = 0.0
+        with running(model, limits=RequestLimits(requests=3, seconds=1.9 * HUNG)) as made, made.client() as client:
+            assert client.post("/v1/embeddings", json={"input": ["a"] * num_texts}).status_code == expected
 
 
 def test_batch_files(model: LLM) -> None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
-from time import sleep
 from typing import Any
 
 import httpx
@@ -16,7 +15,8 @@ from pronk.drafters.registry import DRAFTERS, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.server.settings import RequestLimits, ServerSettings
-from server.serving import KEY, Running, running
+from server.serving import KEY, Running, hold_requests, running
+from waiting import HUNG, ShiftedClock, eventually
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 TEXT = {"prompt": "Hi", "max_tokens": 2}
@@ -211,7 +211,7 @@ def test_other_media_types_are_refused(client: httpx.Client) -> None:
 
 def test_curl_needs_no_media_type(served: Running) -> None:
     command = ["curl", "-s", f"{served.url}/v1/completions", "-H", f"Authorization: Bearer {KEY}", "-d", "@-"]
-    done = subprocess.run(command, input=json.dumps(TEXT), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, input=json.dumps(TEXT), capture_output=True, text=True, timeout=HUNG, check=True)
     assert json.loads(done.stdout)["object"] == "text_completion"
 
 
@@ -225,7 +225,7 @@ def test_model_names_match_in_any_case_and_with_the_ending_of_a_file(client: htt
 
 def test_keys_in_the_header_of_anthropic(served: Running) -> None:
     for headers, status in (({"X-Api-Key": KEY}, 200), ({"X-Api-Key": "other-key"}, 401), ({}, 401)):
-        with httpx.Client(base_url=served.url, headers=headers, timeout=60) as other:
+        with httpx.Client(base_url=served.url, headers=headers, timeout=HUNG) as other:
             assert other.get("/v1/models").status_code == status
             answer = other.post("/v1/messages", json=CHAT)
             assert answer.status_code == status
@@ -279,22 +279,28 @@ def test_unknown_host_header_is_refused(model: LLM) -> None:
         assert other.head("/ready").status_code == 200
 
 
-def test_samples_beyond_the_limit_are_refused(model: LLM) -> None:
+def test_samples_beyond_the_limit_are_refused(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(model, limits=RequestLimits(requests=3, max_tokens=1500)) as made, made.client() as other:
         error(other.post("/v1/completions", json=TEXT | {"n": 4}), 400, "invalid_value")
+        hold_requests(model, monkeypatch)
         busy = {"prompt": "Hi", "max_tokens": 1500, "n": 3, "ignore_eos": True, "stream": True}
         with other.stream("POST", "/v1/completions", json=busy), made.client() as late:
             answer = late.post("/v1/completions", json=TEXT)
             error(answer, 429, "overloaded")
             assert answer.headers["retry-after"] == "1"
         assert made.drained
+        monkeypatch.undo()
         assert other.post("/v1/completions", json=TEXT | {"n": 3}).status_code == 200
 
 
-def test_request_beyond_the_time_limit_ends_with_408(model: LLM) -> None:
-    with running(model, limits=RequestLimits(seconds=0.3, max_tokens=1500)) as made, made.client() as other:
-        long = {"prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.5, "drafter": "autoregressive"}
-        answer = other.post("/v1/completions", json=long)
+def test_request_beyond_the_time_limit_ends_with_408(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ShiftedClock()
+    monkeypatch.setattr(model.engine.scheduler, "clock", clock)
+    with running(model, limits=RequestLimits(seconds=2 * HUNG)) as made, made.client() as other:
+        short = {"prompt": "Hi", "max_tokens": 4}
+        assert other.post("/v1/completions", json=short).status_code == 200
+        clock.shift = 3 * HUNG
+        answer = other.post("/v1/completions", json=short)
         error(answer, 408, "timeout")
         assert answer.headers["x-should-retry"] == "false"
         assert made.drained
@@ -341,7 +347,7 @@ def held(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Even
     event, read = threading.Event(), model.request_factory.encode_prompt
 
     def slow(prompt: Any) -> list[int]:
-        event.wait(30)
+        event.wait(HUNG)
         return read(prompt)
 
     monkeypatch.setattr(model.request_factory, "encode_prompt", slow)
@@ -360,8 +366,7 @@ def test_requests_beyond_the_limit_are_refused_before_tokenization(model: LLM, h
         assert service is not None
         first = [pool.submit(_ask, made) for _ in range(2)]
         try:
-            while service._reading.num_admitted < 2:
-                sleep(0.001)
+            assert eventually(lambda: service._reading.num_admitted == 2)
             error(_ask(made), 429, "overloaded")
         finally:
             held.set()

@@ -1,6 +1,6 @@
 """Metrics equal the usage and the statuses of responses."""
 
-import time
+from threading import Event
 
 import httpx
 import pytest
@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pronk.llm import LLM
 from pronk.server.settings import RequestLimits
 from server.serving import Running, running
+from waiting import HUNG, ShiftedClock, eventually
 
 
 def scraped(client: httpx.Client) -> dict[tuple[str, ...], float]:
@@ -50,9 +51,18 @@ def test_token_counters_equal_the_usage(model: LLM) -> None:
         assert sum(value for key, value in after.items() if key[0] == "pronk:accepted_tokens_total") == accepted
 
 
-def test_timeout_is_counted_as_failure(model: LLM) -> None:
+def test_timeout_is_counted_as_failure(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 1.9}
-    with running(model, limits=RequestLimits(seconds=0.2)) as made, made.client() as client:
+    clock, step = ShiftedClock(), model.engine.step
+
+    def end_after_the_first_tokens() -> None:
+        step()
+        if any(request.num_generated for request in model.engine.scheduler.running):
+            clock.shift = 3 * HUNG
+
+    monkeypatch.setattr(model.engine.scheduler, "clock", clock)
+    monkeypatch.setattr(model.engine, "step", end_after_the_first_tokens)
+    with running(model, limits=RequestLimits(seconds=2 * HUNG)) as made, made.client() as client:
         assert client.post("/v1/completions", json=body).status_code == 408
         found = scraped(client)
         assert found["pronk:request_failure_total", "timeout"] == found["vllm:time_to_first_token_seconds_count",] == 1
@@ -60,10 +70,15 @@ def test_timeout_is_counted_as_failure(model: LLM) -> None:
 
 
 def test_failures_before_the_engine_are_counted(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(model, limits=RequestLimits(seconds=0.2)) as made, made.client() as client:
+    limits, late = RequestLimits(seconds=2 * HUNG), Event()
+    with running(model, limits=limits) as made, made.client() as client:
         assert client.post("/v1/completions", json={"prompt": "x", "logit_bias": {"99999999": 1}}).status_code == 400
-        monkeypatch.setattr(made.llm.tokenizer, "encode", lambda *_, **__: time.sleep(0.5))
-        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 408
+        object.__setattr__(limits, "seconds", 0.2)
+        monkeypatch.setattr(made.llm.tokenizer, "encode", lambda *_, **__: late.wait(HUNG))
+        try:
+            assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 408
+        finally:
+            late.set()
         found = scraped(client)
         assert found["pronk:request_failure_total", "refused"] == found["pronk:request_failure_total", "timeout"] == 1
 
@@ -87,6 +102,5 @@ def test_disconnect_is_counted_as_abort(served: Running, client: httpx.Client) -
     with client.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
     with served.client() as other:
-        while scraped(other).get(("pronk:request_failure_total", "abort"), 0.0) == before:
-            pass
+        assert eventually(lambda: scraped(other).get(("pronk:request_failure_total", "abort"), 0.0) != before)
     assert served.drained

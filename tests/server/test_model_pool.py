@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from errno import ENOSPC
 from pathlib import Path
 from random import Random
-from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -32,7 +32,8 @@ from pronk.server.names import AdapterNames, find_models
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
 from pronk.speculation.acceptance_stats import AcceptanceFile
-from server.serving import eventually, running_pool
+from server.serving import running_pool
+from waiting import HUNG, eventually, until
 
 OPTIONS: dict[str, Any] = {
     "drafter": "recycling",
@@ -53,12 +54,12 @@ class ObservedLoader(ModelLoader):
 
     gate: threading.Event = field(default_factory=threading.Event)
     loads: list[weakref.ref[LLM]] = field(default_factory=list)
-    attempts: list[float] = field(default_factory=list)
+    attempts: list[str] = field(default_factory=list)  # names of the models
     fails: threading.Event = field(default_factory=threading.Event)
 
     def load(self, metrics: Metrics | None = None, progress: Callable[[int, int], None] | None = None) -> Service:
-        self.attempts.append(monotonic())
-        assert self.gate.wait(30)
+        self.attempts.append(self.settings.name)
+        assert self.gate.wait(HUNG)
         if self.fails.is_set():
             msg = "expected a whole file, found a part"
             raise CheckpointError(msg)
@@ -104,7 +105,7 @@ def loader_of(pool: ModelPool, name: str) -> ObservedLoader:
 @contextmanager
 def serving(pool: ModelPool) -> Iterator[httpx.Client]:
     try:
-        with running_pool(pool) as (url, _, _), httpx.Client(base_url=url, timeout=60) as client:
+        with running_pool(pool) as (url, _, _), httpx.Client(base_url=url, timeout=HUNG) as client:
             yield client
     finally:
         pool.finish()
@@ -178,13 +179,21 @@ def test_unloading_frees_the_model(paths: dict[str, Path]) -> None:
         assert text(ask(client, "tiny", 3)) == first
 
 
-def test_idle_models_are_unloaded_and_pinned_ones_stay(paths: dict[str, Path]) -> None:
-    pool = make_pool(paths, "tiny llama", idle_seconds=0.3, pins=("llama",))
+def test_idle_models_are_unloaded_and_pinned_ones_stay(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(model_pool, "monotonic", lambda: now)
+    pool = make_pool(paths, "tiny llama qwen", idle_seconds=0.3, pins=("llama",))
     with serving(pool) as client:
-        text(ask(client, "tiny"))
         text(ask(client, "llama"))
-        assert eventually(lambda: states(client) == {"tiny": "unloaded", "llama": "loaded"})
-        sleep(0.5)
+        text(ask(client, "tiny"))
+        now += 0.2
+        text(ask(client, "qwen"))
+        assert set(states(client).values()) == {"loaded"}
+        now += 0.2
+        assert eventually(lambda: states(client)["tiny"] == "unloaded")
+        assert states(client) == {"tiny": "unloaded", "llama": "loaded", "qwen": "loaded"}
+        now += 0.2
+        assert eventually(lambda: states(client)["qwen"] == "unloaded")
         assert states(client)["llama"] == "loaded"
         assert client.get("/ready").status_code == 200
         with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True, "model": "tiny"}) as stream:
@@ -235,17 +244,20 @@ def test_statistics_that_cannot_be_saved_keep_no_model_in_memory(
 
 
 def test_a_failed_load_is_tried_again_after_a_pause(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(model_pool, "monotonic", lambda: now)
     pool = make_pool(paths, "tiny llama")
     loader_of(pool, "llama").fails.set()
     with serving(pool) as client:
         answers = [ask(client, "llama") for _ in range(3)]
         assert "model llama: expected a whole file, found a part" in error(answers[0], 503, "model_not_loaded")
-        assert {answer.headers["Retry-After"] for answer in answers} <= {"29", "30"}
+        assert [answer.headers["Retry-After"] for answer in answers] == ["30"] * 3
         assert len(loader_of(pool, "llama").attempts) == 1
         assert states(client) == {"tiny": "unloaded", "llama": "failed"}
         assert "a part" in client.get("/v1/models/llama").json()["error"]
-        monkeypatch.setattr(model_pool, "_RETRY_SECONDS", 0.0)
-        pool.find("llama").retry_at = 0.0
+        now += 29.5
+        assert ask(client, "llama").headers["Retry-After"] == "1"
+        now += 0.5
         loader_of(pool, "llama").fails.clear()
         assert text(ask(client, "llama"))
         assert "error" not in client.get("/v1/models/llama").json()
@@ -266,7 +278,7 @@ def test_streams_go_on_and_other_models_answer_while_a_model_loads(paths: dict[s
             assert sum(line.startswith("data: {") for line in lines) > 10
         assert not any(each.done() for each in waiting)
         loader_of(pool, "llama").gate.set()
-        assert all(text(each.result(30)) for each in waiting)
+        assert all(text(each.result(HUNG)) for each in waiting)
         assert len(loader_of(pool, "llama").attempts) == 1
 
 
@@ -279,11 +291,9 @@ def test_a_busy_model_is_unloaded_after_its_request(paths: dict[str, Path]) -> N
         pool.preload(pool.find("tiny"))
         async with pool.use("tiny"):
             other = asyncio.ensure_future(_use(pool, "llama", order))
-            while not pool.find("tiny").retiring:  # noqa: ASYNC110 - the pool has no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: pool.find("tiny").retiring)
             later = asyncio.ensure_future(_use(pool, "tiny", order))
-            await asyncio.sleep(0.1)
-            assert pool.find("tiny").num_waiting == 1
+            await until(lambda: pool.find("tiny").num_waiting == 1)
             assert pool.find("tiny").state == "loaded"
             assert not other.done()
         await asyncio.gather(other, later)
@@ -291,7 +301,7 @@ def test_a_busy_model_is_unloaded_after_its_request(paths: dict[str, Path]) -> N
         assert [len(loader_of(pool, name).loads) for name in ("tiny", "llama")] == [2, 1]
         await pool.close()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), HUNG))
     pool.finish()
 
 
@@ -301,25 +311,31 @@ def test_a_client_that_disconnects_leaves_the_queue(paths: dict[str, Path]) -> N
     with serving(pool) as client, ThreadPoolExecutor(2) as threads:
         first = threads.submit(ask, client, "tiny")
         assert eventually(lambda: states(client)["tiny"] == "loading")
-        with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=client.base_url, timeout=0.3) as impatient:
-            ask(impatient, "llama")
+        with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as impatient:
+            body = b'{"prompt": "x", "model": "llama"}'
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            impatient.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            assert eventually(lambda: pool.find("llama").num_waiting == 1)
         assert eventually(lambda: pool.find("llama").num_waiting == 0)
         loader_of(pool, "tiny").gate.set()
-        assert text(first.result(30))
+        assert text(first.result(HUNG))
         assert text(ask(client, "qwen"))
         assert not loader_of(pool, "llama").attempts
 
 
 def test_limits_of_waiting_requests(paths: dict[str, Path]) -> None:
-    pool = make_pool(paths, "tiny llama", limits=RequestLimits(requests=2, seconds=1.0))
+    limits = RequestLimits(requests=2, seconds=0.2)
+    pool = make_pool(paths, "tiny llama", limits=limits)
     loader_of(pool, "llama").gate.clear()
     with serving(pool) as client, ThreadPoolExecutor(4) as threads:
+        for _ in range(2):
+            assert "llama was not loaded by the deadline" in error(ask(client, "llama"), 408, "timeout")
+        object.__setattr__(limits, "seconds", 2 * HUNG)
         waiting = [threads.submit(ask, client, "llama") for _ in range(2)]
         assert eventually(lambda: pool.find("llama").num_waiting == 2)
         error(ask(client, "llama"), 429, "overloaded")
-        for each in waiting:
-            assert "llama was not loaded by the deadline" in error(each.result(30), 408, "timeout")
         loader_of(pool, "llama").gate.set()
+        assert all(text(each.result(HUNG)) for each in waiting)
         found = {
             (sample.name, *sample.labels.values()): sample.value
             for family in text_string_to_metric_families(client.get("/metrics").text)
@@ -381,16 +397,14 @@ def test_a_request_that_ends_before_the_load_does_not_load(paths: dict[str, Path
         pool.preload(pool.find("tiny"))
         async with pool.use("tiny"):
             task = asyncio.ensure_future(_use(pool, "llama"))
-            while not pool.find("tiny").retiring:  # noqa: ASYNC110 - the pool has no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: pool.find("tiny").retiring)
             task.cancel()
-            while pool.find("tiny").retiring:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: not pool.find("tiny").retiring)
         assert pool.find("llama").state == "unloaded"
         assert pool.find("tiny").state == "loaded"
         await pool.close()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), HUNG))
     pool.finish()
 
 
@@ -429,11 +443,11 @@ def test_the_command_serves_several_models() -> None:
             line = process.stdout.readline()
             found = re.match(r"pronk-tiny, pinned, third · (http://127\.0\.0\.1:\d+)/v1", line)
             assert found is not None, line + process.stdout.read()
-            with httpx.Client(base_url=found[1], timeout=60) as client:
+            with httpx.Client(base_url=found[1], timeout=HUNG) as client:
                 assert states(client) == {"pronk-tiny": "loaded", "pinned": "loaded", "third": "unloaded"}
                 texts = {text(ask(client, name)) for name in ("pronk-tiny", "pinned", "third")}
                 assert len(texts) == 1
                 assert {*states(client).values()} == {"loaded"}
         finally:
             process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(HUNG) == 0

@@ -11,8 +11,9 @@ from playwright.sync_api import Browser, Route, expect
 
 from pronk.llm import LLM
 from server import browsing
-from server.browsing import CHAT, CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle, until
-from server.serving import KEY, Running, running
+from server.browsing import CHAT, CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle
+from server.serving import KEY, Running, hold_requests, running
+from waiting import eventually
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM")
 
@@ -146,15 +147,15 @@ def test_candidates_open_by_pointer_keyboard_and_touch(visit: Visits) -> None:
     expect(card).to_be_visible()
 
 
-def test_stopping_ends_the_request(visit: Visits, here: Running) -> None:
-    page = visit(settings={"max_tokens": "1800", "drafter": "autoregressive"})  # slow enough to stop
+def test_stopping_ends_the_request(visit: Visits, here: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_requests(here.llm, monkeypatch)
+    page = visit(settings={"max_tokens": "1800", "drafter": "autoregressive"})
     page.fill("#message", REPEAT)
     page.click("#send")
     for stop in (lambda: page.keyboard.press("Escape"), lambda: page.click("#stop"), page.context.close):
         expect(page.locator(".answer .token").nth(2)).to_be_attached()
-        assert here.llm.engine.scheduler.running, "expected a request that takes longer"
         stop()
-        until(lambda: here.idle)
+        assert here.drained
         if stop != page.context.close:
             settle(page)
             expect(page.locator(".ending")).to_have_text("Stopped.")
@@ -300,7 +301,7 @@ def test_scrolling_up_stops_automatic_scrolling(visit: Visits) -> None:
     page = visit(settings={"max_tokens": "300"}, viewport={"width": 400, "height": 400})
     page.fill("#message", REPEAT)
     page.keyboard.press("Enter")
-    until(lambda: page.evaluate("scrollY") > 300)
+    assert eventually(lambda: page.evaluate("scrollY") > 300)
     page.mouse.move(200, 150)
     page.mouse.wheel(0, -150)
     expect(page.locator("#latest")).to_be_visible()
@@ -331,7 +332,7 @@ def test_conversation_of_several_messages(visit: Visits) -> None:
     last = page.locator(".answer .text").last
     kept = last.evaluate("text => text.textContent")
     page.locator(".turn").last.get_by_text("Copy").click()
-    until(lambda: page.evaluate("navigator.clipboard.readText()") == kept)
+    assert eventually(lambda: page.evaluate("navigator.clipboard.readText()") == kept)
     page.get_by_role("button", name="Regenerate", exact=True).last.click()
     settle(page)
     assert {**bodies[-1]} == {**bodies[-2]}

@@ -16,6 +16,7 @@ from schemathesis.checks import not_a_server_error
 
 from server.serving import KEY, Running, running
 from server.tool_models import tool_model
+from waiting import HUNG
 
 # Routes that generate text, and the field with the maximum number of tokens; without it an answer fills the context.
 LIMITS = {
@@ -153,7 +154,7 @@ def drive(served: Running, route: str, mode: GenerationMode, examples: int) -> f
         bodies = [body] if mode is GenerationMode.NEGATIVE else [body, repaired(route, body)]
         for each in bodies:
             case.body = shortened(route, each)
-            answer = case.call(headers={"Authorization": f"Bearer {KEY}"}, timeout=30)
+            answer = case.call(headers={"Authorization": f"Bearer {KEY}"}, timeout=HUNG)
             case.validate_response(answer, checks=[not_a_server_error])
             statuses.append(answer.status_code)
 

@@ -14,6 +14,7 @@ from pronk.train.distributed import ProcessGroup, join_processes, local_device
 from pronk.train.teacher import Teacher
 from train.kinds import Start
 from train.tiny import draft_command, run_command, same_weights
+from waiting import HUNG
 
 # Each process checks this before it trains: parameter 0 has a gradient everywhere, 1 in one process, 2 in none.
 _WORKER = """
@@ -63,7 +64,7 @@ def together(corpus: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFa
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [*start, str(folder / "worker.py"), str(folder), "train"]
     words += draft_command(teacher, corpus, folder / "run", MORE)
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=HUNG)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 

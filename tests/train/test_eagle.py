@@ -1,5 +1,6 @@
 """Training of EAGLE-3 heads: the module against the formulas, the data, runs of a second, and bad input."""
 
+import itertools
 import shutil
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from pronk.llm import LLM
 from pronk.models.loader import Fingerprint
 from pronk.sampling.params import SamplingParams
 from pronk.train.attention import ChainAttention, compute_features
+from pronk.train.checkpoint import load_checkpoint
 from pronk.train.clock import Clock
 from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues, steps_of
 from pronk.train.eagle import EagleTraining, position_weights
@@ -429,14 +431,19 @@ def test_ctrl_c_keeps_what_is_trained(teacher: Teacher, answers: Path, quiet: Co
     assert (tmp_path / "export" / "model.safetensors").exists()
 
 
-def test_minutes_end_the_run(teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path) -> None:
-    options = replace(OPTIONS, steps=100_000, minutes=0.05, evaluate_every=100_000)
+def test_minutes_end_the_run(
+    teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at the clock takes a second."""
+    looks = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(looks)))
+    options = replace(OPTIONS, steps=100_000, minutes=1.0, evaluate_every=100_000)
     steps_of(tmp_path, [answers], 1, options.batch, options.length, 0)
-    start = time.monotonic()
     assert train_head(Run(tmp_path, "little", "pronk train eagle3", quiet, Clock(options.minutes)), options, teacher)
-    assert time.monotonic() - start < 10
-    assert shown(quiet).startswith("minutes left of 0.05: 0.0 for training, 0.0 for evaluating\n")
-    assert ", ended after 0.05 minutes" in shown(quiet)
+    step = load_checkpoint(tmp_path / "checkpoint.pt")["step"]
+    assert 10 < step < 60
+    assert shown(quiet).startswith("minutes left of 1: 0.9 for training, 0.1 for evaluating\n")
+    assert ", ended after 1 minutes" in shown(quiet)
 
 
 def test_kept_states_replace_the_target(

@@ -13,6 +13,19 @@ from pronk.train.checkpoint import load_checkpoint
 from pronk.train.teacher import Teacher
 from train.tiny import draft_command, run_command, same_weights
 
+# The command, which waits before step 36 for its end.
+PROGRAM = """
+import threading
+from pronk.cli.main import main
+from pronk.train.loop import Trainer
+step, pause = Trainer._step, threading.Event()
+def hold(trainer, progress, rate, stop, on_pass):
+    while trainer.step == 35 and not stop():
+        pause.wait(0.01)
+    return step(trainer, progress, rate, stop, on_pass)
+Trainer._step = hold
+main()
+"""
 MORE = "--steps 40 --evaluate-every 15 --save-every 3 --num-tokens 0"
 
 
@@ -30,7 +43,7 @@ def test_killed_run_ends_with_the_weights_of_an_undisturbed_one(
 ) -> None:
     command, moment = draft_command(teacher, corpus, tmp_path, MORE), random.Random()
     line, wait = f"step {10 * moment.randint(1, 3)} ", moment.uniform(0, 0.1)
-    words = [sys.executable, "-c", "from pronk.cli.main import main; main()", "train", *command]
+    words = [sys.executable, "-c", PROGRAM, "train", *command]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any(each.startswith(line) for each in process.stdout), "the process ended too soon"

@@ -3,11 +3,14 @@
 import json
 import random
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest.mock import patch
+
+from pronk.verification.remote.client import Answer, RemoteServer
+from waiting import HUNG
 
 WORDS = "the a sea lamp wind red stone tree light of and on under before river bird".split()
 
@@ -27,7 +30,7 @@ class FakeEngine:
         self.running = list[threading.Event]()
         self.most = 0  # largest number of requests at the same time
         self.num_arrived = 0
-        self.num_expected = 0  # value of ``num_arrived`` at which a batch is complete; 0: unknown
+        self.num_expected = 0  # value of ``num_arrived`` at which the batch is complete; 0 without a batch
         self.arrival = threading.Condition()
 
     def answer(self, prompt: str, body: dict[str, Any]) -> list[list[tuple[str, float, list[float]]]]:
@@ -40,8 +43,7 @@ class FakeEngine:
                 for each in self.running:
                     each.set()
             self.arrive()
-            # Requests of a batch overlap, also on a busy machine if their number is known.
-            self.arrival.wait_for(lambda: 0 < self.num_expected <= self.num_arrived, 5 if self.num_expected else 0.004)
+            assert self.arrival.wait_for(lambda: self.num_arrived >= self.num_expected, HUNG)
             self.running.remove(overlapped)
         is_batch, is_cached = overlapped.is_set(), prompt in self.seen
         self.seen.add(prompt)
@@ -158,7 +160,6 @@ class _Handler(BaseHTTPRequestHandler):
             choice = {"index": 0, "delta": {"content": token}} if chat else {"index": 0, "text": token}
             self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
             self.wfile.flush()
-            time.sleep(0.001)
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _reply(self, value: Any, status: int = 200) -> None:
@@ -174,10 +175,35 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
+def _overlapping_batches(engine: FakeEngine) -> Iterator[None]:
+    """Let the requests of a batch overlap in the engine, and its streams in the client, however busy the machine is."""
+    run_together, read_events = RemoteServer.together, RemoteServer._events
+    begun: threading.Barrier | None = None  # each stream of the batch has its first text
+
+    def together(server: RemoteServer, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        nonlocal begun
+        begun = threading.Barrier(len(calls))
+        engine.num_expected = engine.num_arrived + len(calls)
+        try:
+            return run_together(server, calls)
+        finally:
+            engine.num_expected, begun = 0, None
+
+    def events(server: RemoteServer, path: str, body: Any) -> Iterator[Mapping[str, Any]]:
+        for number, event in enumerate(read_events(server, path, body)):
+            if number == 1 and begun is not None:
+                begun.wait(HUNG)
+            yield event
+
+    with patch.object(RemoteServer, "together", together), patch.object(RemoteServer, "_events", events):
+        yield
+
+
+@contextmanager
 def fake_server(engine: FakeEngine) -> Iterator[str]:
     """Serve an engine; yield the address."""
     handler = type("Handler", (_Handler,), {"engine": engine, "server_version": "fake/1", "sys_version": ""})
-    with _Server(("127.0.0.1", 0), handler) as server:
+    with _overlapping_batches(engine), _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

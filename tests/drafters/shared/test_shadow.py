@@ -1,7 +1,6 @@
 """Shadow passes: the counted choices against a slow loop without a cache, and proposals after them."""
 
 from collections import Counter
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from pronk.speculation.acceptance_stats import SourceRates
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import DraftContext, ask
-from tiny_models import VOCAB, kernels, make_engine, make_request, run, tiny_decoder
+from tiny_models import VOCAB, Clock, kernels, make_engine, make_request, run, tiny_decoder
 
 NOISE = 0.1
 SPEC = f"draft_model(model={draft_folder(NOISE)!r}, num_tokens=3)"
@@ -112,13 +111,13 @@ def test_a_shadow_pass_leaves_proposals_of_siblings_possible() -> None:
     policy.begin()
     policy.policy.elapsed = 1e6
     policy.set_prices(CostCurve(1e-9, 1.0, 0.0), 1, 1e6)  # the target is so fast that nothing pays
-    ask(proposer, [first], perf_counter)
+    ask(proposer, [first], Clock())
     assert [report.reason for report in policy.reports] == ["explores"]
     assert not policy.reports[0].tree.num_draft_tokens
     assert sum(policy.acceptance.source(proposer.chain_source).offered.values()) > 0
     policy.begin()
     policy.set_prices(CostCurve(1e6, 1.0, 0.0), 1, 1e9)  # the target is so slow that everything pays
-    ask(proposer, [stateless(first.state, tokens[:39], GREEDY, policy)], perf_counter)
+    ask(proposer, [stateless(first.state, tokens[:39], GREEDY, policy)], Clock())
     assert [report.reason for report in policy.reports] == ["pays"]
     assert policy.reports[0].tree.num_draft_tokens > 3  # a chain and siblings
 

@@ -4,15 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from pronk.errors import PromptError, TokenizerError
 from pronk.tokenization.chat.template import ChatTemplate, Renderer
+from waiting import HUNG, eventually, processor_limit
 
 USER = {"role": "user", "content": "Hi"}
 TOO_LONG = (
@@ -63,21 +64,39 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[Renderer]:
+    made = Renderer(seconds=HUNG, memory=2**28)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Renderer]:
     made = Renderer(seconds=0.3, memory=2**28)
     yield made
     made.close()
 
 
+def render_in_time(hasty: Renderer, source: str, content: str) -> str:
+    """Render a short template with a message; again if the machine was too busy for the limit of time."""
+    rendered = list[str]()
+
+    def is_in_time() -> bool:
+        with suppress(PromptError, TokenizerError):
+            template = ChatTemplate(source, {}, renderer=hasty)
+            rendered.append(template.render([{"role": "user", "content": content}]))
+        return bool(rendered)
+
+    assert eventually(is_in_time)
+    return rendered[0]
+
+
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_templates_are_stopped(source: str, renderer: Renderer) -> None:
-    honest = ChatTemplate("{{ messages[0].content }}", {}, renderer=renderer)
-    began = time.perf_counter()
-    with pytest.raises((PromptError, TokenizerError)) as caught:
-        ChatTemplate(source.replace("ONE", "(messages | length)"), {}, renderer=renderer).render([USER])
-    assert time.perf_counter() - began < 5  # with the start of a process on a busy machine
+def test_hostile_templates_are_stopped(source: str, hasty: Renderer) -> None:
+    with processor_limit(5), pytest.raises((PromptError, TokenizerError)) as caught:
+        ChatTemplate(source.replace("ONE", "(messages | length)"), {}, renderer=hasty).render([USER])
     assert TOO_LONG in str(caught.value) or "it takes too long, or too much memory" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert honest.render([USER]) == "Hi"
+    assert render_in_time(hasty, "{{ messages[0].content }}", "Hi") == "Hi"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not enforce the limit")
@@ -91,16 +110,15 @@ def test_memory_is_limited() -> None:
     renderer.close()
 
 
-def test_threads_share_a_renderer(renderer: Renderer) -> None:
-    template = ChatTemplate(
-        "{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}{{ messages[0].content }}", {}, renderer=renderer
-    )
+def test_threads_share_a_renderer(hasty: Renderer) -> None:
+    source = "{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}{{ messages[0].content }}"
 
     def render(content: str) -> str:
-        try:
-            return template.render([{"role": "user", "content": content}])
-        except PromptError as error:
-            return str(error)
+        if content != "loop":
+            return render_in_time(hasty, source, content)
+        with pytest.raises((PromptError, TokenizerError)) as caught:
+            ChatTemplate(source, {}, renderer=hasty).render([{"role": "user", "content": content}])
+        return str(caught.value)
 
     contents = ["loop", *map(str, range(40)), "loop", *map(str, range(40))]
     with ThreadPoolExecutor(4) as threads:
@@ -140,7 +158,7 @@ if pid:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_a_fork_has_its_own_child_process() -> None:
-    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=HUNG)
 
 
 def test_templates_cannot_reach_files(renderer: Renderer) -> None:

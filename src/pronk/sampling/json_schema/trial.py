@@ -28,7 +28,8 @@ LIMITS: Mapping[str, Any] = {
 }
 MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial in a child process
 TIMEOUT = 10.0  # seconds until the child process is killed, counted from its start
-MAX_SECONDS = 2.0  # limit for compilation, first mask and first forced tokens, without loading the tokenizer
+# Limit of the processor time of compilation, first mask and first forced tokens, without loading the tokenizer.
+MAX_SECONDS = 2.0
 _CACHE_SIZE = 2048  # schemas whose acceptance is remembered
 BYTES = "byte"  # llguidance's name for a tokenizer whose tokens are bytes
 

@@ -1,0 +1,56 @@
+"""Waiting for events, clocks that a test sets, and limits of work, all of which hold on a busy machine.
+
+A test states an event, an amount of work or a time of a given clock, but no duration. ``HUNG`` only ends a test that
+hangs, so it is longer than any machine needs.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+HUNG = 300.0  # seconds after which an event is taken never to come
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Wait until a condition is true; return whether it became true before the test is taken to hang."""
+    end = time.monotonic() + HUNG
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait in an event loop until a condition is true; fail if the test is taken to hang."""
+    end = time.monotonic() + HUNG
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+
+
+class ShiftedClock:
+    """A clock that a test sets forward, so that deadlines pass at a given event."""
+
+    def __init__(self, shift: float = 0.0) -> None:
+        self.shift = shift  # seconds
+
+    def __call__(self) -> float:
+        return time.perf_counter() + self.shift
+
+
+@contextmanager
+def processor_limit(seconds: float) -> Iterator[None]:
+    """Check the processor time of a block, in this process and in its children that have ended.
+
+    Other programs hardly change it. It bounds work in native code, which a test cannot count; ``seconds`` is at least
+    ten times what an idle machine needs.
+    """
+    start = _processor_seconds()
+    yield
+    assert _processor_seconds() - start < seconds
+
+
+def _processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
