@@ -16,9 +16,9 @@ HUNG = 300.0  # seconds after which an event is taken never to come
 def eventually(condition: Callable[[], bool]) -> bool:
     """Wait until a condition is true; return whether it became true before the test is taken to hang."""
     end = time.monotonic() + HUNG
-    while not condition() and time.monotonic() < end:
+    while not (is_true := condition()) and time.monotonic() < end:
         time.sleep(0.005)
-    return condition()
+    return is_true
 
 
 async def until(condition: Callable[[], bool]) -> None:

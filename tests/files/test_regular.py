@@ -23,6 +23,7 @@ from pronk.files.regular import check_regular, open_input, read_input, read_stre
 from pronk.files.results import save_result
 from pronk.files.text import read_text
 from pronk.server.batch import BatchOutput, read_batch
+from waiting import HUNG
 
 KINDS = ["a named pipe", "a socket", "a device"]
 
@@ -105,6 +106,6 @@ def test_streams_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_endless_standard_input_is_refused() -> None:
     command = [sys.executable, "-m", "pronk", "generate", "-", "--model", "pronk-tiny", "--threads", "1"]
     with Path("/dev/zero").open("rb") as endless:
-        done = subprocess.run(command, stdin=endless, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, stdin=endless, capture_output=True, text=True, timeout=HUNG, check=False)
     message = "pronk: error: prompt: standard input: expected a text, found more than 256 MiB; give a file\n"
     assert (done.returncode, done.stderr) == (2, message)

@@ -172,7 +172,7 @@ SHORT = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
 
 def received(sock: socket.socket) -> bytes:
     """Return all that the server sends until it closes the connection."""
-    sock.settimeout(20)
+    sock.settimeout(HUNG)
     parts = [*iter(lambda: sock.recv(2**16), b"")]
     return b"".join(parts)
 
@@ -225,13 +225,13 @@ def test_a_client_that_is_still_sending_can_read_the_refusal(served: Running, st
         for _ in range(LARGE // 2**20):
             sock.sendall(b"x" * 2**20)
         assert status(sock) == found
-        sock.settimeout(10)
+        sock.settimeout(HUNG)
         assert sock.recv(1) == b""
 
 
 def test_a_refused_client_that_sends_without_end_is_disconnected(model: LLM) -> None:
     with running(model, limits=RequestLimits(body=1024)) as made, connected(made) as sock:
-        sock.settimeout(20)
+        sock.settimeout(HUNG)
         with pytest.raises(ConnectionError):
             sock.sendall(head("/v1/completions", 10**9) + b"x" * 10**8)
 
@@ -560,7 +560,7 @@ def test_streams_end_with_an_error_when_the_server_stops(
 
         with client.stream("POST", route, json=body) as answer:
             event = last_event(answer, stop_twice)
-        made.thread.join(20)
+        made.thread.join(HUNG)
         assert not made.thread.is_alive()
         monkeypatch.undo()
         made.server.models.stop()
@@ -583,7 +583,7 @@ def test_requests_without_a_response_get_an_error_when_the_server_stops(model: L
         made.server.stop()
         assert eventually(lambda: bool(waiting))
         made.server.stop()
-        assert answer.result(20).status_code == 503
+        assert answer.result(HUNG).status_code == 503
         assert answer.result().json()["error"]["code"] == "closed"
     assert waiting == [1]
 

@@ -58,7 +58,7 @@ class HttpProtocol(H11Protocol):
         self._abort_after("head", self.limits.receive_seconds)
 
     def _end_idle_connection(self) -> None:
-        """Abort the oldest connection on which no whole request has arrived, so that these shut nobody out."""
+        """Abort the oldest connection on which no whole request has arrived, so that these shut no other out."""
         idle = [each for each in self.connections if each.cycle is None and each is not self]
         oldest = min(idle, key=lambda each: each.opened, default=None)
         if oldest is not None:

@@ -16,7 +16,7 @@ _STACK_SIZE = 4 << 20
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the processor time of compilation, first mask and forced tokens, and whether there was no error."""
+    """Return the processor time of compilation and first mask, and whether there was no error."""
     tokenizer = LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"])
     start = process_time()  # not the time of a clock: the machine may be busy
     matcher = LLMatcher(tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"]))
