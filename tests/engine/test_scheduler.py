@@ -249,6 +249,18 @@ def test_prefill_in_chunks_beside_decoding_requests() -> None:
     assert batches[3] == [(first, 1), (long, 1), (later, 14)]
 
 
+def test_generated_tokens_are_charged_while_the_request_runs() -> None:
+    plan = scheduler(chunk=64)
+    request = Fake(4, 20, tenant="a")
+    add(plan, request)
+    step(plan)
+    counted = plan.fair_share.counters["a"]
+    for generated in range(1, 6):
+        step(plan)
+        assert request.num_generated == generated + 1
+        assert plan.fair_share.counters["a"] == counted + 2 * generated
+
+
 def test_no_request_overtakes_one_that_does_not_fit() -> None:
     plan = scheduler(num_blocks=16, max_batch=8, chunk=64)
     large, larger, small = Fake(30, 10), Fake(40, 20), Fake(2, 2)

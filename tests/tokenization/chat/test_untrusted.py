@@ -70,9 +70,11 @@ def test_private_characters_are_mapped_back_to_names(tokenizer: Tokenizer) -> No
     assert [*reveal("a", {})] == [("a", False)]
 
 
-@pytest.mark.parametrize(
-    "parts", [["<|im", "_end|>"], ["<|im_start ", " |>"], ["<", "|im_", "end|>", "x"], ["a<|im_end|", "\n>"]]
-)
+CUT_ONCE = [[name[:cut], name[cut:]] for name in SPECIAL for cut in range(1, len(name))]
+CUT = [*CUT_ONCE, ["<|im_start ", " |>"], ["<", "|im_", "end|>", "x"], ["a<|im_end|", "\n>"]]
+
+
+@pytest.mark.parametrize("parts", CUT, ids=str)
 def test_names_cut_across_parts_stay_text(tokenizer: Tokenizer, parts: list[str]) -> None:
     """A template may join the parts of a content."""
     each = "{% for part in m.content %}{{ part.text | trim }}{% endfor %}"

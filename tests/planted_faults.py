@@ -1,0 +1,378 @@
+"""Plausible mistakes in the package, each with the tests of ``make test`` that must find it.
+
+The faults are of different kinds, so that a shorter or faster suite that finds all of them still
+checks every part. A fault is a piece of text that occurs once in a file, and what replaces it.
+``test_planted_faults.py`` plants each one in a copy of the package.
+"""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """One mistake, and the tests that find it within seconds."""
+
+    name: str  # what goes wrong
+    file: str  # path below ``src/pronk``
+    right: str  # text of the file, with its indentation; occurs once
+    wrong: str
+    tests: str  # files or node ids below ``tests``, with spaces between them
+
+
+_SAMPLING = (
+    Fault(
+        "one token too many is accepted",
+        "sampling/verify.py",
+        "child = tree.child(node, token)\n",
+        "child = tree.child(node, token) or next(iter(tree.children(node).values()), None)\n",
+        "sampling/test_verify.py",
+    ),
+    Fault(
+        "the distribution after a rejection keeps mass that the drafter has proposed",
+        "sampling/verify.py",
+        "        return np.maximum(w * p - q, 0.0)\n",
+        "        return np.abs(w * p - q)\n",
+        "sampling/test_sampled_drafts.py",
+    ),
+    Fault(
+        "a trial of the rejection rule is drawn for the wrong draft token",
+        "sampling/noise.py",
+        "    return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53\n",
+        "    return (_mix(key) >> 11) * 2.0**-53\n",
+        "sampling/test_rejection.py",
+    ),
+    Fault(
+        "the second sample of a prompt has the seed of the first",
+        "sampling/noise.py",
+        "    return seed if sample == 0 else",
+        "    return seed if sample <= 1 else",
+        "sampling/test_sampler.py test_llm.py",
+    ),
+    Fault(
+        "the context of the bonus token lacks the accepted draft tokens",
+        "sampling/acceptance.py",
+        "        sampler.advance(token)\n",
+        "        if tree.child(node, token) is None:\n            sampler.advance(token)\n",
+        "sampling/test_acceptance.py",
+    ),
+    Fault(
+        "logit bias counts after the temperature",
+        "sampling/sampler.py",
+        "kept, ids = truncate(self._process(logits) / self._stateless.temperature,",
+        "kept, ids = truncate(self._process(logits / self._stateless.temperature),",
+        "sampling/test_sampler.py",
+    ),
+    Fault(
+        "penalties count all rejected draft tokens but the last",
+        "sampling/logits_processors.py",
+        "        for token in self.context.tentative[-count:] if count else ():\n",
+        "        for token in self.context.tentative[-1:] if count else ():\n",
+        "sampling/test_sampler.py",
+    ),
+    Fault(
+        "min_tokens allows the end one token too early",
+        "sampling/logits_processors.py",
+        "self.context.num_generated < self.min_tokens",
+        "self.context.num_generated < self.min_tokens - 1",
+        "sampling/test_sampler.py",
+    ),
+    Fault(
+        "top_p drops the token that reaches the sum",
+        "sampling/truncation.py",
+        "np.count_nonzero(sums - probs < top_p)",
+        "np.count_nonzero(sums < top_p)",
+        "sampling/test_sampler.py",
+    ),
+    Fault(
+        "the budget of thoughts is not restored after a rejection",
+        "sampling/thinking.py",
+        "        del self._states[len(self._states) - count :]\n",
+        "        del self._states[-1:]\n",
+        "engine/test_thinking.py",
+    ),
+    Fault(
+        "a guide continues from a text that was rolled back",
+        "structured/grammar_processor.py",
+        "        while self._kept and self._kept[-1][0] > size:\n",
+        "        while self._kept and self._kept[-1][0] > size + 1:\n",
+        "structured/test_grammar_processor.py",
+    ),
+)
+
+_CACHE = (
+    Fault(
+        "accepted rows are moved from the wrong slots",
+        "kv_cache/paged.py",
+        "slots[[offset for offset, _ in moves]], slots[[target for _, target in moves]]",
+        "slots[[target for _, target in moves]], slots[[offset for offset, _ in moves]]",
+        "kv_cache/test_paged.py",
+    ),
+    Fault(
+        "the block that a copy replaces is not released",
+        "kv_cache/blocks.py",
+        "        self.references[old] -= 1\n",
+        "",
+        "kv_cache/test_blocks.py",
+    ),
+    Fault(
+        "a cached prefix contains the last token",
+        "kv_cache/prefix.py",
+        "        for number in range((len(tokens) - 1) // size):\n",
+        "        for number in range(len(tokens) // size):\n",
+        "kv_cache/test_prefix.py",
+    ),
+    Fault(
+        "tenants share cached prefixes",
+        "engine/request.py",
+        "        return cache_salt(self.adapter, self.salt)\n",
+        "        return cache_salt(self.adapter)\n",
+        "engine/test_prompt_cache.py",
+    ),
+    Fault(
+        "adapters share cached prefixes",
+        "models/adapters.py",
+        "    return salt if adapter is None else sha256(adapter.digest + salt).digest()\n",
+        "    return salt\n",
+        "engine/test_adapters.py",
+    ),
+    Fault(
+        "a token leaves the sliding window one step too early",
+        "kernels/csrc/attention.inc",
+        "> first_held ? row->position - op->window + 1",
+        "> first_held ? row->position - op->window + 2",
+        "engine/test_windows.py::test_windows_equal_a_dense_reference",
+    ),
+    Fault(
+        "blocks are released although the window still needs them",
+        "engine/request_step.py",
+        "request.block_table.length - window + 1)\n",
+        "request.block_table.length - window + 16)\n",
+        "engine/test_windows.py",
+    ),
+    Fault(
+        "codes of 8 bits are stored with the scales of another head",
+        "kv_cache/layout.py",
+        "        scales = pool.reshape(",
+        "        scales = pool[::-1].reshape(",
+        "kv_cache/test_paged.py",
+    ),
+)
+
+_SCHEDULER = (
+    Fault(
+        "a tenant waits twice as long for its turn",
+        "engine/scheduler.py",
+        "self.fair_share.waiting_since(now - self.max_wait)",
+        "self.fair_share.waiting_since(now - 2 * self.max_wait)",
+        "engine/test_turns.py",
+    ),
+    Fault(
+        "the request that started first is preempted",
+        "engine/scheduler.py",
+        "        return min(reversed(victims), key=",
+        "        return min(victims, key=",
+        "engine/test_scheduler.py",
+    ),
+    Fault(
+        "a pass computes more prompt tokens than a chunk",
+        "engine/scheduler.py",
+        "                    left -= shares[request]\n",
+        "",
+        "engine/test_turns.py",
+    ),
+    Fault(
+        "generated tokens are not charged while a request runs",
+        "engine/scheduler.py",
+        "        for request in self.running:\n            self._charge_tenant(request)\n",
+        "",
+        "engine/test_scheduler.py",
+    ),
+    Fault(
+        "blocks of a removed request stay allocated",
+        "engine/scheduler.py",
+        "        self.cache.release(request.block_table)\n        self._charge_tenant(request)\n",
+        "        self._charge_tenant(request)\n",
+        "engine/test_scheduler.py",
+    ),
+    Fault(
+        "waiting requests have no deadline",
+        "engine/scheduler.py",
+        "        for request in (*self.running, *self.waiting):\n            if request.deadline",
+        "        for request in self.running:\n            if request.deadline",
+        "engine/test_scheduler.py",
+    ),
+    Fault(
+        "samples of a prompt share it without its adapter",
+        "engine/scheduler.py",
+        "-1 if request.adapter is None else",
+        "-1 if request.adapter is None or request.parent else",
+        "engine/test_adapters.py",
+    ),
+    Fault(
+        "a resumed request counts each earlier token twice",
+        "engine/request.py",
+        "            self.sampler.commit(1)\n",
+        "",
+        "test_async_llm.py",
+    ),
+)
+
+_DRAFTERS = (
+    Fault(
+        "texts of the rejection rule become draft tokens of other requests",
+        "drafters/from_text/suffix.py",
+        "        state.private = outcome.params.rejects\n",
+        "        state.private = False\n",
+        "drafters/test_memory.py",
+    ),
+    Fault(
+        "a draft token of EAGLE has the feature of the last node instead of its parent's",
+        "drafters/from_target/_eagle_runner.py",
+        "[draft.outputs[parent] for parent in draft.parents[computed:]]",
+        "[draft.outputs[-1] for parent in draft.parents[computed:]]",
+        "drafters/from_target/test_eagle3.py",
+    ),
+    Fault(
+        "draft tokens are rotated by their number instead of their depth",
+        "models/program_rows.py",
+        "block_table.length + depth for depth in tree.depths[computed:]",
+        "block_table.length + node for node in range(computed, len(tree))",
+        "engine/test_bit_equality.py::test_token_trees",
+    ),
+    Fault(
+        "the weights of a path are those of the nodes in order",
+        "kernels/csrc/attention.inc",
+        "tree_scores[p < q->contiguous_end ? p : length + q->tail[p - q->contiguous_end]]",
+        "tree_scores[p]",
+        "engine/test_bit_equality.py::test_token_trees",
+    ),
+    Fault(
+        "a node attends to the node before it instead of its parent",
+        "speculation/tree.py",
+        "            seen[node] = seen[self.parents[node]]\n",
+        "            seen[node] = seen[node - 1]\n",
+        "speculation/test_tree.py",
+    ),
+    Fault(
+        "the counts of earlier runs are ignored",
+        "speculation/acceptance_stats.py",
+        "        return cls(_read(path, fingerprint), path, fingerprint)\n",
+        "        return cls(AcceptanceStats(), path, fingerprint)\n",
+        "speculation/test_acceptance_file.py",
+    ),
+    Fault(
+        "verify takes other texts of equal tokens for equal",
+        "verification/equality.py",
+        "        if reasons[0] == reasons[1] and plain.text == other.text:\n",
+        "        if reasons[0] == reasons[1]:\n",
+        "verification/test_defects.py",
+    ),
+)
+
+_FILES = (
+    Fault(
+        "the high bits of a scale of Q4_K are misread",
+        "kernels/csrc/pack.cpp",
+        "(uint8_t)((s[i + 8] & 15) | (s[i] >> 6) << 4)",
+        "(uint8_t)((s[i + 8] & 15) | (s[i] >> 6) << 5)",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "the rows of keys stay in the order of the file",
+        "quantization/gguf/checkpoint.py",
+        '"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"',
+        '"attn_q": "attention.head_count"',
+        "quantization/gguf/test_models.py",
+    ),
+    Fault(
+        "tokens that the user has defined are not matched before the text is split",
+        "quantization/gguf/tokenizer.py",
+        "        if token is not None and kind in ADDED_KINDS\n",
+        "        if token is not None and kind in ADDED_KINDS and ADDED_KINDS[TokenKind(kind)]\n",
+        "quantization/gguf/test_tokenizer.py",
+    ),
+    Fault(
+        "packed weights of an older file of the same name are used",
+        "kernels/weight_cache.py",
+        'header["source"] != self._source or',
+        'header["source"]["version"] != VERSION or',
+        "kernels/test_weight_cache.py",
+    ),
+    Fault(
+        "a file is copied to its place instead of renamed",
+        "files/atomic.py",
+        "        partial.replace(path)\n",
+        "        shutil.copyfile(partial, path)\n",
+        "files/test_atomic.py",
+    ),
+    Fault(
+        "adjacent rows share the adapter of the first",
+        "kernels/csrc/adapters.inc",
+        "r < first + TILE_M && s->row[r].adapter == s->row[first].adapter",
+        "r < first + TILE_M",
+        "kernels/test_adapters.py",
+    ),
+)
+
+_TEXTS = (
+    Fault(
+        "a stop string that spans tokens is printed in part",
+        "tokenization/stream.py",
+        "            cut = len(self._held) - withheld\n",
+        "            cut = len(self._held)\n",
+        "tokenization/test_detokenizer.py",
+    ),
+    Fault(
+        "the first bytes of a character are printed as replacement characters",
+        "tokenization/stream.py",
+        "        final = text.rstrip(_REPLACEMENT)\n",
+        "        final = text\n",
+        "tokenization/test_detokenizer.py",
+    ),
+    Fault(
+        "names of special tokens in untrusted messages become these tokens",
+        "tokenization/tokenizer.py",
+        "plain_ids(part, encode, self.special_ids) if hidden else encode(part)",
+        "encode(part)",
+        "tokenization/chat/test_untrusted.py",
+    ),
+    Fault(
+        "two texts that a template joins form a special token",
+        "tokenization/chat/messages.py",
+        "for length in range(1, longest + 1)):\n",
+        "for length in range(1, longest)):\n",
+        "tokenization/chat/test_untrusted.py",
+    ),
+)
+
+_SERVER = (
+    Fault(
+        "only the beginnings of API keys are compared",
+        "server/guard.py",
+        "    return hashlib.sha256(key.encode()).digest()\n",
+        "    return hashlib.sha256(key[:4].encode()).digest()\n",
+        "server/test_limits.py",
+    ),
+    Fault(
+        "a body without a length has no limit",
+        "server/guard.py",
+        "                    if size > limit:\n",
+        '                    if size > limit and length != b"0":\n',
+        "server/test_limits.py",
+    ),
+    Fault(
+        "the header of ignored fields is missing on streams",
+        "server/app.py",
+        '    headers = {"Cache-Control": "no-store", **report}\n',
+        '    headers = {"Cache-Control": "no-store"}\n',
+        "server/test_fields.py",
+    ),
+    Fault(
+        "a batch file lacks the answers to requests that failed",
+        "server/batch.py",
+        "            answers.write(",
+        "            if status == HTTPStatus.OK:\n                answers.write(",
+        "server/test_batch.py",
+    ),
+)
+
+FAULTS = (*_SAMPLING, *_CACHE, *_SCHEDULER, *_DRAFTERS, *_FILES, *_TEXTS, *_SERVER)
