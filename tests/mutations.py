@@ -1,0 +1,454 @@
+"""Hostile and damaged model files: mutations of JSON documents, GGUF files and safetensors files.
+
+Each function yields changed files with labels that say what was changed. The mutations depend on the file only, so that
+a label always means the same bytes. The bytes are made on demand: most tests use a sample.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from gguf.constants import Keys
+
+
+class Mutation(NamedTuple):
+    """A changed file."""
+
+    label: str  # what was changed
+    make: Callable[[], bytes]  # returns the bytes of the file
+
+
+LONG_TEXT = "A" * 5000
+# Values of a JSON key, or elements of an array, that no model has there; some of them are valid in some places.
+JSON_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    7,
+    2**31 - 1,
+    10**12,
+    10**30,
+    -(10**12),
+    0.5,
+    -0.5,
+    1e-300,
+    1e300,
+    math.nan,
+    math.inf,
+    "",
+    "x",
+    LONG_TEXT,
+    "../../etc/passwd",
+    "a\0b",
+    "\ud800",
+    [],
+    [None],
+    [0],
+    [0, 0, 0],
+    [-1, 10**12, 0.5],
+    ["x", "x", "x"],
+    [[[]]],
+    [{}, {}, {}],
+    {},
+    {"x": None},
+    {"x": {"x": [1]}},
+    {"0": 10**12},
+)
+
+
+def nested_list(depth: int) -> Any:
+    """Return a list in a list in a list …."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def json_values(document: Mapping[str, Any], extra_keys: Sequence[str] = ()) -> Iterator[Mutation]:
+    """Replace each value of a document by each hostile value, remove each key, and add each extra key."""
+    for path in _paths(document):
+        where = ".".join(map(str, path))
+        yield Mutation(f"{where} missing", partial(_dump, _without(document, path)))
+        for value in (*JSON_VALUES, nested_list(200)):
+            yield Mutation(f"{where} = {value!r:.30}", partial(_dump, _with(document, path, value)))
+    for key in extra_keys:
+        for value in JSON_VALUES:
+            yield Mutation(f"{key} added: {value!r:.30}", partial(_dump, {**document, key: value}))
+
+
+def json_texts(document: Mapping[str, Any]) -> Iterator[Mutation]:
+    """Damage the text of a document: truncation, encoding, duplicate keys, depth, size of numbers."""
+    text = _dump(document)
+    for place in [index for index, byte in enumerate(text) if chr(byte) in '{}[]:,"']:
+        yield Mutation(f"truncated after {place} bytes", partial(bytes, text[:place]))
+    for name, content in {
+        "empty": b"",
+        "BOM": b"\xef\xbb\xbf" + text,
+        "UTF-16": text.decode().encode("utf-16"),
+        "not UTF-8": text.replace(b'"', b'"\xff', 1),
+        "not UTF-8 value": text.replace(b': "', b': "\xc3', 1),
+        "a zero byte": text.replace(b",", b"\0,", 1),
+        "null": b"null",
+        "list": b"[]",
+        "number": b"1",
+        "string": b'"x"',
+        "deep list": b"[" * 100_000,
+        "deep object": b'{"a":' * 100_000,
+        "long number": b'{"vocab_size": ' + b"9" * 10_000 + b"}",
+        "text after the end": text + b"}",
+        "zero bytes": bytes(len(text)),
+    }.items():
+        yield Mutation(name, partial(bytes, content))
+    for key in document:
+        for value in (None, -1, "x", {}, []):
+            twice = b"{" + json.dumps({key: value}).encode()[1:-1] + b"," + text[1:]
+            yield Mutation(f"{key} twice, first {value!r}", partial(bytes, twice))
+            twice = text[:-1] + b"," + json.dumps({key: value}).encode()[1:]
+            yield Mutation(f"{key} twice, last {value!r}", partial(bytes, twice))
+
+
+def _dump(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of all values in a document; only two elements of a list."""
+    if isinstance(value, Mapping):
+        items: list[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list):
+        items = [*enumerate(value)][:2]
+    else:
+        return
+    for key, inner in items:
+        yield (*path, key)
+        yield from _paths(inner, (*path, key))
+
+
+def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copied = dict(document) if isinstance(document, Mapping) else list(document)
+    copied[path[0]] = _with(document[path[0]], path[1:], value)
+    return copied
+
+
+def _without(document: Any, path: tuple[Any, ...]) -> Any:
+    copied = dict(document) if isinstance(document, Mapping) else list(document)
+    if len(path) == 1:
+        del copied[path[0]]
+    else:
+        copied[path[0]] = _without(document[path[0]], path[1:])
+    return copied
+
+
+# GGUF types of metadata values: number and struct format of the scalars.
+_SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_HUGE = (2**32, 2**40, 2**62, 2**63, 2**64 - 1)
+
+
+@dataclass(frozen=True)
+class GgufPair:
+    """A pair of metadata: the key, the number of the type, and the bytes of the value."""
+
+    key: bytes
+    type: int
+    value: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes in the file."""
+        return _string(self.key) + struct.pack("<I", self.type) + self.value
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """The description of a tensor."""
+
+    name: bytes
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+    num_dimensions: int | None = None  # the announced number; ``None``: that of ``shape``
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes in the file."""
+        count = len(self.shape) if self.num_dimensions is None else self.num_dimensions
+        sizes = struct.pack(f"<{len(self.shape)}Q", *self.shape)
+        return _string(self.name) + struct.pack("<I", count) + sizes + struct.pack("<IQ", self.type, self.offset)
+
+
+@dataclass(frozen=True)
+class GgufImage:
+    """The parts of a GGUF file."""
+
+    pairs: tuple[GgufPair, ...]
+    tensors: tuple[GgufTensor, ...]
+    data: bytes
+    magic: bytes = b"GGUF"
+    version: int = 3
+    num_tensors: int | None = None  # the announced number; ``None``: that of ``tensors``
+    num_pairs: int | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes of the file."""
+        head, _ = self._header()
+        return head + bytes(-len(head) % 32) + self.data
+
+    def borders(self) -> list[int]:
+        """Return the offsets of the ends of all pairs and descriptions, and that of the data."""
+        head, ends = self._header()
+        return [0, 3, 4, 8, 16, 23, *ends, len(head) + -len(head) % 32]
+
+    def _header(self) -> tuple[bytes, list[int]]:
+        num_tensors = len(self.tensors) if self.num_tensors is None else self.num_tensors
+        num_pairs = len(self.pairs) if self.num_pairs is None else self.num_pairs
+        head = self.magic + struct.pack("<IQQ", self.version, num_tensors, num_pairs)
+        ends = []
+        for part in (*self.pairs, *self.tensors):
+            head += part.to_bytes()
+            ends.append(len(head))
+        return head, ends
+
+
+def read_gguf(content: bytes) -> GgufImage:
+    """Return the parts of an undamaged GGUF file."""
+    position = 0
+
+    def take(size: int) -> bytes:
+        nonlocal position
+        position += size
+        return content[position - size : position]
+
+    def number(kind: str) -> int:
+        return int(struct.unpack(f"<{kind}", take(struct.calcsize(kind)))[0])
+
+    def value_size(kind: int) -> int:
+        if kind == _STRING:
+            return 8 + int(struct.unpack_from("<Q", content, position)[0])
+        return struct.calcsize(_SCALARS[kind])
+
+    def value(kind: int) -> bytes:
+        if kind != _ARRAY:
+            return take(value_size(kind))
+        start = position
+        inner, count = number("I"), number("Q")
+        for _ in range(count):
+            take(value_size(inner))
+        return content[start:position]
+
+    take(8)
+    num_tensors, num_pairs = number("Q"), number("Q")
+    pairs = []
+    for _ in range(num_pairs):
+        key, kind = take(number("Q")), number("I")
+        pairs.append(GgufPair(key, kind, value(kind)))
+    tensors = []
+    for _ in range(num_tensors):
+        name, count = take(number("Q")), number("I")
+        shape = tuple(number("Q") for _ in range(count))
+        tensors.append(GgufTensor(name, shape, number("I"), number("Q")))
+    return GgufImage(tuple(pairs), tuple(tensors), content[position + -position % 32 :])
+
+
+def _string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def _array(kind: int, elements: Sequence[bytes], length: int | None = None) -> bytes:
+    count = len(elements) if length is None else length
+    return struct.pack("<IQ", kind, count) + b"".join(elements)
+
+
+def _gguf_values() -> Iterator[tuple[str, int, bytes]]:
+    """Yield hostile values of metadata: a label, the number of the type, and the bytes."""
+    for kind, letter in _SCALARS.items():
+        size = struct.calcsize(letter)
+        if letter in "fd":
+            numbers = [struct.pack(f"<{letter}", each) for each in (0, -1, 0.5, math.nan, math.inf, -math.inf)]
+        else:
+            numbers = [bytes(size), b"\x01" + bytes(size - 1), b"\xff" * size, b"\xff" * (size - 1) + b"\x7f"]
+        for each in numbers:
+            yield f"{letter} {each.hex()}", kind, each
+        yield f"array of three {letter}", _ARRAY, _array(kind, [numbers[0], numbers[1], numbers[2]])
+    for name, text in {
+        "empty": b"",
+        "x": b"x",
+        "long": b"A" * 5000,
+        "not UTF-8": b"\xff\xfe",
+        "zero byte": b"a\0b",
+        "template": b"{{ 1 / 0 }}",
+    }.items():
+        yield f"{name} string", _STRING, _string(text)
+        yield f"array of an {name} string", _ARRAY, _array(_STRING, [_string(text)])
+    for length in _HUGE:
+        yield f"string of {length} bytes", _STRING, struct.pack("<Q", length)
+        yield f"array of {length} strings", _ARRAY, _array(_STRING, [], length)
+        yield f"array of {length} int8", _ARRAY, _array(1, [], length)
+        yield f"array of {length} float64", _ARRAY, _array(12, [], length)
+    for kind in (4, 6, 7, _STRING):
+        yield f"empty array of type {kind}", _ARRAY, _array(kind, [])
+    yield "array of arrays", _ARRAY, _array(_ARRAY, [_array(4, [bytes(4)])])
+    yield "array of an unknown type", _ARRAY, _array(77, [bytes(4)])
+    yield "unknown type", 13, bytes(8)
+    yield "huge type", 2**32 - 1, bytes(8)
+
+
+def gguf_metadata(image: GgufImage) -> Iterator[Mutation]:
+    """Change the value, type and name of each pair, remove it, repeat it, and add every key that GGUF defines."""
+    known = {pair.key for pair in image.pairs}
+    values = [*_gguf_values()]
+    for index, pair in enumerate(image.pairs):
+        name = pair.key.decode()
+
+        def put(*pairs: GgufPair, index: int = index) -> Callable[[], bytes]:
+            changed = (*image.pairs[:index], *pairs, *image.pairs[index + 1 :])
+            return replace(image, pairs=changed).to_bytes
+
+        yield Mutation(f"{name} missing", put())
+        yield Mutation(f"{name} twice", put(pair, pair))
+        for label, kind, value in values:
+            yield Mutation(f"{name}: {label}", put(replace(pair, type=kind, value=value)))
+        for kind in (*_SCALARS, _STRING, _ARRAY, 13):
+            yield Mutation(f"{name}: type {kind}, same bytes", put(replace(pair, type=kind)))
+        if pair.type == _ARRAY:
+            kind, count = struct.unpack_from("<IQ", pair.value)
+            for length in (0, 1, count - 1, count + 1, *_HUGE):
+                changed = struct.pack("<IQ", kind, length) + pair.value[12:]
+                yield Mutation(f"{name}: {length} elements", put(replace(pair, value=changed)))
+            for other in (*_SCALARS, _STRING, _ARRAY, 13):
+                changed = struct.pack("<I", other) + pair.value[4:]
+                yield Mutation(f"{name}: elements of type {other}", put(replace(pair, value=changed)))
+        for label, key in _names(pair.key):
+            yield Mutation(f"{name}: {label}", put(replace(pair, key=key)))
+    architecture = next(pair.value[8:].decode() for pair in image.pairs if pair.key == b"general.architecture")
+    for key in _known_keys(architecture):
+        if key.encode() not in known:
+            for label, kind, value in values:
+                pairs = (*image.pairs, GgufPair(key.encode(), kind, value))
+                yield Mutation(f"{key} added: {label}", replace(image, pairs=pairs).to_bytes)
+
+
+def _known_keys(architecture: str) -> list[str]:
+    """Return the metadata keys of models that the package ``gguf`` knows."""
+    skipped = ("Adapter", "Clip", "Diffusion", "Classifier", "IMatrix")
+    groups = [group for name, group in vars(Keys).items() if isinstance(group, type) and name not in skipped]
+    templates = [key for group in groups for key in vars(group).values() if isinstance(key, str) and "." in key]
+    others = ["general.sampling.temp", "general.sampling.top_k", "general.sampling.top_p", "general.sampling.min_p"]
+    names = [key.format(arch=architecture, id=0) for key in templates if "gguf.constants" not in key]
+    return [*dict.fromkeys([*names, *others])]
+
+
+def _names(name: bytes) -> Iterator[tuple[str, bytes]]:
+    yield "empty name", b""
+    yield "long name", b"A" * 70_000
+    yield "name of 5,000 characters", name + b"x" * 5000
+    yield "name that is not UTF-8", name + b"\xff"
+    yield "name with a zero byte", name + b"\0"
+    yield "name with a line break", name + b"\n"
+    yield "other name", name + b"x"
+
+
+def gguf_tensors(image: GgufImage) -> Iterator[Mutation]:
+    """Change name, shape, type and offset of each tensor, remove it, and repeat it."""
+    for index, tensor in enumerate(image.tensors):
+        name = tensor.name.decode()
+
+        def put(*tensors: GgufTensor, index: int = index) -> Callable[[], bytes]:
+            changed = (*image.tensors[:index], *tensors, *image.tensors[index + 1 :])
+            return replace(image, tensors=changed).to_bytes
+
+        yield Mutation(f"{name} missing", put())
+        yield Mutation(f"{name} twice", put(tensor, tensor))
+        for label, changed in _names(tensor.name):
+            yield Mutation(f"{name}: {label}", put(replace(tensor, name=changed)))
+        for kind in (*range(42), 2**32 - 1):
+            yield Mutation(f"{name}: type {kind}", put(replace(tensor, type=kind)))
+        for offset in (1, 16, 32, 64, len(image.data), len(image.data) - 32, *_HUGE, 2**64 - 32):
+            yield Mutation(f"{name}: offset {offset}", put(replace(tensor, offset=offset)))
+        for shape in _shapes(tensor.shape):
+            yield Mutation(f"{name}: shape {shape}", put(replace(tensor, shape=shape)))
+        for count in (0, 1, 2, 3, 4, 5, 2**16, 2**32 - 1):
+            yield Mutation(f"{name}: {count} dimensions announced", put(replace(tensor, num_dimensions=count)))
+
+
+def _shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    yield shape[::-1]
+    yield ()
+    yield (*shape, 1)
+    yield (1, *shape)
+    yield (*shape, 1, 1)
+    yield (2,) * 5
+    yield (math.prod(shape),)
+    for axis in range(len(shape)):
+        for size in (0, 1, 31, 32, shape[axis] + 1, shape[axis] * 2, shape[axis] // 2, *_HUGE):
+            yield (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def gguf_files(image: GgufImage) -> Iterator[Mutation]:
+    """Change the fields of the file's header, cut the file at the borders of its parts, and change its data."""
+    content = image.to_bytes()
+    for magic in (b"GGML", b"gguf", b"FUGG", bytes(4), b"PK\3\4"):
+        yield Mutation(f"magic {magic!r}", replace(image, magic=magic).to_bytes)
+    for version in (0, 1, 2, 4, 3 << 24, 2 << 24, 2**32 - 1):
+        yield Mutation(f"version {version}", replace(image, version=version).to_bytes)
+    for field, count in (("num_tensors", len(image.tensors)), ("num_pairs", len(image.pairs))):
+        for number in (0, 1, count - 1, count + 1, count + 50, 10**6, *_HUGE):
+            yield Mutation(f"{field} = {number}", replace(image, **{field: number}).to_bytes())  # type: ignore[arg-type]
+    for border in image.borders():
+        for place in (border - 1, border, border + 1, border + 7):
+            yield Mutation(f"truncated after {place} bytes", partial(bytes, content[: max(0, place)]))
+    for share in (0.1, 0.5, 0.9, 0.99):
+        yield Mutation(f"{share} of the data", replace(image, data=image.data[: int(share * len(image.data))]).to_bytes)
+    yield Mutation("data of ones", replace(image, data=b"\xff" * len(image.data)).to_bytes)
+    yield Mutation("data of zeros", replace(image, data=bytes(len(image.data))).to_bytes)
+    yield Mutation("data of huge numbers", replace(image, data=b"\x7f" * len(image.data)).to_bytes)
+    yield Mutation("no tensors", replace(image, tensors=()).to_bytes)
+    yield Mutation("no metadata", replace(image, pairs=()).to_bytes)
+    yield Mutation("tensors in reverse", replace(image, tensors=image.tensors[::-1]).to_bytes)
+
+
+def safetensors_files(content: bytes) -> Iterator[Mutation]:
+    """Change the length of the header, the header's entries and its text, and the data."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    data = content[8 + length :]
+
+    def join(text: bytes, announced: int | None = None, rest: bytes = data) -> Callable[[], bytes]:
+        size = struct.pack("<Q", len(text) if announced is None else announced)
+        return lambda: size + text + rest
+
+    text = _dump(header)
+    for announced in (0, 1, len(text) - 1, len(text) + 1, len(content), 10**8, *_HUGE):
+        yield Mutation(f"header of {announced} bytes", join(text, announced))
+    for size in (0, 1, 7, 8, 9, 8 + length // 2, 8 + length, 9 + length, len(content) - 1):
+        yield Mutation(f"truncated after {size} bytes", partial(bytes, content[:size]))
+    yield Mutation("a byte too many", partial(bytes, content + b"\0"))
+    for byte in (b"\0", b"\xff", b"\x7f"):
+        yield Mutation(f"data of {byte!r}", join(text, rest=byte * len(data)))
+    for mutation in (*json_texts(header), *json_values(header)):
+        yield Mutation(f"header: {mutation.label}", join(mutation.make()))
+    names = [name for name in header if name != "__metadata__"]
+    total = len(data)
+    for name in names:
+        entry = header[name]
+        begin, end = entry["data_offsets"]
+        for offsets in ((0, end), (begin, total), (end, begin), (begin - 4, end - 4), (begin, end - 4), (0, 0)):
+            yield Mutation(f"{name}: offsets {offsets}", join(_dump(header | {name: {**entry, "data_offsets": offsets}})))
+        for dtype in "F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U64 U32 U16 U8 BOOL F4 C64 f32".split():
+            yield Mutation(f"{name}: {dtype}", join(_dump(header | {name: {**entry, "dtype": dtype}})))
+        for shape in _shapes(tuple(entry["shape"])):
+            yield Mutation(f"{name}: shape {shape}", join(_dump(header | {name: {**entry, "shape": shape}})))
+        for label, renamed in _names(name.encode()):
+            changed = {(renamed.decode(errors="replace") if key == name else key): each for key, each in header.items()}
+            yield Mutation(f"{name}: {label}", join(_dump(changed)))
+        yield Mutation(f"{name} twice", join(text[:-1] + b"," + _dump({name: entry})[1:]))
+    for value in JSON_VALUES:
+        yield Mutation(f"metadata {value!r:.30}", join(_dump({**header, "__metadata__": value})))
+        yield Mutation(f"metadata x {value!r:.30}", join(_dump({**header, "__metadata__": {"x": value}})))
