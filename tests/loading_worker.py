@@ -68,7 +68,7 @@ def try_load(model: str, adapter: str | None) -> dict[str, Any]:
         return {"outcome": "refused" if is_one_line else "crashed", "message": f"{type(error).__name__}: {message}"}
     except _TooSlowError:
         return {"outcome": "slow", "message": traceback.format_exc()}
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - reported as a crash
         return {"outcome": "crashed", "message": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
     finally:
         signal.alarm(0)

@@ -107,6 +107,11 @@ def json_texts(document: Mapping[str, Any]) -> Iterator[Mutation]:
     }.items():
         yield Mutation(name, partial(bytes, content))
     for key in document:
+        for depth in (150, *range(900, 1000, 10)):
+            deep = b"{" + json.dumps(key).encode() + b":" + b"[" * depth + b"]" * depth + b"," + text[1:]
+            yield Mutation(f"{key} twice, first {depth} lists", partial(bytes, deep))
+            deep = text[:-1] + b"," + json.dumps(key).encode() + b":" + b"[" * depth + b"]" * depth + b"}"
+            yield Mutation(f"{key} of {depth} lists", partial(bytes, deep))
         for value in (None, -1, "x", {}, []):
             twice = b"{" + json.dumps({key: value}).encode()[1:-1] + b"," + text[1:]
             yield Mutation(f"{key} twice, first {value!r}", partial(bytes, twice))
@@ -302,47 +307,47 @@ def _gguf_values() -> Iterator[tuple[str, int, bytes]]:
 
 def gguf_metadata(image: GgufImage) -> Iterator[Mutation]:
     """Change the value, type and name of each pair, remove it, repeat it, and add every key that GGUF defines."""
-    known = {pair.key for pair in image.pairs}
-    values = [*_gguf_values()]
     for index, pair in enumerate(image.pairs):
-        name = pair.key.decode()
-
-        def put(*pairs: GgufPair, index: int = index) -> Callable[[], bytes]:
-            changed = (*image.pairs[:index], *pairs, *image.pairs[index + 1 :])
-            return replace(image, pairs=changed).to_bytes
-
-        yield Mutation(f"{name} missing", put())
-        yield Mutation(f"{name} twice", put(pair, pair))
-        for label, kind, value in values:
-            yield Mutation(f"{name}: {label}", put(replace(pair, type=kind, value=value)))
-        for kind in (*_SCALARS, _STRING, _ARRAY, 13):
-            yield Mutation(f"{name}: type {kind}, same bytes", put(replace(pair, type=kind)))
-        if pair.type == _ARRAY:
-            kind, count = struct.unpack_from("<IQ", pair.value)
-            for length in (0, 1, count - 1, count + 1, *_HUGE):
-                changed = struct.pack("<IQ", kind, length) + pair.value[12:]
-                yield Mutation(f"{name}: {length} elements", put(replace(pair, value=changed)))
-            for other in (*_SCALARS, _STRING, _ARRAY, 13):
-                changed = struct.pack("<I", other) + pair.value[4:]
-                yield Mutation(f"{name}: elements of type {other}", put(replace(pair, value=changed)))
-        for label, key in _names(pair.key):
-            yield Mutation(f"{name}: {label}", put(replace(pair, key=key)))
-    architecture = next(pair.value[8:].decode() for pair in image.pairs if pair.key == b"general.architecture")
+        for label, changed in _changed_pairs(pair):
+            pairs = (*image.pairs[:index], *changed, *image.pairs[index + 1 :])
+            yield Mutation(f"{pair.key.decode()}: {label}", replace(image, pairs=pairs).to_bytes)
+    known = {pair.key.decode(): pair.value for pair in image.pairs}
+    architecture = known["general.architecture"][8:].decode()
     for key in _known_keys(architecture):
-        if key.encode() not in known:
-            for label, kind, value in values:
+        if key not in known:
+            for label, kind, value in _gguf_values():
                 pairs = (*image.pairs, GgufPair(key.encode(), kind, value))
                 yield Mutation(f"{key} added: {label}", replace(image, pairs=pairs).to_bytes)
 
 
+def _changed_pairs(pair: GgufPair) -> Iterator[tuple[str, tuple[GgufPair, ...]]]:
+    """Yield the pairs that replace a pair of metadata, with labels."""
+    yield "missing", ()
+    yield "twice", (pair, pair)
+    for label, kind, value in _gguf_values():
+        yield label, (replace(pair, type=kind, value=value),)
+    for kind in (*_SCALARS, _STRING, _ARRAY, 13):
+        yield f"type {kind}, same bytes", (replace(pair, type=kind),)
+    for label, key in _names(pair.key):
+        yield label, (replace(pair, key=key),)
+    if pair.type != _ARRAY:
+        return
+    kind, count = struct.unpack_from("<IQ", pair.value)
+    for length in (0, 1, count - 1, count + 1, *_HUGE):
+        value = struct.pack("<IQ", kind, length) + pair.value[12:]
+        yield f"{length} elements", (replace(pair, value=value),)
+    for other in (*_SCALARS, _STRING, _ARRAY, 13):
+        value = struct.pack("<I", other) + pair.value[4:]
+        yield f"elements of type {other}", (replace(pair, value=value),)
+
+
 def _known_keys(architecture: str) -> list[str]:
     """Return the metadata keys of models that the package ``gguf`` knows."""
-    skipped = ("Adapter", "Clip", "Diffusion", "Classifier", "IMatrix")
-    groups = [group for name, group in vars(Keys).items() if isinstance(group, type) and name not in skipped]
-    templates = [key for group in groups for key in vars(group).values() if isinstance(key, str) and "." in key]
-    others = ["general.sampling.temp", "general.sampling.top_k", "general.sampling.top_p", "general.sampling.min_p"]
-    names = [key.format(arch=architecture, id=0) for key in templates if "gguf.constants" not in key]
-    return [*dict.fromkeys([*names, *others])]
+    groups = [group for group in vars(Keys).values() if isinstance(group, type)]
+    texts = [key for group in groups for key in vars(group).values() if isinstance(key, str)]
+    found = [key.replace("{arch}", architecture) for key in texts]
+    prefixes = (f"{architecture}.", "general.", "tokenizer.ggml.", "split.")
+    return [key for key in dict.fromkeys(found) if key.startswith(prefixes) and "{" not in key]
 
 
 def _names(name: bytes) -> Iterator[tuple[str, bytes]]:
@@ -400,7 +405,8 @@ def gguf_files(image: GgufImage) -> Iterator[Mutation]:
         yield Mutation(f"version {version}", replace(image, version=version).to_bytes)
     for field, count in (("num_tensors", len(image.tensors)), ("num_pairs", len(image.pairs))):
         for number in (0, 1, count - 1, count + 1, count + 50, 10**6, *_HUGE):
-            yield Mutation(f"{field} = {number}", replace(image, **{field: number}).to_bytes())  # type: ignore[arg-type]
+            changed: dict[str, Any] = {field: number}
+            yield Mutation(f"{field} = {number}", replace(image, **changed).to_bytes)
     for border in image.borders():
         for place in (border - 1, border, border + 1, border + 7):
             yield Mutation(f"truncated after {place} bytes", partial(bytes, content[: max(0, place)]))
@@ -434,21 +440,26 @@ def safetensors_files(content: bytes) -> Iterator[Mutation]:
         yield Mutation(f"data of {byte!r}", join(text, rest=byte * len(data)))
     for mutation in (*json_texts(header), *json_values(header)):
         yield Mutation(f"header: {mutation.label}", join(mutation.make()))
-    names = [name for name in header if name != "__metadata__"]
-    total = len(data)
-    for name in names:
-        entry = header[name]
-        begin, end = entry["data_offsets"]
-        for offsets in ((0, end), (begin, total), (end, begin), (begin - 4, end - 4), (begin, end - 4), (0, 0)):
-            yield Mutation(f"{name}: offsets {offsets}", join(_dump(header | {name: {**entry, "data_offsets": offsets}})))
-        for dtype in "F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U64 U32 U16 U8 BOOL F4 C64 f32".split():
-            yield Mutation(f"{name}: {dtype}", join(_dump(header | {name: {**entry, "dtype": dtype}})))
-        for shape in _shapes(tuple(entry["shape"])):
-            yield Mutation(f"{name}: shape {shape}", join(_dump(header | {name: {**entry, "shape": shape}})))
-        for label, renamed in _names(name.encode()):
-            changed = {(renamed.decode(errors="replace") if key == name else key): each for key, each in header.items()}
-            yield Mutation(f"{name}: {label}", join(_dump(changed)))
-        yield Mutation(f"{name} twice", join(text[:-1] + b"," + _dump({name: entry})[1:]))
+    for name in header:
+        if name != "__metadata__":
+            for label, changed in _safetensors_entries(name, header, len(data)):
+                yield Mutation(f"{name}: {label}", join(_dump(changed)))
+            yield Mutation(f"{name} twice", join(text[:-1] + b"," + _dump({name: header[name]})[1:]))
     for value in JSON_VALUES:
         yield Mutation(f"metadata {value!r:.30}", join(_dump({**header, "__metadata__": value})))
         yield Mutation(f"metadata x {value!r:.30}", join(_dump({**header, "__metadata__": {"x": value}})))
+
+
+def _safetensors_entries(name: str, header: Mapping[str, Any], total: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield headers with another entry of a tensor, with labels; ``total`` is the number of bytes of the data."""
+    entry = header[name]
+    begin, end = entry["data_offsets"]
+    for offsets in ((0, end), (begin, total), (end, begin), (begin - 4, end - 4), (begin, end - 4), (0, 0)):
+        yield f"offsets {offsets}", {**header, name: {**entry, "data_offsets": offsets}}
+    for dtype in "F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U64 U32 U16 U8 BOOL F4 C64 f32".split():
+        yield dtype, {**header, name: {**entry, "dtype": dtype}}
+    for shape in _shapes(tuple(entry["shape"])):
+        yield f"shape {shape}", {**header, name: {**entry, "shape": shape}}
+    for label, renamed in _names(name.encode()):
+        new_name = renamed.decode(errors="replace")
+        yield label, {(new_name if key == name else key): each for key, each in header.items()}

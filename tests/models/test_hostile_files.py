@@ -48,7 +48,14 @@ _CONFIG_KEYS = (
     "is_causal",
     "_name_or_path",
 )
-_GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "eos_token_id": [0, 1], "bos_token_id": 0}
+_GENERATION = {
+    "do_sample": True,
+    "temperature": 0.7,
+    "top_k": 20,
+    "top_p": 0.9,
+    "eos_token_id": [0, 1],
+    "bos_token_id": 0,
+}
 _GENERATION_KEYS = ("min_p", "repetition_penalty", "presence_penalty", "num_beams", "suppress_tokens", "min_length")
 _TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -58,7 +65,14 @@ _TOKENIZER = {
     "model_max_length": 256,
 }
 _SPECIAL_TOKENS = {"eos_token": {"content": "<|endoftext|>", "lstrip": False}, "pad_token": "<|endoftext|>"}
-_ADAPTER_KEYS = ("rank_pattern", "alpha_pattern", "use_rslora", "modules_to_save", "init_lora_weights", "layers_pattern")
+_ADAPTER_KEYS = (
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "modules_to_save",
+    "init_lora_weights",
+    "layers_pattern",
+)
 # Names of shards that are no files of a model folder.
 _FILE_NAMES = (
     "",

@@ -61,10 +61,11 @@ def create_database(folder: Path) -> Path:
     path = folder / _NAME
     try:
         _create_file(path)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return path  # the first use of the database logs the error
-        problem = "not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        problem = "not a folder" if is_file else describe_reason(error)
         msg = f"prompt_cache: expected a writable folder, found {folder}: {problem}; choose another"
         raise OptionError(msg) from error
     return path

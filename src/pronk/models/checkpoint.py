@@ -19,11 +19,13 @@ from safetensors import SafetensorError, safe_open
 
 from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.errors import CheckpointError, describe_error, describe_json_error, refuse
+from pronk.files.regular import is_file
 from pronk.quantization.formats.scheme import FLOATS
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
 SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
 INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
+_MAX_NESTING = 100  # levels of a JSON file; functions that recurse, such as repr, have a limit of about 1000
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # Supported dtypes by their names in safetensors. Types that are not in FLOATS are for quantized weights only.
 DTYPES = {
@@ -127,14 +129,30 @@ def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -
         raise error_type(msg) from problem
     if not isinstance(document, dict):
         refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
+    if _is_deeper(document, _MAX_NESTING):
+        expected = f"expected at most {_MAX_NESTING} nested brackets, found more"
+        refuse(path, f"{expected}; restore the file from its source", error_type)
     return document
+
+
+def _is_deeper(document: object, limit: int) -> bool:
+    """Return whether objects and lists are nested deeper than ``limit``."""
+    level: list[Any] = [document]
+    for _ in range(limit + 1):
+        containers = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        if not containers:
+            return False
+        level = [value for container in containers for value in container]
+    return True
 
 
 def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
     """Return the safetensors files; as in transformers, ``SINGLE`` takes precedence over ``INDEX``."""
-    if (folder / SINGLE).is_file():
+    if is_file(folder / SINGLE):
         return [folder / SINGLE]
-    if not (folder / INDEX).is_file():
+    if not is_file(folder / INDEX):
         _refuse_missing_weights(folder)
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -142,8 +160,8 @@ def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
     names = sorted(set(weight_map.values()))
     for name in names:
         # A name with a path separator could lead out of the folder.
-        if Path(name).name != name or not (folder / name).is_file():
-            refuse(folder, f"expected the {len(names)} shards that {INDEX} lists, found no {name}; {remedy}")
+        if Path(name).name != name or not is_file(folder / name):
+            refuse(folder, f"expected the {len(names)} shards that {INDEX} lists, found no {name:.80}; {remedy}")
     return [folder / name for name in names]
 
 

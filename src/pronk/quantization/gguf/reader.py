@@ -33,6 +33,8 @@ _MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, 
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 _MAX_NAME_BYTES = 65_535  # limit of GGUF for metadata keys; here also the limit for names of tensors
 _MAX_DIMENSIONS = 4  # limit of ggml for tensors
+# Names that select code; values of another type are refused on opening, so that no reader must check them.
+_NAME_KEYS = ("general.architecture", "tokenizer.ggml.model")
 _ALIGNMENTS = [1 << bits for bits in range(3, 21)]  # possible values of general.alignment, in bytes
 
 
@@ -159,6 +161,9 @@ class GgufFile:
         return pairs
 
     def _read_value(self, key: str, kind: int) -> Any:
+        if key in _NAME_KEYS and kind != STRING:
+            found = "an array" if kind == ARRAY else f"a value of type {kind}"
+            self.refuse(f"{key}: expected a string, found {found}")
         if kind == STRING:
             return self._read_bytes(self._read_number("Q"))
         if kind == ARRAY:

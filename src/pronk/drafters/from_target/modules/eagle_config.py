@@ -120,7 +120,7 @@ class EagleConfig:
         """
         found = raw.get("speculators_model_type")
         if found is not None and found != kind:
-            msg = f"config.json: speculators_model_type: expected {kind}, found {found!r}"
+            msg = f"config.json: speculators_model_type: expected {kind}, found {found!r:.80}"
             raise ConfigError(msg)
         if kind == "mtp":
             return _parse_mtp(raw, stored)
