@@ -32,6 +32,9 @@ _MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, 
 # Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 _MAX_NAME_BYTES = 65_535  # limit of GGUF for metadata keys; here also the limit for names of tensors
+# Limits for hostile files, far beyond those of models, because Python objects need more memory than the file's bytes.
+_MAX_ENTRIES = 100_000  # tensors, and pairs of metadata
+_MAX_ELEMENTS = 1 << 22  # elements of a metadata array that is read: a vocabulary has less than a million tokens
 _MAX_DIMENSIONS = 4  # limit of ggml for tensors
 # Names that select code; values of another type are refused on opening, so that no reader must check them.
 _NAME_KEYS = ("general.architecture", "tokenizer.ggml.model")
@@ -106,6 +109,9 @@ class GgufFile:
             remedy = "convert the model with a current llama.cpp"
             self.refuse(f"expected version 2 or 3 of GGUF, found {version}", remedy)
         num_tensors, num_pairs = self._read_number("Q"), self._read_number("Q")
+        if max(num_tensors, num_pairs) > _MAX_ENTRIES:
+            found = f"{num_tensors} tensors and {num_pairs} pairs of metadata"
+            self.refuse(f"expected at most {_MAX_ENTRIES} of each, found {found}")
         if num_pairs * _MIN_PAIR_BYTES + num_tensors * _MIN_TENSOR_BYTES > self._num_left:
             found = f"{num_tensors} tensors and {num_pairs} pairs of metadata announced"
             self.refuse(f"expected as many as {self._file_size} bytes can hold, found {found}")
@@ -200,6 +206,8 @@ class GgufFile:
         return _Array(kind, count, start, ends)
 
     def _array_values(self, array: _Array, key: str) -> list[Any]:
+        if array.length > _MAX_ELEMENTS:
+            self.refuse(f"{key:.80}: expected at most {_MAX_ELEMENTS} elements, found {array.length}")
         if array.type != STRING:
             values = struct.unpack_from(f"<{array.length}{SCALARS[array.type]}", self.buffer, array.start)
             return [value != 0 for value in values] if array.type == BOOL else list(values)
