@@ -1,7 +1,8 @@
 """Process that loads model files and says how it went; the tests of hostile files start it.
 
-It reads one JSON object a line, ``{"model": PATH, "adapter": PATH or null}``, loads the model as :class:`pronk.LLM`
-does, generates a few tokens, and answers with one line, ``{"outcome": …, "message": …}``. The outcomes:
+It reads one JSON object a line, ``{"model": PATH, "adapter": PATH or null, "drafter": NAME}``, loads the model as
+:class:`pronk.LLM` does, generates a few tokens, and answers with one line,
+``{"outcome": …, "message": …}``. The outcomes:
 
 ========  ==========================================================
 loads     the model generates text
@@ -47,21 +48,21 @@ def _limit_memory(model: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
-def _load(model: str, adapter: str | None) -> None:
+def _load(model: str, adapter: str | None, drafter: str) -> None:
     adapters = None if adapter is None else {"a": adapter}
-    llm = LLM(model, adapters=adapters, kv_memory=_KV_MEMORY, calibration=False)
+    llm = LLM(model, adapters=adapters, drafter=drafter, kv_memory=_KV_MEMORY, calibration=False)
     try:
         llm.generate([1, 2, 3], SamplingParams(max_tokens=3), adapter=adapter and "a")
     finally:
         llm.close()
 
 
-def try_load(model: str, adapter: str | None) -> dict[str, Any]:
+def try_load(model: str, adapter: str | None, drafter: str) -> dict[str, Any]:
     """Load a model and return the answer."""
     _limit_memory(Path(model))
     signal.alarm(SECONDS)
     try:
-        _load(model, adapter)
+        _load(model, adapter, drafter)
     except PronkError as error:
         message = str(error)
         is_one_line = message.isprintable() and 0 < len(message) < 2000

@@ -426,28 +426,36 @@ def safetensors_files(content: bytes) -> Iterator[Mutation]:
     header = json.loads(content[8 : 8 + length])
     data = content[8 + length :]
 
-    def join(text: bytes, announced: int | None = None, rest: bytes = data) -> Callable[[], bytes]:
-        size = struct.pack("<Q", len(text) if announced is None else announced)
-        return lambda: size + text + rest
-
     text = _dump(header)
+
+    def with_header(make: Callable[[], bytes]) -> Callable[[], bytes]:
+        return lambda: _join_safetensors(make(), data)
+
     for announced in (0, 1, len(text) - 1, len(text) + 1, len(content), 10**8, *_HUGE):
-        yield Mutation(f"header of {announced} bytes", join(text, announced))
+        yield Mutation(f"header of {announced} bytes", partial(_join_safetensors, text, data, announced))
     for size in (0, 1, 7, 8, 9, 8 + length // 2, 8 + length, 9 + length, len(content) - 1):
         yield Mutation(f"truncated after {size} bytes", partial(bytes, content[:size]))
     yield Mutation("a byte too many", partial(bytes, content + b"\0"))
     for byte in (b"\0", b"\xff", b"\x7f"):
-        yield Mutation(f"data of {byte!r}", join(text, rest=byte * len(data)))
+        yield Mutation(f"data of {byte!r}", partial(_join_safetensors, text, byte * len(data)))
     for mutation in (*json_texts(header), *json_values(header)):
-        yield Mutation(f"header: {mutation.label}", join(mutation.make()))
+        yield Mutation(f"header: {mutation.label}", with_header(mutation.make))
     for name in header:
         if name != "__metadata__":
             for label, changed in _safetensors_entries(name, header, len(data)):
-                yield Mutation(f"{name}: {label}", join(_dump(changed)))
-            yield Mutation(f"{name} twice", join(text[:-1] + b"," + _dump({name: header[name]})[1:]))
+                yield Mutation(f"{name}: {label}", with_header(partial(_dump, changed)))
+            twice = text[:-1] + b"," + _dump({name: header[name]})[1:]
+            yield Mutation(f"{name} twice", partial(_join_safetensors, twice, data))
     for value in JSON_VALUES:
-        yield Mutation(f"metadata {value!r:.30}", join(_dump({**header, "__metadata__": value})))
-        yield Mutation(f"metadata x {value!r:.30}", join(_dump({**header, "__metadata__": {"x": value}})))
+        for metadata in (value, {"x": value}):
+            changed = {**header, "__metadata__": metadata}
+            yield Mutation(f"metadata {metadata!r:.30}", with_header(partial(_dump, changed)))
+
+
+def _join_safetensors(header: bytes, data: bytes, announced: int | None = None) -> bytes:
+    """Return a file; ``announced`` is the stated number of bytes of the header, by default the true one."""
+    size = len(header) if announced is None else announced
+    return struct.pack("<Q", size) + header + data
 
 
 def _safetensors_entries(name: str, header: Mapping[str, Any], total: int) -> Iterator[tuple[str, dict[str, Any]]]:

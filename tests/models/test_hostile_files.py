@@ -26,8 +26,10 @@ from gguf_files import convert
 from loading_worker import SECONDS
 from mutations import Mutation
 from pronk.architecture.config_reader import DEFAULTS, UNSUPPORTED_KEYS
+from pronk.architecture.families import FAMILIES
 from quantized_formats import FORMATS, write_quantized
 
+_MODELS = Path(__file__).parents[2] / "models"
 _WORKER = Path(__file__).parents[1] / "loading_worker.py"
 # Keys of config.json that the families read, and that most files lack.
 _CONFIG_KEYS = (
@@ -88,8 +90,19 @@ _FILE_NAMES = (
     "/" * 5000,
     "config.json",
 )
-_FAMILIES = ("llama", "qwen3_moe", "gemma3_text", "gpt_oss", "lfm2", "phi3", "ministral3", "smollm3", "gpt2")
-_GGUF_FAMILIES = ("llama", "qwen3_moe", "gemma3_text", "gpt_oss", "lfm2", "phi3")
+_FAMILIES = [*sorted(FAMILIES.keys() - {"mimo"}), "gemma3", "mistral3"]
+_GGUF_FAMILIES = (
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "granite",
+    "lfm2",
+    "mixtral",
+    "olmo3",
+    "phi3",
+    "qwen3_moe",
+)
 _FORMATS = ("gptq-4-order", "awq", "packed-4-group-order-zeros", "int-8-channel", "float-group", "fp8-block")
 
 
@@ -196,6 +209,15 @@ def _gguf_cases(bases: dict[str, Path]) -> Iterator[Case]:
                 yield Case(kind, base, base.name, mutation)
 
 
+def _drafter_cases(_: dict[str, Path]) -> Iterator[Case]:
+    for name in ("glide", "kangaroo", "medusa", "multi-token"):
+        base = _MODELS / f"pronk-tiny-{name}"
+        document = _read(base / "drafter.json")
+        shown = {key: value for key, value in document.items() if key not in ("figures", "command")}
+        for mutation in (*mutations.json_values(shown), *mutations.json_texts(shown)):
+            yield Case("drafter", base, "drafter.json", mutation)
+
+
 def _sample(cases: Iterable[Case], count: int) -> list[Case]:
     """Return a sample that does not depend on the other cases, and has as many of each kind and base."""
     by_kind: dict[tuple[str, str], list[Case]] = {}
@@ -219,13 +241,14 @@ class _Loader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir()
-        self._log = (folder / "stderr").open("w+")
+        self._log = folder / "stderr"
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-X", "faulthandler", str(_WORKER)]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
+        with self._log.open("a") as log:
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
 
     def load(self, case: Case, model: Path) -> tuple[str, str]:
         """Return the outcome of a case, and the message; an adapter is loaded with ``model``."""
@@ -237,8 +260,12 @@ class _Loader:
         else:
             shutil.copytree(case.base, path)
             (path / case.file).write_bytes(case.mutation.make())
-        is_adapter = case.file.startswith("adapter_")
-        request = {"model": str(model if is_adapter else path), "adapter": str(path) if is_adapter else None}
+        request = {"model": str(path), "adapter": None, "drafter": "auto"}
+        if case.file.startswith("adapter_"):
+            request |= {"model": str(model), "adapter": str(path)}
+        elif case.kind == "drafter":
+            name = case.base.name.removeprefix("pronk-tiny-").replace("-", "_")
+            request |= {"model": "pronk-tiny", "drafter": f'{name}(model="{path}")'}
         try:
             return self._ask(request)
         finally:
@@ -261,10 +288,7 @@ class _Loader:
         self.close()
         code = self._process.returncode
         self._process = self._start()
-        return ("died" if ready else "slow", f"exit status {code}: {self._end_of_log()}")
-
-    def _end_of_log(self) -> str:
-        return Path(self._log.name).read_text()[-2000:]
+        return ("died" if ready else "slow", f"exit status {code}: {self._log.read_text()[-2000:]}")
 
     def close(self) -> None:
         """End the process."""
@@ -285,6 +309,7 @@ _KINDS: dict[str, Callable[[dict[str, Path]], Iterator[Case]]] = {
     "json": _other_json_cases,
     "safetensors": _safetensors_cases,
     "gguf": _gguf_cases,
+    "drafter": _drafter_cases,
 }
 
 
@@ -299,6 +324,15 @@ def _check(bases: dict[str, Path], loader: _Loader, kind: str, count: int) -> No
     if report:
         Path(report).write_text(json.dumps([[*map(list, outcomes.items())], failures], indent=1))
     assert not failures, f"{len(failures)} of {outcomes.total()} cases: " + "\n".join(failures[:5])
+
+
+def test_undamaged_files_load(bases: dict[str, Path], loader: _Loader) -> None:
+    """A refusal of a changed file is due to the change."""
+    by_base = {(case.base, case.file): case for kind in _KINDS for case in _KINDS[kind](bases)}
+    for case in by_base.values():
+        file = case.base if case.base.is_file() else case.base / case.file
+        undamaged = case._replace(mutation=Mutation("none", file.read_bytes))
+        assert loader.load(undamaged, bases["llama"]) == ("loads", ""), undamaged.label
 
 
 @pytest.mark.parametrize("kind", _KINDS)

@@ -109,12 +109,12 @@ class GgufFile:
             remedy = "convert the model with a current llama.cpp"
             self.refuse(f"expected version 2 or 3 of GGUF, found {version}", remedy)
         num_tensors, num_pairs = self._read_number("Q"), self._read_number("Q")
-        if max(num_tensors, num_pairs) > _MAX_ENTRIES:
-            found = f"{num_tensors} tensors and {num_pairs} pairs of metadata"
-            self.refuse(f"expected at most {_MAX_ENTRIES} of each, found {found}")
         if num_pairs * _MIN_PAIR_BYTES + num_tensors * _MIN_TENSOR_BYTES > self._num_left:
             found = f"{num_tensors} tensors and {num_pairs} pairs of metadata announced"
             self.refuse(f"expected as many as {self._file_size} bytes can hold, found {found}")
+        if max(num_tensors, num_pairs) > _MAX_ENTRIES:
+            found = f"{num_tensors} tensors and {num_pairs} pairs of metadata"
+            self.refuse(f"expected at most {_MAX_ENTRIES} of each, found {found}")
         return num_tensors, num_pairs
 
     @property
