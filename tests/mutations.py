@@ -440,12 +440,11 @@ def safetensors_files(content: bytes) -> Iterator[Mutation]:
         yield Mutation(f"data of {byte!r}", partial(_join_safetensors, text, byte * len(data)))
     for mutation in (*json_texts(header), *json_values(header)):
         yield Mutation(f"header: {mutation.label}", with_header(mutation.make))
-    for name in header:
-        if name != "__metadata__":
-            for label, changed in _safetensors_entries(name, header, len(data)):
-                yield Mutation(f"{name}: {label}", with_header(partial(_dump, changed)))
-            twice = text[:-1] + b"," + _dump({name: header[name]})[1:]
-            yield Mutation(f"{name} twice", partial(_join_safetensors, twice, data))
+    for name in header.keys() - {"__metadata__"}:
+        for label, changed in _safetensors_entries(name, header, len(data)):
+            yield Mutation(f"{name}: {label}", with_header(partial(_dump, changed)))
+        twice = text[:-1] + b"," + _dump({name: header[name]})[1:]
+        yield Mutation(f"{name} twice", partial(_join_safetensors, twice, data))
     for value in JSON_VALUES:
         for metadata in (value, {"x": value}):
             changed = {**header, "__metadata__": metadata}

@@ -102,7 +102,7 @@ class ClosedError(PronkError):
 
 
 def printable_line(text: str) -> str:
-    """Escape line breaks, control characters and lone surrogates, and leave out the middle of a very long text."""
+    """Escape unprintable characters, and leave out the middle of a very long text."""
     if len(text) > _MAX_MESSAGE:
         half = _MAX_MESSAGE // 2
         text = f"{text[:half]} … {text[-half:]}"

@@ -29,7 +29,7 @@ def check_regular(path: Path) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path leads to a regular file; False for names that no file can have, such as very long ones."""
+    """Return whether a path leads to a regular file; False for names that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):

@@ -155,7 +155,7 @@ class BlockStore:
 
 
 class _Reader:
-    """The connection that reads. While it cannot be opened, as on a full disk, it is tried again after pauses."""
+    """The connection that reads; after a failure to open it, as on a full disk, it is tried again."""
 
     def __init__(self, path: Path, errors: DatabaseErrors) -> None:
         self._path, self._errors = path, errors

@@ -182,7 +182,7 @@ def _refuse_missing_weights(folder: Path) -> NoReturn:
 
 
 def _check_header_size(path: Path) -> None:
-    """Raise a ValueError if the header is larger than that of any model: its entries need ten times the memory."""
+    """Raise a ValueError if the header is larger than that of any model; see ``MAX_JSON_BYTES``."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
     if size > MAX_JSON_BYTES:
