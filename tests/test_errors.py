@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from pronk.errors import CheckpointError, PronkError, describe_error, describe_json_error, describe_reason, locate_error
+from pronk.errors import (
+    CheckpointError,
+    DeadlineError,
+    OptionError,
+    PronkError,
+    describe_error,
+    describe_json_error,
+    describe_reason,
+    locate_error,
+)
 
 ERRORS: list[BaseException] = [
     Exception(),
@@ -52,6 +61,22 @@ def test_an_exception_without_a_message_is_described_by_its_cause() -> None:
     error = Exception()
     error.__cause__ = ValueError("the real reason")
     assert describe_error(error) == "the real reason"
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["plain, größer …", "two\nlines", "a\0b", "\ud800", "\x1b[31mred", "x" * 100_000, "\n" * 100_000],
+    ids=lambda message: f"{message[:8]!r} of {len(message)}",
+)
+@pytest.mark.parametrize("kind", [PronkError, CheckpointError, OptionError, DeadlineError])
+def test_messages_are_one_printable_line(kind: type[PronkError], message: str) -> None:
+    """Whatever a message quotes of a file, the line has a bounded length, and its beginning and end remain."""
+    shown = str(kind(f"file: {message}; do this"))
+    assert shown.isprintable()
+    assert len(shown) <= 10_000
+    assert shown.startswith("file: ")
+    assert shown.endswith("; do this")
+    shown.encode()
 
 
 def _fail_with(remedy: str) -> None:

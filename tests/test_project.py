@@ -294,7 +294,7 @@ WRITES = {
     "files/shards.py": ({"copy_companions", "write_weights"}, "files of a folder that is renamed at the end"),
     "hub/download.py": ({"_fetch_large_file"}, "a download that is resumed; checked by its hash and renamed"),
     "kernels/build.py": ({"build"}, "a temporary folder; copied to a partial file and renamed"),
-    "kv_cache/block_database.py": ({"create_database"}, "the database of SQLite"),
+    "kv_cache/block_database.py": ({"_create_file"}, "the database of SQLite"),
     "server/batch.py": ({"__init__"}, "a log to which each answer is appended"),
     "testing.py": ({"tiny_checkpoint"}, "checkpoints for tests"),
     "train/export.py": ({"export_tensors"}, "a file of a folder that is renamed at the end"),

@@ -29,13 +29,20 @@ __all__ = [  # the names in ``pronk``; the other exceptions concern servers and 
 
 
 _MAX_REASON = 300  # characters of the reason of an exception
+_MAX_MESSAGE = 1500  # characters of a message of pronk; those without hostile names are far shorter
 _MAX_QUOTE = 16  # characters of a JSON text that a message quotes
 # Numbers of errors in messages of the operating system and of libraries, which say nothing to users.
 _ERROR_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] ?| ?\(os error \d+\)")
 
 
 class PronkError(Exception):
-    """Base of every error that pronk raises on purpose."""
+    """Base of every error that pronk raises on purpose.
+
+    The message may quote names and values of untrusted files: on conversion to text it becomes one printable line.
+    """
+
+    def __str__(self) -> str:
+        return printable_line(super().__str__())
 
 
 class CheckpointError(PronkError):
@@ -92,6 +99,16 @@ class ResumeError(PronkError):
 
 class ClosedError(PronkError):
     """The model is closing or closed and accepts no requests."""
+
+
+def printable_line(text: str) -> str:
+    """Escape unprintable characters, and leave out the middle of a very long text."""
+    if len(text) > _MAX_MESSAGE:
+        half = _MAX_MESSAGE // 2
+        text = f"{text[:half]} … {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def refuse(

@@ -199,6 +199,31 @@ SLIDING = ["sliding_attention", "full_attention"]
             r"2 layer_types, each conv or full_attention, found \['conv', 'mamba'",
         ),
         (of("lfm2", layer_types=["conv"]), r"expected 2 layer_types, each conv or full_attention, found \['conv'\]"),
+        *(
+            (of(family, rope_parameters=value), "rope_parameters: expected an object, found")
+            for family in ("gemma3_text", "ministral3", "olmo3")
+            for value in (1, 0.5, True, "linear", [], [None], [["a", 1]])
+        ),
+        *(
+            (of(family, rope_parameters=None, rope_scaling=value), "rope_scaling: expected an object, found")
+            for family in ("gemma3_text", "olmo3")
+            for value in (1, "linear", [None])
+        ),
+        *(
+            (
+                of("lfm2", layer_types=None, full_attn_idxs=value),
+                "full_attn_idxs: expected a list of values of type int",
+            )
+            for value in (1, "x", {}, ["x"], [[]])
+        ),
+        *(
+            (of("lfm2", layer_types=value), "layer_types: expected a list of values of type str")
+            for value in (1, {}, [[]], ["conv", {}])
+        ),
+        *(
+            (of("qwen3_moe", mlp_only_layers=value), "mlp_only_layers: expected a list of values of type int")
+            for value in (1, "x", ["x"])
+        ),
         (of("lfm2", conv_L_cache=17), r"conv_L_cache: expected an integer in 1..16, found 17"),
         (of("granitemoehybrid"), r"expected 2 layer_types, each attention, found \[\]; use a dense Granite"),
         (of("granitemoehybrid", layer_types=["attention", "mamba"]), r"each attention, found \['attention', 'mamba'\]"),

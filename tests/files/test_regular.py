@@ -19,7 +19,7 @@ from pronk.corpus.answers import read_answers
 from pronk.errors import PronkError
 from pronk.files.atomic import replace_file, write_json
 from pronk.files.json_lines import read_json_lines
-from pronk.files.regular import check_regular, open_input, read_input, read_stream
+from pronk.files.regular import check_regular, is_file, is_folder, open_input, read_input, read_stream
 from pronk.files.results import save_result
 from pronk.files.text import read_text
 from pronk.server.batch import BatchOutput, read_batch
@@ -109,3 +109,17 @@ def test_an_endless_standard_input_is_refused() -> None:
         done = subprocess.run(command, stdin=endless, capture_output=True, text=True, timeout=HUNG, check=False)
     message = "pronk: error: prompt: standard input: expected a text, found more than 256 MiB; give a file\n"
     assert (done.returncode, done.stderr) == (2, message)
+
+
+@pytest.mark.parametrize(
+    "name", ["missing", "x" * 300, "x" * 5000, "x/" * 5000, "a\0b", "\ud800"], ids=lambda name: repr(name[:8])
+)
+def test_names_that_no_file_has_name_no_file(name: str, tmp_path: Path) -> None:
+    assert not is_file(tmp_path / name)
+    assert not is_folder(tmp_path / name)
+
+
+def test_files_and_folders_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert (is_file(tmp_path / "file"), is_folder(tmp_path / "file")) == (True, False)
+    assert (is_file(tmp_path), is_folder(tmp_path)) == (False, True)

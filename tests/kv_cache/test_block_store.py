@@ -316,6 +316,47 @@ def test_a_full_disk_is_reported_once(digits: int, tmp_path: Path) -> None:
         assert all(store.read(chain(0, 5)))
 
 
+FULL_AT_START = """
+import resource, signal, sys
+from pathlib import Path
+from pronk.kv_cache import block_store
+block_store._PAUSE_SECONDS = 0.0
+own, other = (Path(folder) for folder in sys.argv[1:])
+_, unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited))
+stores = [block_store.BlockStore(folder, 1 << 30) for folder in (own, other)]
+key = bytes(32)
+for store in stores:
+    assert store.read([key]) == [None]
+    store.write([key], {0: b"new"})
+    store.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+assert stores[1].read([b"1" * 32]) == [b"stored"]  # by an earlier process
+for store in stores:
+    assert store.read([key]) == [None]
+    store.write([key], {0: b"new"})
+    store.flush()
+    assert store.read([key]) == [b"new"]
+    store.add_note("name", "text")
+    assert store.find_note("name") == "text"
+    store.close()
+    assert store.read([key]) == [None]
+"""
+
+
+def test_a_store_recovers_from_a_disk_that_is_full_at_the_start(tmp_path: Path) -> None:
+    """Later calls read and write once there is space, in a new folder and in one with blocks."""
+    folders = [tmp_path / "new", tmp_path / "old"]
+    with opened(folders[1]) as store:
+        store.write([b"1" * 32], {0: b"stored"})
+        store.flush()
+    arguments = [sys.executable, "-c", FULL_AT_START, *map(str, folders)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert all((folder / "blocks.sqlite3").stat().st_mode & 0o777 == 0o600 for folder in folders)
+
+
 WRITING = """
 import random, sys
 from pathlib import Path

@@ -137,6 +137,32 @@ def test_shard_outside_the_folder(name: str, sharded: Path) -> None:
     refuse(sharded, rf"found no {name}")
 
 
+@pytest.mark.parametrize("name", ["", ".", "a\0b", "\ud800", "a\nb", "x" * 300, "x" * 5000, "/" * 5000], ids=repr)
+def test_a_name_that_no_shard_has(name: str, sharded: Path) -> None:
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"][QUERY] = name
+    (sharded / INDEX).write_text(json.dumps(index))
+    refuse(sharded, rf"expected the \d+ shards that {INDEX} lists, found no .*; download it again")
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", INDEX])
+def test_json_files_have_limits(file: str, sharded: Path) -> None:
+    path = sharded / file
+    document = json.loads(path.read_text()) if path.is_file() else {}
+    for depth in (100, 300, *range(900, 1000, 10)):
+        path.write_text(json.dumps(document)[:-1] + ', "x": ' + "[" * depth + "]" * depth + "}")
+        refuse(sharded, f"{file}: expected (at most 100 nested brackets, found more|JSON, found too many)")
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)  # without blocks on the disk
+    refuse(sharded, f"{file}: expected at most 16 MiB of JSON, found more; restore the file from its source")
+
+
+def test_the_header_of_safetensors_has_a_limit(folder: Path) -> None:
+    size = 17 << 20
+    (folder / WEIGHTS).write_bytes(size.to_bytes(8, "little") + b"{" + b" " * (size - 2) + b"}")
+    refuse(folder, f"a header of {size} bytes, of which at most 16 MiB are read")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {"a": 1}}'])
 def test_damaged_index(text: str, sharded: Path) -> None:
     (sharded / INDEX).write_text(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pronk.architecture.config import MAX_LAYERS, Activation, ModelConfig
@@ -55,6 +55,20 @@ class ConfigReader:
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Return a boolean."""
         return check_flag(f"config.json: {key}", self.get(key, default), error=ConfigError)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Return an object, which is empty if the key is absent or null."""
+        value = self.get(key, {})
+        if not isinstance(value, Mapping):
+            refuse_config(f"{key}: expected an object, found {value!r:.80}")
+        return value
+
+    def list_of(self, key: str, kind: type, default: Iterable[Any]) -> list[Any]:
+        """Return a list whose elements have the type ``kind``; ``default`` if the key is absent or null."""
+        values = self.get(key, [*default])
+        if not isinstance(values, list) or not all(isinstance(each, kind) for each in values):
+            refuse_config(f"{key}: expected a list of values of type {kind.__name__}, found {values!r:.80}")
+        return values
 
     def attention_bias(self) -> dict[str, bool]:
         """Return the fields of ModelConfig that the key ``attention_bias`` sets."""

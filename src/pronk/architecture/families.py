@@ -81,9 +81,9 @@ def _ropes(keys: ConfigReader, windows: tuple[int | None, ...], theta: float, sl
     ``rope`` is that of the layers with full attention. Older checkpoints have one scaling, for these layers; the bases
     are then ``theta`` and, in the layers with a window, ``sliding_theta``.
     """
-    both = keys.get("rope_parameters", {})
+    both = keys.mapping("rope_parameters")
     if "full_attention" not in both:
-        scaling = {"rope_theta": theta, "rope_type": "default", **(keys.get("rope_scaling") or both)}
+        scaling = {"rope_theta": theta, "rope_type": "default", **(keys.mapping("rope_scaling") or both)}
         both = {"full_attention": scaling, "sliding_attention": {"rope_theta": sliding_theta}}
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     head_dim, context = keys.integer("head_dim", hidden // heads), keys.integer("max_position_embeddings", 2048)
@@ -136,9 +136,8 @@ def _gpt_oss(keys: ConfigReader) -> ModelConfig:
 
 def _qwen3_moe(keys: ConfigReader) -> ModelConfig:
     """Parse Qwen3-MoE: layers of ``mlp_only_layers``, and those between the steps, have a plain MLP."""
-    plain, step = keys.get("mlp_only_layers", []), keys.integer("decoder_sparse_step", 1)
-    if not isinstance(plain, list):
-        refuse_config(f"expected a list of layers in mlp_only_layers, found {plain!r:.80}")
+    plain = keys.list_of("mlp_only_layers", int, ())
+    step = keys.integer("decoder_sparse_step", 1)
     sums_to_1 = keys.flag("norm_topk_prob")
     renamed = keys.get("num_experts") is None and keys.get("num_local_experts") is not None  # by transformers 5
     mixture = _mixture(
@@ -169,7 +168,7 @@ def _mixture(
 
 def _ministral3(keys: ConfigReader) -> ModelConfig:
     """Parse Ministral 3: the keys of its query scaling are among those of the rotary embedding."""
-    rope = dict(keys.get("rope_parameters", {}))
+    rope = dict(keys.mapping("rope_parameters"))
     growth, _ = rope.pop("llama_4_scaling_beta", None), rope.pop("max_position_embeddings", None)
     config = _mistral(ConfigReader({**keys.raw, "rope_parameters": rope}, keys.family, keys.used))
     if growth is None or config.rope is None:
@@ -216,9 +215,10 @@ def _smollm3(keys: ConfigReader) -> ModelConfig:
 def _lfm2(keys: ConfigReader) -> ModelConfig:
     """Parse LFM2 and LFM2.5; early configs have other names for some keys."""
     num_layers = keys.layers("num_hidden_layers")
-    attends = keys.get("full_attn_idxs", range(num_layers))
-    kinds = keys.get("layer_types", ["full_attention" if layer in attends else "conv" for layer in range(num_layers)])
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {"conv", "full_attention"}:
+    attends = keys.list_of("full_attn_idxs", int, range(num_layers))
+    implied = ["full_attention" if layer in attends else "conv" for layer in range(num_layers)]
+    kinds = keys.list_of("layer_types", str, implied)
+    if len(kinds) != num_layers or not {*kinds} <= {"conv", "full_attention"}:
         expected = f"expected {num_layers} layer_types, each conv or full_attention"
         refuse_config(f"{expected}, found {kinds!r:.80}; use a dense LFM2")
     layers = tuple(kind == "conv" for kind in kinds)

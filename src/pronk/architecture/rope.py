@@ -123,7 +123,7 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: 
 def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, partial: bool) -> int:
     """Return the number of rotated dimensions; raise a ConfigError for an unsupported embedding."""
     if not isinstance(scaling, Mapping):
-        refuse_config(f"expected an object for the rotary embedding, found {scaling!r}")
+        refuse_config(f"expected an object for the rotary embedding, found {scaling!r:.80}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _KINDS:
         refuse_config(f"rope scaling type {kind!r} is not supported; supported are {', '.join(_KINDS)}")

@@ -28,6 +28,22 @@ def check_regular(path: Path) -> None:
         _check_kind(path, path.stat().st_mode)
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a path leads to a regular file; False for names that no file can have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path leads to a folder; False for names that no folder can have."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def open_input(path: Path) -> BinaryIO:
     """Open a regular file for reading, or a pipe that this process holds, as in ``<(…)`` of a shell.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pronk.errors import CheckpointError, refuse
+from pronk.files.regular import is_file
 from pronk.hub.names import HubModel, is_weights, known_models
 
 
@@ -104,10 +105,10 @@ def _is_complete(folder: Path) -> bool:
     if not index.is_file():
         return is_weights(path.name for path in _files(folder))
     try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError):
+        names = list(json.loads(index.read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-    return all((folder / name).is_file() for name in names)
+    return all(isinstance(name, str) and is_file(folder / name) for name in names)
 
 
 def cached_models() -> list[CachedModel]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, describe_reason
 
 _log = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ def create_database(folder: Path) -> Path:
     """Create the folder and an empty database if they do not exist; return the path of the database."""
     path = folder / _NAME
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _create_file(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return path  # the first use of the database logs the error
-        problem = "not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        problem = "not a folder" if is_file else describe_reason(error)
         msg = f"prompt_cache: expected a writable folder, found {folder}: {problem}; choose another"
         raise OptionError(msg) from error
     return path
@@ -78,8 +78,15 @@ def file_number(path: Path) -> int:
     return 0
 
 
-def prepare_tables(path: Path) -> None:
-    """Create the tables; empty a database of another version, and replace a damaged one."""
+def open_database(path: Path, errors: DatabaseErrors, timeout: float | None = None) -> sqlite3.Connection:
+    """Open the database, and create the file and its tables if they are missing; see :func:`connect`.
+
+    A database of another version is emptied, and a damaged one is replaced.
+    """
+    try:
+        _create_file(path)
+    except OSError as error:
+        raise sqlite3.OperationalError(describe_reason(error)) from error
     try:
         _create_tables(path)
     except sqlite3.DatabaseError as error:
@@ -87,6 +94,14 @@ def prepare_tables(path: Path) -> None:
             raise
         _delete(path)
         _create_tables(create_database(path.parent))
+    errors.file = file_number(path)
+    return connect(path, timeout)
+
+
+def _create_file(path: Path) -> None:
+    """Create an empty file and its folder, which only this user can read, if they do not exist."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def _create_tables(path: Path) -> None:

@@ -18,10 +18,8 @@ from pathlib import Path
 
 from pronk.kv_cache.block_database import (
     DatabaseErrors,
-    connect,
     create_database,
-    file_number,
-    prepare_tables,
+    open_database,
     transaction,
     used_bytes,
 )
@@ -29,7 +27,7 @@ from pronk.kv_cache.block_database import (
 _MAX_QUEUE_BYTES = 256 << 20  # bytes of blocks that wait for the writer; further blocks are offered again later
 _TRANSACTION_BYTES = 8 << 20  # bytes of blocks per transaction; bounds what a crash loses, and the write-ahead log
 _MAX_KEYS = 500  # keys per query; SQLite allows 999 in every build
-_PAUSE_SECONDS = 60.0  # pause of writing after an error, such as a full disk
+_PAUSE_SECONDS = 60.0  # pause after an error, such as a full disk: of writing, and of opening the database to read
 _READ_TIMEOUT = 0.5  # seconds that a read waits for the lock of another process; then the blocks are computed
 
 
@@ -70,11 +68,8 @@ class BlockStore:
         path = create_database(folder)
         self.counts = StoreCounts()
         self._errors = DatabaseErrors(path)
-        self._reader: sqlite3.Connection | None = None
-        with self._errors.caught():
-            prepare_tables(path)
-            self._errors.file = file_number(path)
-            self._reader = connect(path, _READ_TIMEOUT)
+        self._reader = _Reader(path, self._errors)
+        self._reader.connection()  # an error shows at the start, in the log
         self._writer = _Writer(path, max_bytes, self.counts, self._errors)
         # The thread has no reference to this object. At the end of the program it writes what is queued.
         self._finalizer = weakref.finalize(self, self._writer.stop, self._reader)
@@ -129,15 +124,18 @@ class BlockStore:
     def find_note(self, name: str) -> str | None:
         """Return the text that :meth:`add_note` stored under a name."""
         with self._errors.caught():
-            row = self._reader and self._reader.execute("SELECT value FROM notes WHERE name = ?", (name,)).fetchone()
-            return str(row[0]) if row else None
+            connection = self._reader.connection()
+            if connection is not None:
+                row = connection.execute("SELECT value FROM notes WHERE name = ?", (name,)).fetchone()
+                return str(row[0]) if row else None
         return None
 
     def add_note(self, name: str, value: str) -> None:
         """Store a short text."""
         with self._errors.caught():
-            if self._reader is not None:
-                self._reader.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
+            connection = self._reader.connection()
+            if connection is not None:
+                connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
 
     def flush(self) -> None:
         """Wait until everything that is queued has been written."""
@@ -145,15 +143,43 @@ class BlockStore:
 
     def close(self) -> None:
         """Write what is queued, and end the thread; later writes are ignored, and later reads find nothing."""
-        self._reader = None
         self._finalizer()
 
     def _select(self, query: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
         """Yield the rows of ``keys``; none after an error."""
         with self._errors.caught():
-            if self._reader is not None:
+            connection = self._reader.connection()
+            if connection is not None:
                 places = ",".join("?" * len(keys))
-                yield from self._reader.execute(f"{query} WHERE key IN ({places})", keys)
+                yield from connection.execute(f"{query} WHERE key IN ({places})", keys)
+
+
+class _Reader:
+    """The connection that reads; after a failure to open it, as on a full disk, it is tried again."""
+
+    def __init__(self, path: Path, errors: DatabaseErrors) -> None:
+        self._path, self._errors = path, errors
+        self._connection: sqlite3.Connection | None = None
+        self._paused_until = 0.0
+        self._closed = False
+
+    def connection(self) -> sqlite3.Connection | None:
+        """Return the connection; ``None`` after :meth:`close`, and while the database cannot be opened."""
+        is_due = time.monotonic() >= self._paused_until
+        if self._connection is None and is_due and not self._closed:
+            with self._errors.caught(self._pause):
+                self._connection = open_database(self._path, self._errors, _READ_TIMEOUT)
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection for good."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _pause(self) -> None:
+        self._paused_until = time.monotonic() + _PAUSE_SECONDS
 
 
 class _Writer:
@@ -185,21 +211,20 @@ class _Writer:
         with self._wake:
             self._wake.wait_for(lambda: not (self._jobs or self._busy))
 
-    def stop(self, reader: sqlite3.Connection | None) -> None:
+    def stop(self, reader: _Reader) -> None:
         """Write what is queued, end the thread, and close the store's other connection."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
-        if reader is not None:
-            reader.close()
+        reader.close()
 
     def _run(self) -> None:
         connection: sqlite3.Connection | None = None
         while jobs := self._take():
             with self._errors.caught(lambda jobs=jobs: self._drop(jobs)):  # type: ignore[misc]
                 if connection is None:
-                    connection = connect(self._path)
+                    connection = open_database(self._path, self._errors)
                     self._shrink(connection)
                 self._write(connection, jobs)
             with self._wake:

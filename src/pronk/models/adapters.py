@@ -30,6 +30,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, Array
 from pronk.checks import refuse_choice
 from pronk.errors import OptionError, refuse
+from pronk.files.regular import is_file
 from pronk.kernels.adapters import LowRank
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.families import FAMILY_NAMES, FamilyNames
@@ -88,7 +89,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     A folder that is no adapter of this model, or has parts that are not supported, raises a CheckpointError.
     """
     options, weights = _read_config(folder), folder / _WEIGHTS
-    if not weights.is_file():
+    if not is_file(weights):
         found = next((path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)), "no such file")
         hint = "; pickle files can run code and are not loaded" if found != "no such file" else ""
         refuse(folder, f"expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors")
@@ -121,25 +122,27 @@ def _check_ranks(folder: Path, options: dict[str, Any]) -> None:
     for key, patterns, kinds in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
         found = options.get(patterns) or {}
         if not isinstance(found, dict):
-            refuse(folder, f"{patterns}: expected an object, found {found!r}; restore the file from its source")
+            refuse(folder, f"{patterns}: expected an object, found {found!r:.80}; restore the file from its source")
         for value in (options.get(key), *found.values()):
             if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-                refuse(folder, f"{key}: expected a number above 0, found {value!r}; restore the file from its source")
+                refuse(
+                    folder, f"{key}: expected a number above 0, found {value!r:.80}; restore the file from its source"
+                )
         for pattern in found:
             if not _PATTERN.fullmatch(pattern):
-                refuse(folder, f"rank_pattern: expected names of modules, found {pattern!r}; write out the names")
+                refuse(folder, f"rank_pattern: expected names of modules, found {pattern!r:.80}; write out the names")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    if not (folder / _CONFIG).is_file():
+    if not is_file(folder / _CONFIG):
         refuse(folder, f"expected a folder with {_CONFIG}, found none; give the folder of a PEFT adapter")
     options = read_json(folder / _CONFIG)
     for key, expected in _EXPECTED.items():
         if options.get(key) not in expected:
-            refuse(folder, f"{key}: expected {expected[0]!r}, found {options.get(key)!r}; merge it into the model")
+            refuse(folder, f"{key}: expected {expected[0]!r}, found {options.get(key)!r:.80}; merge it into the model")
     start = options.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(_CHANGED_BASE):
-        refuse(folder, f"init_lora_weights: expected an unchanged base model, found {start!r}; convert the adapter")
+        refuse(folder, f"init_lora_weights: expected an unchanged base model, found {start!r:.80}; convert the adapter")
     _check_ranks(folder, options)
     return options
 
@@ -242,7 +245,7 @@ class Adapters(dict[str, Adapter]):
         super().__init__()
         folders = {} if folders is None else folders
         if not isinstance(folders, Mapping) or not all(isinstance(name, str) and name for name in folders):
-            refuse("adapters", f"expected folders by name, found {folders!r}", OptionError)
+            refuse("adapters", f"expected folders by name, found {folders!r:.80}", OptionError)
         self._modules: list[list[AdapterModule]] = []
         for name, folder in folders.items():
             modules, digest = read_adapter(Path(folder).expanduser(), config)
@@ -255,7 +258,7 @@ class Adapters(dict[str, Adapter]):
             return None
         if name not in self:
             if not self:
-                refuse("adapter", f"expected none, because the model has no adapters, found {name!r}", OptionError)
+                refuse("adapter", f"expected none, because the model has no adapters, found {name!r:.80}", OptionError)
             refuse_choice("adapter", name, self)
         return self[name]
 

@@ -18,12 +18,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, Array
-from pronk.errors import CheckpointError, describe_error, describe_json_error, refuse
+from pronk.errors import CheckpointError, describe_error, describe_json_error, describe_reason, refuse
+from pronk.files.regular import is_file, read_input
 from pronk.quantization.formats.scheme import FLOATS
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 
 SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
 INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
+# Bytes of a JSON file or header. Parsed values need up to 30 times the memory; the largest index of a model has 5 MB.
+MAX_JSON_BYTES = 1 << 24
+_MAX_NESTING = 100  # levels of a JSON file; functions that recurse, such as repr, have a limit of about 1000
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # Supported dtypes by their names in safetensors. Types that are not in FLOATS are for quantized weights only.
 DTYPES = {
@@ -118,23 +122,43 @@ def open_checkpoint(path: Path) -> AnyCheckpoint:
 def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
     """Read a JSON object; raise ``error_type`` if the file cannot be read or holds anything else."""
     try:
-        document = json.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8).decode())
+        data = read_input(path, MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            found = "more; restore the file from its source"
+            refuse(path, f"expected at most {MAX_JSON_BYTES >> 20} MiB of JSON, found {found}", error_type)
+        document = json.loads(data.removeprefix(codecs.BOM_UTF8).decode())
     except OSError as problem:
-        msg = f"{path}: expected a readable file, found {problem.strerror or problem}"
+        msg = f"{path}: expected a readable file, found {describe_reason(problem)}"
         raise error_type(msg) from problem
-    except (ValueError, RecursionError) as problem:
+    except (ValueError, RecursionError, MemoryError) as problem:
         msg = f"{path}: expected JSON, found {describe_json_error(problem)}; restore the file from its source"
         raise error_type(msg) from problem
     if not isinstance(document, dict):
         refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
+    if _is_deeper(document, _MAX_NESTING):
+        expected = f"expected at most {_MAX_NESTING} nested brackets, found more"
+        refuse(path, f"{expected}; restore the file from its source", error_type)
     return document
+
+
+def _is_deeper(document: object, limit: int) -> bool:
+    """Return whether objects and lists are nested deeper than ``limit``."""
+    level: list[Any] = [document]
+    for _ in range(limit + 1):
+        containers = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        if not containers:
+            return False
+        level = [value for container in containers for value in container]
+    return True
 
 
 def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
     """Return the safetensors files; as in transformers, ``SINGLE`` takes precedence over ``INDEX``."""
-    if (folder / SINGLE).is_file():
+    if is_file(folder / SINGLE):
         return [folder / SINGLE]
-    if not (folder / INDEX).is_file():
+    if not is_file(folder / INDEX):
         _refuse_missing_weights(folder)
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -142,8 +166,8 @@ def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
     names = sorted(set(weight_map.values()))
     for name in names:
         # A name with a path separator could lead out of the folder.
-        if Path(name).name != name or not (folder / name).is_file():
-            refuse(folder, f"expected the {len(names)} shards that {INDEX} lists, found no {name}; {remedy}")
+        if Path(name).name != name or not is_file(folder / name):
+            refuse(folder, f"expected the {len(names)} shards that {INDEX} lists, found no {name:.80}; {remedy}")
     return [folder / name for name in names]
 
 
@@ -157,9 +181,19 @@ def _refuse_missing_weights(folder: Path) -> NoReturn:
     refuse(folder, f"expected {SINGLE} or {INDEX}, found {listed}")
 
 
+def _check_header_size(path: Path) -> None:
+    """Raise a ValueError if the header is larger than that of any model; see ``MAX_JSON_BYTES``."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+    if size > MAX_JSON_BYTES:
+        msg = f"a header of {size} bytes, of which at most {MAX_JSON_BYTES >> 20} MiB are read"
+        raise ValueError(msg)
+
+
 def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
     """Map a safetensors file: 8 bytes with the length of the header, a JSON header, and the tensors."""
     try:
+        _check_header_size(path)
         # safe_open checks the header: all offsets are in the file, and the sizes match shapes and dtypes.
         with safe_open(path, framework="numpy"):
             pass
@@ -168,7 +202,7 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
             header: dict[str, Any] = json.loads(stream.read(length))
             # Copy on write: a change of a weight in memory does not change the file.
             file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
         found = f"a truncated or damaged one ({path.stat().st_size} bytes: {describe_error(error)})"
         msg = f"{path}: expected a complete safetensors file, found {found}; {remedy}"
         raise CheckpointError(msg) from error

@@ -19,6 +19,7 @@ from pronk.architecture.families import parse_config
 from pronk.arrays import DTYPES, FLOAT16, FLOAT32, DType
 from pronk.checks import check_choice, check_integer
 from pronk.errors import ConfigError, OptionError, locate_error, refuse
+from pronk.files.regular import is_folder
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.backend import Backend
 from pronk.models.checkpoint import open_checkpoint, read_json
@@ -77,7 +78,7 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
         values = {name: opened.header.get(key) for key, name in GGUF_KEYS.items()}
         sampling = recommended_sampling(values, str(folder))
         return replace(parse_gguf(opened), name=_as_name(opened.header.get("general.name")), sampling=sampling)
-    if not folder.is_dir():
+    if not is_folder(folder):
         msg = f"no such folder: {str(folder)!r}; expected a folder with config.json, *.safetensors and tokenizer.json"
         raise ConfigError(msg)
     if not (folder / "config.json").is_file():

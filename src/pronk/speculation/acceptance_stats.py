@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from pronk.checks import check_path
 from pronk.errors import OptionError, describe_json_error, describe_reason
 from pronk.files.atomic import replace_file
-from pronk.files.regular import read_input
+from pronk.files.regular import is_folder, read_input
 from pronk.models.loader import Fingerprint
 from pronk.speculation.tree import TokenTree
 
@@ -230,7 +230,7 @@ class AcceptanceFile:
             return cls(AcceptanceStats() if calibration else None)
         check_path("calibration", str(calibration) if isinstance(calibration, Path) else calibration)
         path = Path(calibration)
-        if not path.absolute().parent.is_dir():
+        if not is_folder(path.absolute().parent):
             msg = f"calibration: expected a file in a folder that exists, found {path}; choose another place"
             raise OptionError(msg)
         fingerprint = str(Fingerprint.of(model))

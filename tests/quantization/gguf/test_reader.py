@@ -111,6 +111,18 @@ BAD = {
         "a: expected an array of numbers or strings, found an array of arrays",
     ),
     "an array of no type": (file_of([pair("a", ARRAY, struct.pack("<IQ", 77, 1))]), "a: .* array of a known type"),
+    "architectures": (
+        file_of([pair("general.architecture", ARRAY, struct.pack("<IQ", STRING, 1) + text("llama"))]),
+        "general.architecture: expected a string, found an array",
+    ),
+    "a number of a tokenizer": (
+        file_of([pair("tokenizer.ggml.model", 4, bytes(4))]),
+        "tokenizer.ggml.model: expected a string, found a value of type 4",
+    ),
+    "many tensors": (
+        b"GGUF" + struct.pack("<IQQ", 3, 100_001, 0) + bytes(1 << 22),
+        "expected at most 100000 of each, found 100001 tensors",
+    ),
     "an alignment of 0": (file_of([pair(ALIGNMENT, 4, bytes(4))]), "expected a power of two in 8..1048576, found"),
     "an alignment of 48": (file_of([pair(ALIGNMENT, 4, struct.pack("<I", 48))]), "found general.alignment = 48"),
     "an alignment in words": (file_of([pair(ALIGNMENT, STRING, text("x"))]), "found general.alignment = b'x'"),
@@ -175,6 +187,15 @@ def test_arrays_of_invalid_utf_8_are_refused(strings: list[bytes], tmp_path: Pat
 
 def array_of(strings: list[bytes]) -> bytes:
     return pair("a", ARRAY, struct.pack("<IQ", STRING, len(strings)) + b"".join(map(text, strings)))
+
+
+def test_long_arrays_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    """A list of Python objects needs eight times the memory of such a file."""
+    count = (1 << 22) + 1
+    (tmp_path / "a.gguf").write_bytes(file_of([pair("a", ARRAY, struct.pack("<IQ", 1, count) + bytes(count))]))
+    file = GgufFile(tmp_path / "a.gguf")
+    with pytest.raises(CheckpointError, match="a: expected at most 4194304 elements, found 4194305"):
+        file.get("a")
 
 
 @pytest.mark.parametrize("version", [2, 3])

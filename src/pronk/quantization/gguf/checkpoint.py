@@ -18,6 +18,7 @@ import numpy as np
 
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
 from pronk.errors import locate_error, refuse
+from pronk.files.regular import is_file
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BLOCKS, PACKED_BLOCKS, BlockMatrix, BlockRows, unpack
 from pronk.quantization.gguf.reader import GgufFile, TensorInfo
@@ -33,7 +34,7 @@ _PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_k
 
 def is_gguf(path: Path) -> bool:
     """Return whether a path is a file with the suffix ``.gguf``."""
-    return path.suffix.lower() == ".gguf" and path.is_file()
+    return path.suffix.lower() == ".gguf" and is_file(path)
 
 
 def file_identity(path: Path, state: os.stat_result | None = None) -> tuple[str, int, int, int]:

@@ -143,7 +143,7 @@ def read_rope(keys: Keys, head_dim: int, context: int, *, partial: bool) -> Rope
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     kind = keys.get("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
-        keys.refuse("rope.scaling.type", f"expected none, linear or yarn, found {kind!r}")
+        keys.refuse("rope.scaling.type", f"expected none, linear or yarn, found {kind!r:.80}")
     is_scaled = kind != "none" and factor not in (0, 1)
     if _DIVISORS in keys.checkpoint:
         if is_scaled:
@@ -190,7 +190,7 @@ def _read_longrope(keys: Keys, unscaled: RopeConfig, context: int) -> RopeConfig
     long, short = (_read_divisors(keys, name, unscaled.dim) for name in (_LONG_DIVISORS, _SHORT_DIVISORS))
     kind = keys.get("rope.scaling.type", "longrope")
     if kind not in ("none", "longrope"):
-        keys.refuse("rope.scaling.type", f"expected none or longrope with {_LONG_DIVISORS}, found {kind!r}")
+        keys.refuse("rope.scaling.type", f"expected none or longrope with {_LONG_DIVISORS}, found {kind!r:.80}")
     return replace(
         unscaled,
         kind="longrope",

@@ -32,7 +32,12 @@ _MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, 
 # Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 _MAX_NAME_BYTES = 65_535  # limit of GGUF for metadata keys; here also the limit for names of tensors
+# Limits for hostile files, far beyond those of models, because Python objects need more memory than the file's bytes.
+_MAX_ENTRIES = 100_000  # tensors, and pairs of metadata
+_MAX_ELEMENTS = 1 << 22  # elements of a metadata array that is read: a vocabulary has less than a million tokens
 _MAX_DIMENSIONS = 4  # limit of ggml for tensors
+# Names that select code; values of another type are refused on opening, so that no reader must check them.
+_NAME_KEYS = ("general.architecture", "tokenizer.ggml.model")
 _ALIGNMENTS = [1 << bits for bits in range(3, 21)]  # possible values of general.alignment, in bytes
 
 
@@ -107,6 +112,9 @@ class GgufFile:
         if num_pairs * _MIN_PAIR_BYTES + num_tensors * _MIN_TENSOR_BYTES > self._num_left:
             found = f"{num_tensors} tensors and {num_pairs} pairs of metadata announced"
             self.refuse(f"expected as many as {self._file_size} bytes can hold, found {found}")
+        if max(num_tensors, num_pairs) > _MAX_ENTRIES:
+            found = f"{num_tensors} tensors and {num_pairs} pairs of metadata"
+            self.refuse(f"expected at most {_MAX_ENTRIES} of each, found {found}")
         return num_tensors, num_pairs
 
     @property
@@ -159,6 +167,9 @@ class GgufFile:
         return pairs
 
     def _read_value(self, key: str, kind: int) -> Any:
+        if key in _NAME_KEYS and kind != STRING:
+            found = "an array" if kind == ARRAY else f"a value of type {kind}"
+            self.refuse(f"{key}: expected a string, found {found}")
         if kind == STRING:
             return self._read_bytes(self._read_number("Q"))
         if kind == ARRAY:
@@ -195,6 +206,8 @@ class GgufFile:
         return _Array(kind, count, start, ends)
 
     def _array_values(self, array: _Array, key: str) -> list[Any]:
+        if array.length > _MAX_ELEMENTS:
+            self.refuse(f"{key:.80}: expected at most {_MAX_ELEMENTS} elements, found {array.length}")
         if array.type != STRING:
             values = struct.unpack_from(f"<{array.length}{SCALARS[array.type]}", self.buffer, array.start)
             return [value != 0 for value in values] if array.type == BOOL else list(values)

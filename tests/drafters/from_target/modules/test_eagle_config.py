@@ -99,6 +99,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"architectures": ["LlamaForCausalLMEagle4"]},
         "architectures: expected that of an EAGLE-3 head, found .'LlamaForCausalLMEagle4'",
     ),
+    "a number as architectures": ("eagle", {"architectures": 7}, "architectures: expected that of an EAGLE-3 head"),
     "both norms": ("speculators", {"fc_norm": True, "norm_before_fc": True}, "expected fc_norm or norm_before_fc"),
     "no flag": ("speculators", {"norm_output": 1}, "norm_output: expected true or false, found 1"),
     "too many tokens": (
@@ -164,6 +165,8 @@ def with_tensor(name: str, *shape: int, dtype: Any = np.float32) -> Callable[[He
 FILES: dict[str, tuple[Callable[[Head], None], str]] = {
     "missing": (without("layers.0.mlp.up_proj.weight"), "missing tensors: layers.0.mlp.up_proj.weight"),
     "unexpected": (with_tensor("mask_hidden", 1, 1, 192), "unexpected tensors: mask_hidden"),
+    "a layer without a number": (with_tensor("layers.x.norm.weight", 4), "unexpected tensors: layers.x.norm.weight"),
+    "a layer of a long number": (with_tensor(f"layers.{'9' * 5000}.norm.weight", 4), "unexpected tensors: layers.999"),
     "gate": (with_tensor("layers.0.self_attn.g_proj.weight", 4, 4), "unexpected tensors: layers.0.self_attn.g_proj"),
     "shape": (with_tensor("layers.0.self_attn.q_proj.weight", 64, 64), r"q_proj.weight: expected shape \[64, 128\]"),
     "type": (with_tensor("norm.weight", 64, dtype=np.int64), "tensor norm.weight: expected float32"),

@@ -177,6 +177,7 @@ def test_layers_read_the_targets_last_layers() -> None:
     ("options", "message"),
     [
         ({"layers": 9}, "layers: expected 1 to 8 for a target of 8 layers, found 9"),
+        ({"layers": 10**12}, "layers: expected an integer in 1..10000, found 1000000000000"),
         ({"cache_layer": 9}, "cache-layer: expected 1 to 8 for a target of 8 layers, found 9"),
         ({"layers": 3, "cache_layer": 7}, "cache-layer: expected 1 to 6 for a target of 8 layers, found 7"),
         ({"cache_layer": 0}, "cache-layer: expected an integer of at least 1, found 0"),

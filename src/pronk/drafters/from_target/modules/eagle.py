@@ -25,6 +25,7 @@ import numpy as np
 from pronk.arrays import FLOAT32, Array, DType
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig
 from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.files.regular import is_file
 from pronk.models.backend import Backend
 from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.decoder import Decoder, Layer
@@ -176,7 +177,7 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
     """
     checkpoint = Checkpoint(folder)
     config = folder / "config.json"
-    if not config.is_file():
+    if not is_file(config):
         msg = f"{folder}: expected config.json of a head, found none"
         raise ConfigError(msg)
     try:

@@ -15,6 +15,7 @@ key: ``pronk``, an object with the fingerprint of the target.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -28,6 +29,7 @@ from pronk.errors import ConfigError
 from pronk.models.loader import Fingerprint
 
 KINDS = ("eagle3", "mtp")
+_LAYER_NAME = re.compile(r"layers\.(\d{1,9})\.")  # beginning of the names of a layer's tensors
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 
 # Keys of a decoder's configuration: those that are read, and those that do not change what a head computes.
@@ -120,7 +122,7 @@ class EagleConfig:
         """
         found = raw.get("speculators_model_type")
         if found is not None and found != kind:
-            msg = f"config.json: speculators_model_type: expected {kind}, found {found!r}"
+            msg = f"config.json: speculators_model_type: expected {kind}, found {found!r:.80}"
             raise ConfigError(msg)
         if kind == "mtp":
             return _parse_mtp(raw, stored)
@@ -131,7 +133,8 @@ class EagleConfig:
         architectures = raw.get("architectures") or []
         if architectures == ["Qwen3Eagle3Model"]:
             return _parse_deepspec(raw, names)
-        if not any("eagle3" in str(name).lower() for name in architectures):
+        listed = architectures if isinstance(architectures, list) else []
+        if not any("eagle3" in str(name).lower() for name in listed):
             msg = f"config.json: architectures: expected that of an EAGLE-3 head, found {architectures!r:.80}"
             raise ConfigError(msg)
         return _parse_eagle(raw, names)
@@ -240,7 +243,8 @@ def _parse_mtp(raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
 
 def _decoder(raw: Mapping[str, Any], names: Collection[str], quantization: Any) -> ModelConfig:
     """Parse the configuration of the head's layers; the tensors give their number and biases."""
-    count = 1 + max((int(name.split(".")[1]) for name in names if name.startswith("layers.")), default=0)
+    numbers = [match[1] for name in names if (match := _LAYER_NAME.match(name))]
+    count = 1 + max(map(int, numbers), default=0)
     types = raw.get("layer_types")
     keys = {**raw, "num_hidden_layers": count, "layer_types": types[:count] if isinstance(types, list) else None}
     keys |= {"tie_word_embeddings": False, "quantization_config": quantization}

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import FLOAT32, Array, DType
 from pronk.errors import CheckpointError, OptionError
+from pronk.files.regular import is_file
 from pronk.hub.resolve import resolve_model
 from pronk.models.backend import Backend
 from pronk.models.checkpoint import Checkpoint, read_json
@@ -52,7 +53,7 @@ class TrainedDrafter:
     def read(cls, folder: Path) -> TrainedDrafter:
         """Read ``drafter.json``; raise CheckpointError if the file is missing or damaged."""
         path = folder / _CONFIG_FILE
-        if not path.is_file():
+        if not is_file(path):
             msg = f"{folder}: expected a folder that pronk train has written, with {_CONFIG_FILE}; found none there"
             raise CheckpointError(msg)
         document = read_json(path)
@@ -64,7 +65,7 @@ class TrainedDrafter:
             and isinstance(target, dict)
             and {"architecture", "weights"} <= target.keys()
         ):
-            msg = f"{path}: expected a drafter of format {FORMAT}, found {document.get('format')!r}; train it again"
+            msg = f"{path}: expected a drafter of format {FORMAT}, found {document.get('format')!r:.80}; train it again"
             raise CheckpointError(msg)
         fingerprint = Fingerprint(str(target["architecture"]), str(target["weights"]))
         return cls(folder, kind, shape, fingerprint)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pronk.architecture.config import ModelConfig, llama_config
+from pronk.architecture.config import MAX_LAYERS, ModelConfig, llama_config
 from pronk.checks import check_integer
 from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.errors import OptionError
@@ -46,7 +46,7 @@ class GlideShape:
         for name in ("layers", "hidden", "heads", "kv_heads", "mlp", "block", "cache_layer"):
             value = getattr(self, name)
             if value is not None:
-                check_integer(name.replace("_", "-"), value, 1)
+                check_integer(name.replace("_", "-"), value, 1, MAX_LAYERS if name == "layers" else None)
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             found = f"found hidden {self.hidden}, heads {self.heads}, kv-heads {self.kv_heads}"
             msg = f"expected heads to divide hidden into even parts, and kv-heads to divide heads; {found}"

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.errors import CheckpointError
+from pronk.files.regular import is_file
 from pronk.models.checkpoint import read_json
 
 FORMAT = "pronk-datastore/1"
@@ -85,7 +86,7 @@ class Header:
     def read(cls, folder: Path) -> Header:
         """Read ``datastore.json``; raise CheckpointError if it is missing, damaged, or of another format."""
         path = folder / HEADER
-        if not path.is_file():
+        if not is_file(path):
             msg = f"{folder}: expected a datastore with {HEADER}, found none; make one with pronk datastore build"
             raise CheckpointError(msg)
         raw = read_json(path)

@@ -1,0 +1,348 @@
+"""Hostile and damaged model files either load, or are refused with an error of pronk, in little time and memory.
+
+A sample of the mutations runs always, and more with ``-m slow``. ``tests/loading_worker.py`` loads the files in
+processes of its own, so that a crash ends only that process.
+"""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import mutations
+from adapters import write_adapter
+from checkpoints import make_checkpoint
+from gguf_files import convert
+from loading_worker import SECONDS
+from mutations import Mutation
+from pronk.architecture.config_reader import DEFAULTS, UNSUPPORTED_KEYS
+from pronk.architecture.families import FAMILIES
+from quantized_formats import FORMATS, write_quantized
+
+_MODELS = Path(__file__).parents[2] / "models"
+_WORKER = Path(__file__).parents[1] / "loading_worker.py"
+# Keys of config.json that the families read, and that most files lack.
+_CONFIG_KEYS = (
+    *UNSUPPORTED_KEYS,
+    *dict.fromkeys(key for defaults in DEFAULTS.values() for key in defaults),
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "layer_types",
+    "quantization_config",
+    "compression_config",
+    "text_config",
+    "torch_dtype",
+    "use_sliding_window",
+    "max_window_layers",
+    "mlp_only_layers",
+    "decoder_sparse_step",
+    "is_causal",
+    "_name_or_path",
+)
+_GENERATION = {
+    "do_sample": True,
+    "temperature": 0.7,
+    "top_k": 20,
+    "top_p": 0.9,
+    "eos_token_id": [0, 1],
+    "bos_token_id": 0,
+}
+_GENERATION_KEYS = ("min_p", "repetition_penalty", "presence_penalty", "num_beams", "suppress_tokens", "min_length")
+_TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": "<|endoftext|>",
+    "bos_token": {"content": "<|endoftext|>", "special": True},
+    "chat_template": [{"name": "default", "template": "{{ messages }}"}],
+    "model_max_length": 256,
+}
+_SPECIAL_TOKENS = {"eos_token": {"content": "<|endoftext|>", "lstrip": False}, "pad_token": "<|endoftext|>"}
+_ADAPTER_KEYS = (
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "modules_to_save",
+    "init_lora_weights",
+    "layers_pattern",
+)
+# Names of shards that are no files of a model folder.
+_FILE_NAMES = (
+    "",
+    ".",
+    "..",
+    "/etc/passwd",
+    "../llama/model.safetensors",
+    "a\0b",
+    "\ud800",
+    "a\nb",
+    "x" * 5000,
+    "x" * 300 + ".safetensors",
+    "/" * 5000,
+    "config.json",
+)
+_FAMILIES = [*sorted(FAMILIES.keys() - {"mimo"}), "gemma3", "mistral3"]
+_GGUF_FAMILIES = (
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "granite",
+    "lfm2",
+    "mixtral",
+    "olmo3",
+    "phi3",
+    "qwen3_moe",
+)
+_FORMATS = ("gptq-4-order", "awq", "packed-4-group-order-zeros", "int-8-channel", "float-group", "fp8-block")
+
+
+class Case(NamedTuple):
+    """A model, and the change of one of its files."""
+
+    kind: str
+    base: Path  # folder or GGUF file
+    file: str  # name of the changed file in the folder
+    mutation: Mutation
+
+    @property
+    def label(self) -> str:
+        """Name of the case in messages."""
+        return f"{self.kind}, {self.base.name}, {self.file}: {self.mutation.label}"
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Undamaged models, by name."""
+    root = tmp_path_factory.mktemp("bases")
+    made = {family: make_checkpoint(root / family, family) for family in _FAMILIES}
+    made["sharded"] = make_checkpoint(root / "sharded", "llama", shard_size="60KB")
+    for name in ("llama", "sharded"):
+        for file, document in (
+            ("generation_config.json", _GENERATION),
+            ("tokenizer_config.json", _TOKENIZER),
+            ("special_tokens_map.json", _SPECIAL_TOKENS),
+        ):
+            (made[name] / file).write_text(json.dumps(document))
+    made["adapter"] = write_adapter(root / "adapter", made["llama"])
+    plain = make_checkpoint(root / "plain", "llama", hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    for name in _FORMATS:
+        made[name], _ = write_quantized(plain, root / name, FORMATS[name])
+    for family in _GGUF_FAMILIES:
+        made[f"{family}.gguf"] = convert(made[family], root / f"{family}.gguf", "F16")
+    return made
+
+
+def _config_cases(bases: dict[str, Path]) -> Iterator[Case]:
+    for family in _FAMILIES:
+        document = _read(bases[family] / "config.json")
+        missing = [key for key in dict.fromkeys(_CONFIG_KEYS) if key not in document]
+        for mutation in mutations.json_values(document, missing):
+            yield Case("config.json", bases[family], "config.json", mutation)
+    for name in _FORMATS:
+        document = _read(bases[name] / "config.json")
+        for mutation in mutations.json_values({"quantization_config": document["quantization_config"]}):
+            changed = mutation._replace(make=partial(_merge, document, mutation.make))
+            yield Case("quantization_config", bases[name], "config.json", changed)
+
+
+def _merge(document: dict[str, Any], make: Callable[[], bytes]) -> bytes:
+    return json.dumps(document | json.loads(make())).encode()
+
+
+def _other_json_cases(bases: dict[str, Path]) -> Iterator[Case]:
+    """Change the other JSON files of folders, and the text of all."""
+    for base, file, extra in (
+        ("llama", "generation_config.json", _GENERATION_KEYS),
+        ("llama", "tokenizer_config.json", ("unk_token", "additional_special_tokens")),
+        ("llama", "special_tokens_map.json", ("cls_token",)),
+        ("sharded", "model.safetensors.index.json", ()),
+        ("adapter", "adapter_config.json", _ADAPTER_KEYS),
+    ):
+        document = _read(bases[base] / file)
+        for mutation in (*mutations.json_values(document, extra), *mutations.json_texts(document)):
+            yield Case(file, bases[base], file, mutation)
+    for mutation in mutations.json_texts(_read(bases["llama"] / "config.json")):
+        yield Case("config.json text", bases["llama"], "config.json", mutation)
+    for mutation in _shard_names(_read(bases["sharded"] / "model.safetensors.index.json")):
+        yield Case("names of shards", bases["sharded"], "model.safetensors.index.json", mutation)
+
+
+def _shard_names(document: dict[str, Any]) -> Iterator[Mutation]:
+    tensors = document["weight_map"]
+    for name in _FILE_NAMES:
+        for count in (1, len(tensors)):
+            changed = tensors | dict.fromkeys([*tensors][:count], name)
+            text = json.dumps(document | {"weight_map": changed}).encode()
+            yield Mutation(f"{count} tensors in {name!r:.40}", partial(bytes, text))
+
+
+def _safetensors_cases(bases: dict[str, Path]) -> Iterator[Case]:
+    for base, file in (
+        ("llama", "model.safetensors"),
+        ("awq", "model.safetensors"),
+        ("adapter", "adapter_model.safetensors"),
+    ):
+        for mutation in mutations.safetensors_files((bases[base] / file).read_bytes()):
+            yield Case("safetensors", bases[base], file, mutation)
+
+
+def _gguf_cases(bases: dict[str, Path]) -> Iterator[Case]:
+    for family in _GGUF_FAMILIES:
+        base = bases[f"{family}.gguf"]
+        image = mutations.read_gguf(base.read_bytes())
+        for kind, mutate in (
+            ("gguf metadata", mutations.gguf_metadata),
+            ("gguf tensors", mutations.gguf_tensors),
+            ("gguf file", mutations.gguf_files),
+        ):
+            for mutation in mutate(image):
+                yield Case(kind, base, base.name, mutation)
+
+
+def _drafter_cases(_: dict[str, Path]) -> Iterator[Case]:
+    for name in ("glide", "kangaroo", "medusa", "multi-token"):
+        base = _MODELS / f"pronk-tiny-{name}"
+        document = _read(base / "drafter.json")
+        shown = {key: value for key, value in document.items() if key not in ("figures", "command")}
+        for mutation in (*mutations.json_values(shown), *mutations.json_texts(shown)):
+            yield Case("drafter", base, "drafter.json", mutation)
+
+
+def _sample(cases: Iterable[Case], count: int) -> list[Case]:
+    """Return a sample that does not depend on the other cases, and has as many of each kind and base."""
+    by_kind: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        by_kind.setdefault((case.kind, case.base.name), []).append(case)
+    share = -(-count // len(by_kind))
+    sampled = []
+    for group in by_kind.values():
+        group.sort(key=lambda case: zlib.crc32(case.label.encode(errors="replace")))
+        sampled += group[:share]
+    return sampled
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+class _Loader:
+    """A worker process, which is replaced when it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        self._log = folder / "stderr"
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-X", "faulthandler", str(_WORKER)]
+        pipe = subprocess.PIPE
+        with self._log.open("a") as log:
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
+
+    def load(self, case: Case, model: Path) -> tuple[str, str]:
+        """Return the outcome of a case, and the message; an adapter is loaded with ``model``."""
+        path = self._folder / "case"
+        is_file = case.base.is_file()
+        if is_file:
+            path = path.with_suffix(".gguf")
+            path.write_bytes(case.mutation.make())
+        else:
+            shutil.copytree(case.base, path)
+            (path / case.file).write_bytes(case.mutation.make())
+        request = {"model": str(path), "adapter": None, "drafter": "auto"}
+        if case.file.startswith("adapter_"):
+            request |= {"model": str(model), "adapter": str(path)}
+        elif case.kind == "drafter":
+            name = case.base.name.removeprefix("pronk-tiny-").replace("-", "_")
+            request |= {"model": "pronk-tiny", "drafter": f'{name}(model="{path}")'}
+        try:
+            return self._ask(request)
+        finally:
+            if is_file:
+                path.unlink()
+            else:
+                shutil.rmtree(path)
+
+    def _ask(self, request: dict[str, Any]) -> tuple[str, str]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        # The worker itself limits the time of Python code; a loop of compiled code is ended here.
+        ready, _, _ = select.select([self._process.stdout], [], [], 2 * SECONDS)
+        line = self._process.stdout.readline() if ready else ""
+        if line:
+            answer = json.loads(line)
+            return answer["outcome"], answer["message"]
+        self.close()
+        code = self._process.returncode
+        self._process = self._start()
+        return ("died" if ready else "slow", f"exit status {code}: {self._log.read_text()[-2000:]}")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> Iterator[_Loader]:
+    """A worker process."""
+    made = _Loader(tmp_path / "worker")
+    yield made
+    made.close()
+
+
+_KINDS: dict[str, Callable[[dict[str, Path]], Iterator[Case]]] = {
+    "config": _config_cases,
+    "json": _other_json_cases,
+    "safetensors": _safetensors_cases,
+    "gguf": _gguf_cases,
+    "drafter": _drafter_cases,
+}
+
+
+def _check(bases: dict[str, Path], loader: _Loader, kind: str, count: int) -> None:
+    failures, outcomes = [], Counter[tuple[str, str]]()
+    for case in _sample(_KINDS[kind](bases), count):
+        outcome, message = loader.load(case, bases["llama"])
+        outcomes[case.kind, outcome] += 1
+        if outcome not in ("loads", "refused"):
+            failures.append(f"{case.label}: {outcome}: {message}")
+    report = os.environ.get("PRONK_MUTATIONS_REPORT")
+    if report:
+        Path(report).write_text(json.dumps([[*map(list, outcomes.items())], failures], indent=1))
+    assert not failures, f"{len(failures)} of {outcomes.total()} cases: " + "\n".join(failures[:5])
+
+
+def test_undamaged_files_load(bases: dict[str, Path], loader: _Loader) -> None:
+    """A refusal of a changed file is due to the change."""
+    by_base = {(case.base, case.file): case for kind in _KINDS for case in _KINDS[kind](bases)}
+    for case in by_base.values():
+        file = case.base if case.base.is_file() else case.base / case.file
+        undamaged = case._replace(mutation=Mutation("none", file.read_bytes))
+        assert loader.load(undamaged, bases["llama"]) == ("loads", ""), undamaged.label
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_files_load_or_are_refused(bases: dict[str, Path], loader: _Loader, kind: str) -> None:
+    """No file crashes the process, raises another exception, or takes much time or memory."""
+    _check(bases, loader, kind, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _KINDS)
+def test_many_files_load_or_are_refused(bases: dict[str, Path], loader: _Loader, kind: str) -> None:
+    """The same, with thousands of files."""
+    _check(bases, loader, kind, 1000)
