@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from planted_faults import FAULTS, Fault
+from waiting import HUNG
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -68,7 +69,7 @@ def run_tests(nodes: Iterable[str], clone: Path) -> subprocess.CompletedProcess[
         env={**os.environ, "PYTHONPATH": package},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=3 * HUNG,
         check=False,
     )
 

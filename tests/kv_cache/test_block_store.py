@@ -352,7 +352,7 @@ def test_a_store_recovers_from_a_disk_that_is_full_at_the_start(tmp_path: Path) 
         store.flush()
     arguments = [sys.executable, "-c", FULL_AT_START, *map(str, folders)]
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env=env)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=HUNG, check=False, env=env)
     assert done.returncode == 0, done.stderr
     assert all((folder / "blocks.sqlite3").stat().st_mode & 0o777 == 0o600 for folder in folders)
 

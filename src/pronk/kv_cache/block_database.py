@@ -101,7 +101,15 @@ def open_database(path: Path, errors: DatabaseErrors, timeout: float | None = No
 def _create_file(path: Path) -> None:
     """Create an empty file and its folder, which only this user can read, if they do not exist."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    # An existing file is not opened: closing it would end all locks that this process's connections have on it, and
+    # another process could then write between their pages (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        if not path.is_file():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
 
 
 def _create_tables(path: Path) -> None:

@@ -59,7 +59,8 @@ class HttpProtocol(H11Protocol):
 
     def _end_idle_connection(self) -> None:
         """Abort the oldest connection on which no whole request has arrived, so that these shut no other out."""
-        idle = [each for each in self.connections if each.cycle is None and each is not self]
+        others = [each for each in self.connections if isinstance(each, HttpProtocol) and each is not self]
+        idle = [each for each in others if each.cycle is None]
         oldest = min(idle, key=lambda each: each.opened, default=None)
         if oldest is not None:
             oldest.transport.abort()
