@@ -39,7 +39,8 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
                 return KernelBackend(found)
             reason = f"no kernels for heads of {config.head_dim}"
     backend = open_torch(device, dtype, reason)
-    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
+    # The frames are this function, the constructor of LLM, the check of its keywords, and the caller.
+    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=4)
     return backend
 
 
