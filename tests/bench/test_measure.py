@@ -15,7 +15,7 @@ from pronk.bench.methods import DrafterMethod, Item
 from pronk.bench.prompts import Prompt, encode
 from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, Trace
 from pronk.engine.stats import Stats
-from pronk.errors import CacheFullError, PromptError
+from pronk.errors import PromptError
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 
@@ -177,7 +177,7 @@ def test_a_conversation_ends_where_plain_decoding_failed() -> None:
 
 
 def test_a_failure_is_recorded_and_other_methods_go_on() -> None:
-    answers = THREE | {"x": fail(CacheFullError("no\n room"), on="short", repeat=1)}
+    answers = THREE | {"x": fail(ValueError("no\n room"), on="short", repeat=1)}
     ran = Ran([SHORT, OTHER], answers, repeats=2)
     failed = [s for s in ran.of(Sample) if s.error is not None]
     assert [(s.method, s.id, s.repeat, s.error, s.tokens) for s in failed] == [("x", "short", 1, "no room", ())]

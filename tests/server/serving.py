@@ -92,14 +92,16 @@ def running_pool(pool: ModelPool, *, drain_seconds: float = 5.0) -> Iterator[tup
 
 
 def hold_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch, num_tokens: int = 20) -> None:
-    """Generate about ``num_tokens`` tokens of a request and no more, so that it runs until it is aborted."""
+    """Generate about ``num_tokens`` tokens of a request, then few in a second, so that it runs until it is aborted.
+
+    A stream whose client has left ends when the next token is sent.
+    """
     step, pause = llm.engine.step, threading.Event()
 
     def hold_or_step() -> None:
         if any(request.num_generated >= num_tokens for request in llm.engine.scheduler.running):
-            pause.wait(0.005)
-        else:
-            step()
+            pause.wait(0.05)
+        step()
 
     monkeypatch.setattr(llm.engine, "step", hold_or_step)
 

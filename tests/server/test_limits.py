@@ -308,11 +308,12 @@ def test_request_beyond_the_time_limit_ends_with_408(model: LLM, monkeypatch: py
 
 def test_connections_beyond_the_limit_are_refused(model: LLM) -> None:
     with running(model, limits=RequestLimits(connections=2)) as made:
-        clients = [made.client() for _ in range(3)]
+        clients = [made.client() for _ in range(3)]  # each has a connection with a request before
         try:
-            answers = [each.get("/health") for each in clients]
+            answers = [each.get("/v1/models") for each in clients]
             assert [answer.status_code for answer in answers] == [200, 200, 429]
             error(answers[2], 429, "too_many_connections")
+            assert clients[1].get("/health").status_code == 200
         finally:
             for each in clients:
                 each.close()

@@ -523,7 +523,7 @@ def test_schemas_that_are_too_large_together_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("count", [500, 1024])
+@pytest.mark.parametrize("count", [pytest.param(500, marks=pytest.mark.slow), 1024])
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_each_of_a_thousand_tools_can_be_called(family: str, equal: bool, count: int, free: bool) -> None:
