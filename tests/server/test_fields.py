@@ -584,3 +584,16 @@ def test_a_body_that_is_no_object_is_named(client: httpx.Client, body: str, foun
     answer = client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == f"body: expected a JSON object, found {found}; send one"
+
+
+@pytest.mark.parametrize("limit", [2**31 + 1, 2**53 - 1, 2**63 - 1])
+def test_very_large_limits_are_no_limit(client: httpx.Client, limit: int) -> None:
+    body = {"prompt": "Hi", "max_tokens": limit, "stop": ["e", "a", "o", " "], "seed": 2**64 - 1}
+    assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_parts_of_a_reply_that_responses_do_not_have_are_named(client: httpx.Client) -> None:
+    body = {**ASK[RESPONSES], "include": ["message.output_text.logprobs", "file_search_call.results"]}
+    assert "include" in ignored(client.post(RESPONSES, json=body))
+    del body["include"][1:]
+    assert "include" not in ignored(client.post(RESPONSES, json=body))

@@ -11,7 +11,7 @@ import pytest
 from pronk.engine.stats import Stats
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta
-from pronk.server.protocol.tools import Function, ToolChoice, ToolUse
+from pronk.server.protocol.tools import Function, FunctionTool, ToolChoice, ToolUse
 from pronk.tokenization.chat.answer_grammar import MAX_CALLS
 from pronk.tokenization.chat.answers import AnswerReader
 from pronk.tokenization.chat.calls import CallPart
@@ -141,3 +141,22 @@ def test_an_answer_that_ends_within_a_repetition_ends_with_calls() -> None:
         parser.parse([Piece(0, "x", completion=done if reader.in_call else None)])
     assert [block.content for block in parser.blocks] == ['{"a": 1}']
     assert parser.ends_with_call(done)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "dropped"),
+    [
+        (True, []),
+        (False, []),
+        (None, []),
+        ({"type": "string"}, ["tools[0].function.parameters.type"]),
+        ({"type": "null"}, ["tools[0].function.parameters.type"]),
+        ({"type": "array", "items": {}}, ["tools[0].function.parameters.type"]),
+    ],
+    ids=str,
+)
+def test_schemas_that_no_arguments_fit_are_left_out(parameters: Any, dropped: list[str]) -> None:
+    """Agents cannot change the tools of the servers that they ask."""
+    tool = FunctionTool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}})
+    use = ToolUse.of([(("tools", 0, "function", "parameters"), tool.function)], "auto")
+    assert use.not_enforced() == dropped

@@ -29,7 +29,16 @@ from pronk.server.protocol.request import (
     usage,
 )
 from pronk.server.protocol.thinking import Thinking, ThinkingHint
-from pronk.server.protocol.tools import MAX_ID, MAX_TOOLS, Arguments, Function, ToolChoice, ToolUse, tool_call
+from pronk.server.protocol.tools import (
+    MAX_ID,
+    MAX_TOOLS,
+    Arguments,
+    Function,
+    Parameters,
+    ToolChoice,
+    ToolUse,
+    tool_call,
+)
 from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
 from pronk.tokenization.chat.dialects import TOOL_NAME
@@ -185,7 +194,7 @@ class MessagesTool(Record):
     type: Literal["custom"] | None = None
     name: Text = Field(pattern=NAME_PATTERN)
     description: Text | None = None
-    input_schema: dict[str, Any]
+    input_schema: Parameters
     strict: bool | None = Field(None, description="Not used: the input always follows the schema.")
 
     def to_function(self) -> Function:

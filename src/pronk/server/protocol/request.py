@@ -33,7 +33,7 @@ from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_o
 from pronk.server.settings import RequestLimits
 
 GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
-_NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a negative seed in a request is taken modulo 2**63
+_NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a request's seed is taken modulo 2**63
 
 
 class RequestBody(BaseModel):
@@ -167,9 +167,14 @@ BadWords = Annotated[Texts, BeforeValidator(_without_empty)]
 NO_LIMIT = 2**31  # value of a maximum number of tokens: as many as fit
 
 
-def _read_limit(limit: int) -> int:
-    """Return the limit that -1 (until the end) and -2 (until the context is full) mean in llama.cpp."""
-    return NO_LIMIT if limit in (-1, -2) else limit
+def _read_limit(limit: Any) -> Any:
+    """Return a maximum number of tokens; -1 and -2, as in llama.cpp, and numbers beyond ``NO_LIMIT`` are no limit.
+
+    JavaScript's clients send 2**53 - 1 for that.
+    """
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        return limit
+    return NO_LIMIT if limit in (-1, -2) or NO_LIMIT < limit < 2**63 else limit
 
 
 # -1 is no limit, as 0: also where the model recommends another one.
@@ -224,7 +229,7 @@ class TextRequest(RequestBody):
     top_k: TopK | None = None
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     n: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, ge=-_NUM_SEEDS, lt=_NUM_SEEDS)
+    seed: int | None = Field(None, ge=-_NUM_SEEDS, lt=2 * _NUM_SEEDS)
     stop: StopTexts | None = None
     stop_token_ids: Ids | None = None
     bad_words: BadWords | None = None

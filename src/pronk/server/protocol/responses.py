@@ -7,7 +7,7 @@ with the items of earlier responses copied unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -43,7 +43,10 @@ from pronk.server.protocol.tools import (
 )
 from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.answers import AnswerFormat
 from pronk.tokenization.chat.dialects import TOOL_NAME
+
+_LOGPROBS = "message.output_text.logprobs"  # value of ``include``
 
 
 class InputItem(ChatTurn):
@@ -270,10 +273,19 @@ class ResponsesRequest(ConversationRequest):
         return self.max_output_tokens
 
     def num_logprobs(self) -> int | None:
-        included = [self.include] if isinstance(self.include, str) else self.include or []
-        if self.top_logprobs is None and "message.output_text.logprobs" not in included:
+        if self.top_logprobs is None and _LOGPROBS not in self._included:
             return None
         return self.top_logprobs or 0
+
+    @property
+    def _included(self) -> list[str]:
+        """Parts of the reply that the request asks for."""
+        return [self.include] if isinstance(self.include, str) else self.include or []
+
+    def unfollowed(self, answers: AnswerFormat) -> Iterator[str]:
+        yield from super().unfollowed(answers)
+        if any(name != _LOGPROBS for name in self._included):
+            yield "include"
 
     def conversation(self) -> list[dict[str, Any]]:
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []

@@ -101,6 +101,15 @@ class SkippedCall(Skipped):
     id: Text = Field("", max_length=MAX_ID)
 
 
+def _read_schema(value: Any) -> Any:
+    """Return a schema as an object: ``true`` allows any arguments, ``false`` none."""
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+# Schema of arguments, an object or a boolean.
+Parameters = Annotated[dict[str, Any] | None, BeforeValidator(_read_schema)]
+
+
 class Function(Record):
     """Function that the model may call.
 
@@ -112,7 +121,7 @@ class Function(Record):
 
     name: Text = Field(pattern=NAME_PATTERN)
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
     def to_template(self) -> dict[str, Any]:

@@ -287,17 +287,16 @@ def relax_arguments(parameters: Mapping[str, Any] | None, multiple: int = 1) -> 
         multiple: ``multiple`` of the schemas of the other tools.
 
     Raises:
-        OptionError: the schema allows no object, or is not one of JSON values.
+        OptionError: the schema is not one of JSON values.
     """
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     value = parameters.get("type", "object")
     names = value if isinstance(value, list) else [value]
     is_valid = bool(names) and all(name in TYPES for name in names)
-    if is_valid and "object" not in names:
-        refuse("guide: json", f"expected a schema of the type 'object', found the type {value!r:.60}", OptionError)
+    allows_objects = is_valid and "object" in names
     relaxed = relax(json.loads(schema_text({**parameters, "type": "object"})), multiple)
-    return relaxed if is_valid else replace(relaxed, dropped=("type", *relaxed.dropped))
+    return relaxed if allows_objects else replace(relaxed, dropped=("type", *relaxed.dropped))
 
 
 def _form(guide: Guide) -> str:
