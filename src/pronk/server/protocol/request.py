@@ -168,9 +168,9 @@ NO_LIMIT = 2**31  # value of a maximum number of tokens: as many as fit
 
 
 def _read_limit(limit: Any) -> Any:
-    """Return a maximum number of tokens; -1 and -2, as in llama.cpp, and numbers beyond ``NO_LIMIT`` are no limit.
+    """Return a maximum number of tokens; -1 and -2 are no limit, as in llama.cpp.
 
-    JavaScript's clients send 2**53 - 1 for that.
+    So are numbers beyond ``NO_LIMIT``: JavaScript's clients send 2**53 - 1 for that.
     """
     if not isinstance(limit, int) or isinstance(limit, bool):
         return limit
