@@ -69,7 +69,7 @@ DEEP = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         b'{"prompt": "x", "temperature": 1e999}',
         b'{"prompt": "x", "top_p": -0.1}',
         b'{"prompt": "x", "max_tokens": 1' + b"0" * 5000 + b"}",
-        b'{"prompt": "x", "seed": 9223372036854775808}',
+        b'{"prompt": "x", "seed": 18446744073709551616}',
         b'{"prompt": "x", "seed": -9223372036854775809}',
         b'{"prompt": [1' + b"0" * 400 + b"]}",
         b'{"prompt": [[[1]]]}',
