@@ -82,7 +82,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     """Measure passes over ``ROWS`` rows of random tokens, between readings of memory."""
     runner, dice = llm.engine.runner, random.Random(0)
-    kernels = runner.decoder.kernels
+    kernels = runner.decoder.backend.kernels
     assert kernels is not None, "expected pronk's kernels, found torch"
     buffer = mapped_zeros((READ_BYTES,), np.dtype(np.uint8))
     buffer[:] = 1  # zeros that were never written take no memory

@@ -74,7 +74,7 @@ def weights(llm: LLM) -> list[Array]:
 
 
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
-    kernels = llm.engine.runner.decoder.kernels
+    kernels = llm.engine.runner.decoder.backend.kernels
     if kernels is None:
         sys.exit("passes: expected pronk's kernels, found none on this machine")
     packed = weights(llm)
@@ -168,7 +168,7 @@ def outside(llm: LLM) -> dict[str, float]:
     runs = []
     for _ in range(5):
         inside = [0.0]
-        kernels = llm.engine.runner.decoder.kernels
+        kernels = llm.engine.runner.decoder.backend.kernels
         library, original = kernels.library, kernels.library.pronk_run
 
         def timed(*arguments: object, original: Any = original, inside: list[float] = inside) -> int:

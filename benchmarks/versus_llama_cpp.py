@@ -39,7 +39,7 @@ def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str
     llm = LLM(model, threads=threads)
     assert llm.config.context >= context, f"expected a context of {context} tokens, found {llm.config.context}"
     decoder = llm.engine.runner.decoder
-    assert decoder.kernels is not None, "expected pronk's kernels, found none on this machine"
+    assert decoder.backend.exact, "expected pronk's kernels, found none on this machine"
     size, meter = forward_weights(decoder), BandwidthMeter(decoder.backend)
 
     def decode(prompt: Sequence[int], tokens: int) -> list[float]:

@@ -37,7 +37,7 @@ USES_TORCH = (
     "bench/peers/engines/hf.py",
     "parallel/connection.py",  # messages between processes
     "parallel/tensor.py",  # all-reduce
-    "torch_backend/",
+    "torch/",
     "train/",
 )
 # Modules that import these, and are themselves imported only for several processes.
@@ -51,13 +51,12 @@ LAYERS = (
     {"speculation.tree"},
     {"estimate", "fair_executor", "files.__init__", "files.regular", "quantities"},
     {"checks", "files.atomic", "files.text"},
-    {"keywords"},
+    {"guests", "keywords"},
     {"quantization.formats"},
     {"quantization.gguf.blocks"},
     {"architecture", "kernels"},
     {"kv_cache", "quantization.gguf", "sampling"},
     {"models"},
-    {"torch_backend"},
     {"backends"},
     {"hub"},
     {"speculation.acceptance_stats", "speculation.cost_model", "speculation.trie"},
@@ -82,13 +81,26 @@ LAYERS = (
     {"engine_thread", "explain", "moderation"},
     {"async_llm"},
     {"testing", "verification"},
-    {"replicas"},
+    {"replicas", "torch"},
     {"bench", "server"},
     {"quantization.quantize.rounding"},
     {"replicas.application", "replicas.batch", "train"},
     {"quantization.quantize"},
     {"cli"},
     {"__main__"},
+)
+
+
+# Packages that use the engine as a stranger's package would: only by the names that docs/api.md lists.
+GUESTS = ("torch",)
+# Modules that import a guest: those of other guests to be.
+USES_GUESTS = (
+    "bench/machine.py",
+    "train/attention.py",
+    "train/export.py",
+    "train/modules/decoder.py",
+    "train/quantize.py",
+    "train/teacher.py",
 )
 
 
@@ -173,6 +185,58 @@ def test_packages_import_only_lower_layers() -> None:
     assert {module: upward for module, upward in found.items() if upward} == {}
 
 
+def documented_names() -> dict[str, set[str]]:
+    """Return the names of the API page, by module; a module without ``__all__`` has all that begin with a letter."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    found = {"pronk": {*pronk.__all__}}
+    for name in re.findall(r"^::: (pronk\.[\w.]+)$", page, re.MULTILINE):
+        path = SOURCE.joinpath(*name.split(".")[1:])
+        if path.is_dir() or path.with_suffix(".py").exists():
+            module = importlib.import_module(name)
+            found[name] = {*getattr(module, "__all__", (each for each in vars(module) if each[0] != "_"))}
+    return found
+
+
+def private_names(guest: str, path: Path) -> Iterator[str]:
+    """Yield the names of pronk that a file of a guest imports, and that are neither its own nor documented."""
+    documented = documented_names()
+    for node in ast.walk(tree(path)):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for module in (name for name in names if name.split(".")[0] == "pronk"):
+            if f"{module}.".startswith(f"pronk.{guest}."):
+                continue
+            yield from (f"{module}.{each.name}" for each in node.names if each.name not in documented.get(module, ()))
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+def test_guests_import_only_documented_names(guest: str) -> None:
+    paths = [*(SOURCE / guest).rglob("*.py")]
+    assert paths
+    found = {relative(path): [*private_names(guest, path)] for path in paths}
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+def test_the_engine_imports_no_guest() -> None:
+    found = {relative(path): [there for there in imports(path) if there[0] in GUESTS] for path in MODULES}
+    other = {module: there for module, there in found.items() if there and module.split("/")[0] not in GUESTS}
+    assert sorted(other) == sorted(USES_GUESTS)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from pronk.models.decoder import Decoder", ["pronk.models.decoder.Decoder"]),
+        ("from pronk.backends import Program, _secret", ["pronk.backends._secret"]),
+        ("from pronk import LLM, nonsense", ["pronk.nonsense"]),
+        ("from pronk.backends import Program", []),
+        ("from pronk.torch.program import TorchProgram", []),
+    ],
+)
+def test_private_names_are_found(line: str, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text(f"def late() -> None:\n    {line}\n", encoding="utf-8")
+    assert [*private_names("torch", tmp_path / "new.py")] == found
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -246,7 +310,9 @@ def imported_modules(path: Path) -> Iterator[str]:
 
 
 def test_only_these_modules_import_torch() -> None:
-    users = {relative(path) for path in MODULES if any("torch" in name.split(".") for name in imported_modules(path))}
+    users = {
+        relative(path) for path in MODULES if any(name.split(".")[0] == "torch" for name in imported_modules(path))
+    }
     assert [name for name in sorted(users) if not name.startswith(USES_TORCH)] == []
     assert all(any(name.startswith(prefix) for name in users) for prefix in USES_TORCH)
 

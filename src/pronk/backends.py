@@ -1,20 +1,59 @@
-"""Choice of the backend that computes a model: pronk's kernels or torch."""
+"""Choice of the backend that computes a model: pronk's kernels, or a guest's backend, such as torch.
+
+A guest registers a class by an entry point of ``pronk.backends``. The class is called with the name of the device and
+the dtype of the weights, and returns a :class:`Backend`. This module exports all that such a class needs to compute a
+model: the programs of its layers, their rows, weights and caches. :mod:`pronk.torch` is an example.
+"""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
-from pronk.architecture.config import ModelConfig
+from pronk.architecture.config import MixtureConfig, ModelConfig, default_query_scale
 from pronk.arrays import DType
-from pronk.checks import check_choice, install_extra, require_extra
-from pronk.errors import OptionError, describe_error
+from pronk.checks import check_choice
+from pronk.guests import load_guest
+from pronk.kernels.adapters import LowRank
 from pronk.kernels.library import CHOICES, KernelsError
-from pronk.models.backend import Backend, KernelBackend
+from pronk.kernels.threads import num_threads
+from pronk.kernels.weights import CodedRows
+from pronk.kv_cache.blocks import BlockTable
+from pronk.kv_cache.layout import ROWS, PoolLayout
+from pronk.kv_cache.paged import Kept, PagedCache, Projection
+from pronk.models.backend import AnyMatrix, Backend, KernelBackend, Matrix
 from pronk.models.kernels import load_kernels
+from pronk.models.linear import Experts
+from pronk.models.program import CrossAttentionSource, Program, output_range
+from pronk.models.program_rows import ProgramRows
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
-if TYPE_CHECKING:
-    from pronk.torch_backend.backend import TorchBackend
+__all__ = [
+    "ROWS",
+    "AnyMatrix",
+    "Backend",
+    "Bits",
+    "BlockTable",
+    "CodedRows",
+    "CrossAttentionSource",
+    "Experts",
+    "Kept",
+    "KernelBackend",
+    "LowRank",
+    "Matrix",
+    "MixtureConfig",
+    "ModelConfig",
+    "PagedCache",
+    "PoolLayout",
+    "Program",
+    "ProgramRows",
+    "Projection",
+    "QuantizedMatrix",
+    "choose_backend",
+    "default_query_scale",
+    "num_threads",
+    "open_torch",
+    "output_range",
+]
 
 
 def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType) -> Backend:
@@ -35,22 +74,17 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
         except KernelsError as error:
             reason = str(error)
         else:
-            if found.supports_head_dim(config.head_dim):
-                return KernelBackend(found)
+            backend = KernelBackend(found).for_model(config, dtype)
+            if backend is not None:
+                return backend
             reason = f"no kernels for heads of {config.head_dim}"
-    backend = open_torch(device, dtype, reason)
+    by_torch = open_torch(device, dtype, reason)
     # The frames are this function, the constructor of LLM, the check of its keywords, and the caller.
     warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=4)
-    return backend
+    return by_torch
 
 
-def open_torch(device: str, dtype: DType, reason: str) -> TorchBackend:
+def open_torch(device: str, dtype: DType, reason: str) -> Backend:
     """Return the torch backend; ``reason``: why torch is needed, for the error if it is missing."""
-    require_extra(reason, "torch", "torch")
-    try:
-        from pronk.torch_backend.backend import TorchBackend  # noqa: PLC0415 - torch is optional
-    except ImportError as error:
-        found = describe_error(error)[:80]
-        msg = f"{reason}: expected torch that can be imported, found {found!r}; {install_extra('torch')}"
-        raise OptionError(msg) from error
-    return TorchBackend(device, dtype)
+    backend: Backend = load_guest("pronk.backends", "torch", reason)(device, dtype)
+    return backend

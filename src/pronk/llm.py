@@ -25,7 +25,7 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.keywords import known_keywords
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.adapters import Adapters
-from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
+from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.prompt_cache import open_prompt_cache
 from pronk.outputs import Choice, Completion, Piece
 from pronk.parallel.worker_group import is_launched, start_workers
@@ -156,7 +156,7 @@ class LLM:
         if check is not None:
             check(self.request_factory)
         is_split = parallel == "tensor" and workers > 1
-        cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
+        cacheable = None if opened is None or backend.digest is None or is_split else opened.identity
         weight_file = WeightCache.open(weight_cache, cacheable)
         self._prompt_cache = open_prompt_cache(
             prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
@@ -190,7 +190,7 @@ class LLM:
             make_cache, pool = backend.make_cache, self._team.pool
             cache = kv_budget.add(
                 self._team.shard_config,
-                compute_dtype(self.dtype, backend),
+                backend.compute_dtype(self.dtype),
                 make_cache if pool is None else partial(make_cache, cache_class=pool),
                 INT8 if kv_dtype == "int8" else None,
                 share_prefixes=prefix_cache or self._prompt_cache is not None,

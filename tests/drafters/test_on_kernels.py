@@ -30,7 +30,7 @@ from pronk.models.decoder import Decoder, Layer
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.linear import Linear, StackedLinear
 from pronk.sampling.params import SamplingParams
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch.convert import to_array, to_tensor
 from pronk.train.modules.decoder import DecoderModule
 from tiny_models import make_engine, make_request, run, tiny_decoder, tiny_module
 

@@ -247,6 +247,8 @@ def test_missing_torch_is_one_line(
     options: dict[str, str], checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pronk.backends.load_kernels", lambda choice: load_kernels(choice, tmp_path / "lost.so"))
+    for name in [name for name in sys.modules if name.startswith("pronk.torch")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
         OptionError, match=r"^.+: expected torch, found none; run pip install '\.\[torch\]' in a clone of pronk$"
@@ -277,7 +279,7 @@ def test_a_passed_self_check_is_remembered(tmp_path: Path, monkeypatch: pytest.M
         checked.clear()
         assert load("auto").name == "portable"
         assert checked == expected
-    monkeypatch.setattr(loading, "_processor", lambda: "another processor")
+    monkeypatch.setattr(library, "_processor", lambda: "another processor")
     checked.clear()
     load("portable")
     assert checked == ["portable"]

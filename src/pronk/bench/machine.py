@@ -12,7 +12,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pronk.arrays import UINT8, mapped_zeros
 from pronk.bench.peers.engines.memory import peak_memory, reset_peak_memory
 from pronk.kernels.library import KernelsError, candidates
 from pronk.kernels.threads import num_threads
@@ -29,15 +28,7 @@ class BandwidthMeter:
 
     def __init__(self, backend: Backend) -> None:
         self.nbytes = _BUFFER_BYTES
-        self._read: Callable[[], None]
-        if backend.kernels is None:
-            from pronk.torch_backend.backend import buffer_reader  # noqa: PLC0415 - torch is optional
-
-            self._read = buffer_reader(self.nbytes, backend.device)
-        else:
-            buffer = mapped_zeros((self.nbytes,), UINT8)
-            buffer.fill(0)  # the system maps all unwritten pages to one page, which would stay in the processor's cache
-            self._read = partial(backend.kernels.read, buffer)
+        self._read = backend.memory_reader(self.nbytes)
 
     def measure(self) -> float:
         """Return the read bandwidth in bytes per second, the best of three runs."""
@@ -60,7 +51,7 @@ class PeakMemory:
         self.reset: Callable[[], None] = reset_peak_memory
         self._peak: Callable[[], int | None] = peak_memory
         if device.startswith("cuda"):
-            from pronk.torch_backend import backend  # noqa: PLC0415 - torch is optional
+            from pronk.torch import backend  # noqa: PLC0415 - torch is optional
 
             self.reset = partial(backend.reset_peak_memory, device)
             self._peak = partial(backend.peak_memory, device)
@@ -88,7 +79,7 @@ def describe_hardware(device: str) -> dict[str, Any]:
     with suppress(KernelsError):
         description["capability"] = candidates()[0].name
     if device.startswith("cuda"):
-        from pronk.torch_backend.backend import product_name  # noqa: PLC0415 - torch is optional
+        from pronk.torch.backend import product_name  # noqa: PLC0415 - torch is optional
 
         description["accelerator"] = product_name(device)
     return description

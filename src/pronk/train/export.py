@@ -31,7 +31,7 @@ from pronk.models.loader import Fingerprint, read_config
 from pronk.models.tensor_plan import plan_tensors
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.tokenization.tokenizer import Tokenizer
-from pronk.torch_backend.convert import to_tensor
+from pronk.torch.convert import to_tensor
 from pronk.train.modules.decoder import DecoderModule, load_module
 from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape

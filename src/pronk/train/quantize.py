@@ -29,7 +29,7 @@ from pronk.arrays import Array
 from pronk.kernels.threads import num_threads
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.quantize.rounding import LINEARS, RoundingRule
-from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
+from pronk.torch.convert import to_array, to_tensor, torch_dtype
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import ModuleLayer, Rotations
 

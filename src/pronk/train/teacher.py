@@ -33,7 +33,7 @@ from pronk.quantities import size_texts
 from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
-from pronk.torch_backend.convert import to_tensor, torch_dtype
+from pronk.torch.convert import to_tensor, torch_dtype
 from pronk.train.loop import find_device, set_all_threads
 from pronk.train.modules.decoder import DecoderModule, load_module
 

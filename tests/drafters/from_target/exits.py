@@ -17,7 +17,7 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
 from pronk.speculation.cost_model import CostCurve
-from pronk.torch_backend.convert import to_array
+from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import KangarooModule

@@ -24,7 +24,7 @@ from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.tree import TokenTree
-from pronk.torch_backend.convert import to_array
+from pronk.torch.convert import to_array
 from pronk.train.attention import dense_hidden
 from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder, tiny_module
 

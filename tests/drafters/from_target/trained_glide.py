@@ -14,7 +14,7 @@ from drafters.helpers import CHECKPOINTS
 from pronk.arrays import Array
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.glide import GlideShape
-from pronk.torch_backend.convert import to_array
+from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features, dense_hidden, dense_logits
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule

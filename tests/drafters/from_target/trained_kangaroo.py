@@ -17,8 +17,8 @@ from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.kangaroo import KangarooShape
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder
-from pronk.torch_backend.backend import TorchBackend
-from pronk.torch_backend.convert import torch_dtype
+from pronk.torch.backend import TorchBackend
+from pronk.torch.convert import torch_dtype
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import KangarooModule

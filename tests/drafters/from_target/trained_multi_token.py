@@ -11,7 +11,7 @@ from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.torch_backend.convert import to_array
+from pronk.torch.convert import to_array
 from pronk.train.attention import DenseAttention
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule

@@ -20,7 +20,7 @@ from pronk.quantization.formats.matrix import Bits
 from pronk.quantization.quantize import checkpoint as module
 from pronk.quantization.quantize.checkpoint import QuantizedCheckpoint, quantize
 from pronk.quantization.quantize.methods import CalibrationTexts, quantize_layers
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch.convert import to_array, to_tensor
 from pronk.train.modules.decoder import load_module
 from quantization.quantize.folders import config, dequantized, perplexity, tensors, unpacked
 

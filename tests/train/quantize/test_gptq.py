@@ -9,7 +9,7 @@ from pronk.arrays import BFLOAT16
 from pronk.kernels.library import candidates
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch.convert import to_array, to_tensor
 from pronk.train.quantize import gptq, output_error
 
 KERNELS = candidates()[0]

@@ -13,7 +13,7 @@ from pronk.arrays import BFLOAT16, FLOAT16
 from pronk.kernels.library import candidates
 from pronk.quantization.quantize.rounding import LINEARS, RoundingRule
 from pronk.quantization.quantize.source import SourceCheckpoint
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch.convert import to_array, to_tensor
 from pronk.train import quantize
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import ModuleLayer, Rotations

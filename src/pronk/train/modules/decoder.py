@@ -21,8 +21,8 @@ from pronk.errors import OptionError, refuse
 from pronk.models.checkpoint import open_checkpoint
 from pronk.models.inventory import Inventory, tensor_names
 from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
-from pronk.torch_backend.convert import to_tensor
-from pronk.torch_backend.program import ACTIVATIONS, choose_experts
+from pronk.torch.convert import to_tensor
+from pronk.torch.program import ACTIVATIONS, choose_experts
 
 # Rotations of rows: arguments of :func:`apply_rope`; ``None``: no RoPE.
 Rope = tuple[Tensor, Tensor] | None

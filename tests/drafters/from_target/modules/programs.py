@@ -18,7 +18,7 @@ from pronk.models.checkpoint import Checkpoint
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
-from pronk.torch_backend.backend import TorchBackend
+from pronk.torch.backend import TorchBackend
 from pronk.train.export import export_drafter
 from tiny_models import kernels, make_cache
 

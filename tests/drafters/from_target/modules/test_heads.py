@@ -13,7 +13,7 @@ from drafters.from_target.trained_multi_token import make_heads
 from pronk.arrays import Array
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads, heads_config
 from pronk.errors import OptionError
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch.convert import to_array, to_tensor
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import Rotations
 from pronk.train.modules.drafters import HeadsModule

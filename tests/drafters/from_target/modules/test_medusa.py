@@ -12,7 +12,7 @@ from pronk import LLM
 from pronk.drafters.from_target.modules.heads import MedusaHeads, MedusaShape
 from pronk.errors import OptionError
 from pronk.models.linear import Norm
-from pronk.torch_backend.convert import to_array
+from pronk.torch.convert import to_array
 from pronk.train.modules.drafters import MedusaModule
 from tiny_models import tiny_module
 

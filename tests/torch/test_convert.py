@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, DType
-from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
+from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16, FLOAT8, INT8, np.dtype(np.int64)], ids=str)

@@ -16,14 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig
+from pronk import OptionError, TokenTree
 from pronk.arrays import Array
-from pronk.errors import OptionError
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import Kept, PagedCache, Projection
-from pronk.models.program_rows import ProgramRows
-from pronk.speculation.tree import TokenTree
-from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
+from pronk.backends import ROWS, BlockTable, Kept, ModelConfig, PagedCache, PoolLayout, ProgramRows, Projection
+from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 
 class TorchCache(PagedCache):
@@ -38,6 +34,9 @@ class TorchCache(PagedCache):
             msg = f"kv_dtype: expected auto with torch, found {options['kv_dtype']}, which needs pronk's kernels"
             raise OptionError(msg)
         super().__init__(config, kernels=None, **options)
+
+    def _choose_layouts(self) -> tuple[PoolLayout, PoolLayout]:
+        return ROWS, ROWS
 
     def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return torch.zeros(heads, *shape, dtype=torch_dtype(dtype), device=self.device)

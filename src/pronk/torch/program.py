@@ -10,14 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.architecture.config import MixtureConfig, ModelConfig, default_query_scale
 from pronk.arrays import Array, DType
-from pronk.kv_cache.paged import PagedCache
-from pronk.models.linear import Experts
-from pronk.models.program import CrossAttentionSource, Program, output_range
-from pronk.models.program_rows import ProgramRows
-from pronk.torch_backend.cache import TorchCache, TorchPass, attend_rows, path_slots, visible_keys
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.backends import (
+    CrossAttentionSource,
+    Experts,
+    MixtureConfig,
+    ModelConfig,
+    PagedCache,
+    Program,
+    ProgramRows,
+    default_query_scale,
+    output_range,
+)
+from pronk.torch.cache import TorchCache, TorchPass, attend_rows, path_slots, visible_keys
+from pronk.torch.convert import to_array, to_tensor
 
 
 def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tensor]:

@@ -10,19 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig
+from pronk import OptionError
 from pronk.arrays import Array, DType
+from pronk.backends import (
+    AnyMatrix,
+    Bits,
+    CodedRows,
+    CrossAttentionSource,
+    LowRank,
+    ModelConfig,
+    PagedCache,
+    Program,
+    QuantizedMatrix,
+    num_threads,
+)
 from pronk.checks import close_choices
-from pronk.errors import OptionError
-from pronk.kernels.adapters import LowRank
-from pronk.kernels.threads import num_threads
-from pronk.kv_cache.paged import PagedCache
-from pronk.models.backend import AnyMatrix
-from pronk.models.program import CrossAttentionSource, Program
-from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.torch_backend.cache import TorchCache
-from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
-from pronk.torch_backend.program import TorchProgram
+from pronk.torch.cache import TorchCache
+from pronk.torch.convert import to_array, to_tensor, torch_dtype
+from pronk.torch.program import TorchProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +63,11 @@ class TorchBackend:
     """
 
     name = "torch"
+    exact = False
+    digest = None
     kernels = None
+    keeps_quantized = False
+    drafts_chains = False
 
     def __init__(self, device: str, dtype: DType) -> None:
         self.device, self.dtype = device, dtype
@@ -79,6 +88,27 @@ class TorchBackend:
         """Free bytes of a CUDA device; ``None`` for other devices."""
         device = torch.device(self.device)
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+    def compute_dtype(self, dtype: DType) -> DType:
+        return dtype
+
+    def for_model(self, config: ModelConfig, dtype: DType) -> TorchBackend:
+        """Return a backend of the same device, which computes every model."""
+        del config
+        return TorchBackend(self.device, dtype)
+
+    def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:
+        raise NotImplementedError
+
+    def memory_reader(self, num_bytes: int) -> Callable[[], None]:
+        buffer = torch.zeros(num_bytes // 4, dtype=torch.float32, device=self.device)
+
+        def read() -> None:
+            buffer.sum()
+            if self.device != "cpu":
+                torch.accelerator.synchronize(self.device)
+
+        return read
 
     def pack(self, weight: AnyMatrix, bias: Array | None = None, *, gated: bool = False, **layout: Any) -> TorchMatrix:
         """Copy a matrix to the device; ``layout`` is for the kernels only."""
@@ -102,18 +132,6 @@ class TorchBackend:
 
     def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
         return TorchCache(config, device=self.device, **options)
-
-
-def buffer_reader(num_bytes: int, device: str) -> Callable[[], None]:
-    """Return a function that reads ``num_bytes`` bytes of the device's memory, always the same ones."""
-    buffer = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
-
-    def read() -> None:
-        buffer.sum()
-        if device != "cpu":
-            torch.accelerator.synchronize(device)
-
-    return read
 
 
 def reset_peak_memory(device: str) -> None:
