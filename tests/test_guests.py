@@ -1,74 +1,123 @@
-"""Guests are found by their entry points; a missing or broken one is an error of one line."""
+"""Packages of others add backends, drafters and commands; a missing or broken one is an error of one line."""
 
 import sys
-from collections.abc import Iterator
-from importlib.metadata import EntryPoint
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from pronk import guests
-from pronk.errors import OptionError
-from pronk.guests import load_guest
+import pronk
+from pronk import LLM, OptionError, SamplingParams
+from pronk.cli.main import main
+from pronk.drafters import REGISTRY, make_drafter
+from pronk.guests import guests, load_guest
 from pronk.torch.backend import TorchBackend
+
+# A function that installs a package ``stranger``: its code, and its entry points by group and name.
+Install = Callable[[str, Mapping[str, str]], None]
+
+DRAFTER = """
+from pronk import PromptLookup
+
+class Eager(PromptLookup):
+    name = "eager"
+"""
+COMMAND = """
+from typing import Annotated
+import typer
+from pronk.guests import Command
+
+HELLO = Command("stranger:hello", "Greet.")
+
+def hello(name: str, loud: Annotated[bool, typer.Option("--loud")] = False) -> None:
+    \"\"\"Greet.\"\"\"
+    typer.echo(f"Hello {name.upper() if loud else name}")
+"""
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder of modules that can be imported; they are forgotten afterwards."""
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Yield a function that installs a package; it is uninstalled after the test."""
     known = {*sys.modules}
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
+
+    def add(code: str, entry_points: Mapping[str, str]) -> None:
+        (tmp_path / "stranger.py").write_text(code, encoding="utf-8")
+        folder = tmp_path / "stranger-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n", encoding="utf-8")
+        lines = [f"[{group}]\n{entry}\n" for group, entry in entry_points.items()]
+        (folder / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        guests.cache_clear()
+
+    yield add
     for name in {*sys.modules} - known:
-        del sys.modules[name]
-
-
-def register(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """Register one entry point, ``guest``, of the group of backends."""
-    entry = EntryPoint("guest", value, "pronk.backends")
-    found = {("pronk.backends", "guest"): [entry]}
-    monkeypatch.setattr(guests, "entry_points", lambda *, group, name: found.get((group, name), []))
+        if name.startswith("stranger"):
+            del sys.modules[name]
+    guests.cache_clear()
 
 
 def test_the_guests_of_the_wheel_are_registered() -> None:
     assert load_guest("pronk.backends", "torch", "device") is TorchBackend
 
 
-def test_a_package_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "stranger.py").write_text("def make(device, dtype):\n    return device\n")
-    register(monkeypatch, "stranger:make")
-    assert load_guest("pronk.backends", "guest", "device")("tpu", None) == "tpu"
+def test_a_backend(install: Install) -> None:
+    install("def make(device, dtype):\n    return device\n", {"pronk.backends": "abacus = stranger:make"})
+    assert load_guest("pronk.backends", "abacus", "device")("wood", None) == "wood"
 
 
-@pytest.mark.parametrize(
-    ("code", "value", "message"),
-    [
-        (
-            "",
-            "lost_package:make",
-            "device: expected lost_package, found none; install lost_package again",
-        ),
-        (
-            "import lost_library",
-            "stranger:make [torch]",
-            "device: expected lost_library, found none; run pip install '.[torch]' in a clone of pronk",
-        ),
-        (
-            "raise ImportError('libcuda.so: not found')",
-            "stranger:make",
-            "device: expected stranger that can be imported, found 'libcuda.so: not found'; install stranger again",
-        ),
-    ],
-    ids=["missing", "lacks an extra", "broken"],
-)
+def test_a_drafter_is_available_everywhere(install: Install) -> None:
+    install(DRAFTER, {"pronk.drafters": "eager = stranger:Eager"})
+    assert type(make_drafter("eager(num_tokens=3)")) is REGISTRY["eager"] is pronk.Eager
+    assert {"Eager"} <= {*pronk.__all__} & {*dir(pronk)} & {*pronk.drafters.__all__}
+    llm, params = LLM("pronk-tiny", budget="all"), SamplingParams(max_tokens=24)
+    plain = llm.generate("a = 1\nb = 1\n", params, drafter="autoregressive")
+    found = llm.generate("a = 1\nb = 1\n", params, drafter="eager(min_ngram=1)")
+    assert found.token_ids == plain.token_ids
+    assert found.stats.accepted > 0
+    with pytest.raises(OptionError, match=r"expected one of .*eager"):
+        make_drafter("eagre")
+
+
+def test_a_command(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install(COMMAND, {"pronk.commands": "hello = stranger:HELLO"})
+    for arguments, text in ((["--help"], "Greet."), (["hello", "you", "--loud"], "Hello YOU\n")):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        assert text in capsys.readouterr().out
+
+
+BROKEN = {
+    "missing": ("", "lost_package:Lost", "expected lost_package, found none; install lost_package again"),
+    "lacks an extra": (
+        "import lost_library",
+        "stranger:Lost [serve]",
+        "expected lost_library, found none; run pip install '.[serve]' in a clone of pronk",
+    ),
+    "broken": (
+        "raise ImportError('libcuda.so: not found')",
+        "stranger:Lost",
+        "expected stranger that can be imported, found 'libcuda.so: not found'; install stranger again",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "home", "message"), BROKEN.values(), ids=BROKEN)
 def test_a_guest_that_cannot_be_imported(
-    code: str, value: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, home: str, message: str, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "stranger.py").write_text(code)
-    register(monkeypatch, value)
+    groups = ("pronk.backends", "pronk.drafters", "pronk.commands")
+    install(code, dict.fromkeys(groups, f"lost = {home}"))
     with pytest.raises(OptionError) as error:
-        load_guest("pronk.backends", "guest", "device")
-    assert str(error.value) == message
+        load_guest("pronk.backends", "lost", "device")
+    assert str(error.value) == f"device: {message}"
+    for use in (lambda: make_drafter("lost"), lambda: pronk.Lost):
+        with pytest.raises(OptionError) as error:
+            use()
+        assert str(error.value) == f"drafter: lost: {message}"
+    with pytest.raises(SystemExit, match="2"):
+        main(["lost", "--option"])
+    assert capsys.readouterr().err == f"pronk: error: lost: {message}\n"
 
 
 def test_an_unregistered_guest() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import pronk
 import pronk.drafters
-from pronk.drafters.registry import DRAFTERS, class_modules
+from pronk.drafters.registry import DRAFTERS, REGISTRY, drafter_classes
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def test_public_surface_is_exactly_this() -> None:
         "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Proposer", "Guide", "Piece", "SamplingParams",
         "TokenTree", "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
         "DeadlineError", "GuideError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "__version__",
-        *class_modules(),
+        *drafter_classes(),
     }  # fmt: skip
     assert len(pronk.__all__) == len(set(pronk.__all__))
     for name in pronk.__all__:
@@ -145,7 +145,7 @@ def test_former_names_are_deprecated_aliases(module: str, old: str, new: str) ->
 
 
 def test_drafters_by_name() -> None:
-    assert len(class_modules()) == len(DRAFTERS) >= 20
+    assert len(drafter_classes()) == len(REGISTRY) >= 20
     for name, drafter in pronk.drafters.REGISTRY.items():
         assert drafter.name == name
         assert pronk.drafters.make_drafter(name).name == name
@@ -159,7 +159,9 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
                 yield tuple(str(node.module).split(".")[1:])
                 continue
             for name in (alias.name for alias in node.names if alias.name != "__version__"):
-                home = next((home for home, names in pronk._NAMES.items() if name in names), class_modules().get(name))
+                home = next((home for home, names in pronk._NAMES.items() if name in names), None)
+                if home is None and name in drafter_classes():
+                    home = REGISTRY[drafter_classes()[name]].__module__
                 yield tuple((home or f"pronk.{name}").split(".")[1:])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from pronk import errors
-from pronk.drafters.registry import class_modules
+from pronk.drafters.registry import REGISTRY, drafter_classes
 
 if TYPE_CHECKING:
     from pronk.async_llm import AsyncLLM as AsyncLLM
@@ -35,19 +35,23 @@ _NAMES = {
     "pronk.speculation.tree": ("TokenTree",),
 }
 
-__all__ = [*(name for names in _NAMES.values() for name in names), *class_modules(), "__version__"]  # noqa: PLE0604 - names
-
 
 def __getattr__(name: str) -> Any:
+    """Import a public name at its first use; those of guests are found by their entry points."""
+    if name == "__all__":
+        return __dir__()
     if name == "Guesser":
         warn("pronk.Guesser is deprecated; use pronk.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    home = next((module for module, names in _NAMES.items() if name in names), class_modules().get(name))
-    if home is None:
+    home = next((module for module, names in _NAMES.items() if name in names), None)
+    if home is not None:
+        return getattr(import_module(home), name)
+    drafter = None if name.startswith("_") else drafter_classes().get(name)
+    if drafter is None:
         msg = f"module 'pronk' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(home), name)
+    return REGISTRY[drafter]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*(name for names in _NAMES.values() for name in names), *drafter_classes(), "__version__"]

@@ -1,19 +1,54 @@
-"""Guests: packages that add to the engine, which does not import them.
+"""Guests: packages that add backends, drafters and commands to the engine, which does not import them.
 
-A guest is a package that registers what it adds by an entry point (``[project.entry-points]`` in its pyproject.toml),
-and that imports only public names of pronk. The wheel of pronk brings some guests; packages of others work alike. An
-entry point may name the extra of pronk that installs what the guest needs: ``"package.module:name [extra]"``.
+A guest is a package that registers what it adds by entry points (``[project.entry-points]`` in its pyproject.toml),
+and that imports only public names of pronk. The wheel of pronk brings some guests; packages of others work alike:
+
+==================  =====================================================================================
+group               object of an entry point
+==================  =====================================================================================
+``pronk.backends``  a function of device and dtype that returns a :class:`~pronk.models.backend.Backend`
+``pronk.commands``  a :class:`Command` of the command line
+``pronk.drafters``  a subclass of :class:`~pronk.speculation.proposer.Drafter`, by its name
+==================  =====================================================================================
+
+An entry point may name the extra of pronk that installs what the guest needs: ``"package.module:name [extra]"``.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 from pronk.checks import install_extra
 from pronk.errors import OptionError, describe_error
 
-Group = Literal["pronk.backends"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Group = Literal["pronk.backends", "pronk.commands", "pronk.drafters"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line, whose module is imported when the command runs.
+
+    Attributes:
+        home: ``"package.module:name"`` of a function with typer's annotations, or of a ``typer.Typer``.
+        summary: first line of the help text.
+    """
+
+    home: str
+    summary: str
+
+
+@cache
+def guests(group: Group) -> Mapping[str, EntryPoint]:
+    """Return the entry points of a group by name, of all installed packages."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - takes longer than all else of `import pronk`
+
+    return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def load_guest(group: Group, name: str, purpose: str) -> Any:
@@ -22,7 +57,7 @@ def load_guest(group: Group, name: str, purpose: str) -> Any:
     Raises ``OptionError`` if there is no such guest, or if it cannot be imported. ``purpose`` is what asks for the
     guest, such as an option; the message begins with it.
     """
-    entry = next(iter(entry_points(group=group, name=name)), None)
+    entry = guests(group).get(name)
     if entry is None:
         msg = f"{purpose}: expected a package that registers {name} in {group}, found none; install pronk again"
         raise OptionError(msg)

@@ -15,7 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
-from pronk.drafters.registry import REGISTRY, class_modules, make_drafter
+from pronk.drafters.registry import REGISTRY as REGISTRY
+from pronk.drafters.registry import drafter_classes
+from pronk.drafters.registry import make_drafter as make_drafter
 
 if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
@@ -51,20 +53,23 @@ if TYPE_CHECKING:
 
 # The classes of the drafter interface, which pronk.speculation.proposer defines or imports.
 _INTERFACE = ("DraftContext", "Drafter", "Proposer", "Capabilities", "Outcome", "Target")
-__all__ = [*_INTERFACE, "REGISTRY", "make_drafter", *class_modules()]  # noqa: PLE0604 - all are strings
 
 
 def __getattr__(name: str) -> Any:
     """Import an exported class at its first use."""
+    if name == "__all__":
+        return __dir__()
     if name == "Guesser":
         warn("pronk.drafters.Guesser is deprecated; use pronk.drafters.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    module = "pronk.speculation.proposer" if name in _INTERFACE else class_modules().get(name)
-    if module is None:
+    if name in _INTERFACE:
+        return getattr(import_module("pronk.speculation.proposer"), name)
+    drafter = None if name.startswith("_") else drafter_classes().get(name)
+    if drafter is None:
         msg = f"module 'pronk.drafters' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(module), name)
+    return REGISTRY[drafter]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*_INTERFACE, "REGISTRY", "make_drafter", *drafter_classes()]
