@@ -1,90 +1,10 @@
-"""Choice of the backend that computes a model: pronk's kernels, or a guest's backend, such as torch.
+"""Backends: the interface behind which models are computed, and all that a backend of your own needs.
 
-A guest registers a class by an entry point of ``pronk.backends``. The class is called with the name of the device and
-the dtype of the weights, and returns a :class:`Backend`. This module exports all that such a class needs to compute a
-model: the programs of its layers, their rows, weights and caches. :mod:`pronk.torch` is an example.
+A guest registers a function by an entry point of ``pronk.backends``. It is called with the name of the device and the
+dtype of the weights, and returns a :class:`Backend`. This module has what a backend needs to compute a model: the
+programs of its layers, their rows, weights and caches. :mod:`pronk.torch` is an example.
 """
 
-from __future__ import annotations
+from pronk.lazy import export
 
-import warnings
-
-from pronk.architecture.config import MixtureConfig, ModelConfig, default_query_scale
-from pronk.arrays import DType
-from pronk.checks import check_choice
-from pronk.guests import load_guest
-from pronk.kernels.adapters import LowRank
-from pronk.kernels.library import CHOICES, KernelsError
-from pronk.kernels.threads import num_threads
-from pronk.kernels.weights import CodedRows
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.layout import ROWS, PoolLayout
-from pronk.kv_cache.paged import Kept, PagedCache, Projection
-from pronk.models.backend import AnyMatrix, Backend, KernelBackend, Matrix
-from pronk.models.kernels import load_kernels
-from pronk.models.linear import Experts
-from pronk.models.program import CrossAttentionSource, Program, output_range
-from pronk.models.program_rows import ProgramRows
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-
-__all__ = [
-    "ROWS",
-    "AnyMatrix",
-    "Backend",
-    "Bits",
-    "BlockTable",
-    "CodedRows",
-    "CrossAttentionSource",
-    "Experts",
-    "Kept",
-    "KernelBackend",
-    "LowRank",
-    "Matrix",
-    "MixtureConfig",
-    "ModelConfig",
-    "PagedCache",
-    "PoolLayout",
-    "Program",
-    "ProgramRows",
-    "Projection",
-    "QuantizedMatrix",
-    "choose_backend",
-    "default_query_scale",
-    "num_threads",
-    "open_torch",
-    "output_range",
-]
-
-
-def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType) -> Backend:
-    """Return the backend for a model.
-
-    This is torch for ``kernels="torch"`` and for other devices than the CPU. If no kernels fit this processor and
-    model, it is torch as well, with a warning that gives the reason. Torch computes in ``dtype``, that of the model's
-    weights. Raises ``OptionError`` if an argument is unknown, the processor lacks the instruction set, or torch is
-    needed and missing.
-    """
-    check_choice("kernels", kernels, CHOICES)
-    if kernels == "torch" or (kernels == "auto" and device != "cpu"):
-        return open_torch(device, dtype, f"kernels={kernels!r}, device={device!r}")
-    reason = f"no kernels for {device}"
-    if device == "cpu":
-        try:
-            found = load_kernels(kernels)
-        except KernelsError as error:
-            reason = str(error)
-        else:
-            backend = KernelBackend(found).for_model(config, dtype)
-            if backend is not None:
-                return backend
-            reason = f"no kernels for heads of {config.head_dim}"
-    by_torch = open_torch(device, dtype, reason)
-    # The frames are this function, the constructor of LLM, the check of its keywords, and the caller.
-    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=4)
-    return by_torch
-
-
-def open_torch(device: str, dtype: DType, reason: str) -> Backend:
-    """Return the torch backend; ``reason``: why torch is needed, for the error if it is missing."""
-    backend: Backend = load_guest("pronk.backends", "torch", reason)(device, dtype)
-    return backend
+__getattr__, __dir__, __all__ = export(__file__)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 from pronk.arrays import INT8, Array
-from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.drafters import Drafter, Proposer, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
@@ -25,6 +24,7 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.keywords import known_keywords
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.adapters import Adapters
+from pronk.models.choice import choose_backend
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.prompt_cache import open_prompt_cache
 from pronk.outputs import Choice, Completion, Piece

@@ -98,7 +98,7 @@ def test_missing_kernels_are_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch
     def none(_: str) -> None:
         raise KernelsError("found no compiled kernels")
 
-    monkeypatch.setattr("pronk.backends.load_kernels", none)
+    monkeypatch.setattr("pronk.models.choice.load_kernels", none)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         _, _, err = run("generate", "x =", "--max-tokens", 3, "--stats")

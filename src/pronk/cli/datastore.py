@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pronk.cli.options import option
 from pronk.cli.progress import Status, announce, interruptible, status_bar
-from pronk.corpus.sources import SourceSpec, read_source, spec_of
+from pronk.train.corpus.sources import SourceSpec, read_source, spec_of
 
 if TYPE_CHECKING:
     from pronk.tokenization.tokenizer import Tokenizer

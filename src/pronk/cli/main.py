@@ -49,8 +49,6 @@ _COMMANDS = {
     "verify": Command(
         "pronk.cli.verify:verify", "Verify that speculative decoding does not change the output of the model."
     ),
-    "quantize": Command("pronk.cli.quantize:quantize", "Write a checkpoint with 4-bit or 8-bit weights."),
-    "train": Command("pronk.cli.train.main:app", "Train language models and drafters."),
     "datastore": Command("pronk.cli.datastore:app", "Build datastores for the drafter retrieval."),
 }
 

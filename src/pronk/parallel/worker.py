@@ -17,12 +17,12 @@ import numpy as np
 
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import DTYPES, INT8, Array, as_bytes
-from pronk.backends import choose_backend
 from pronk.errors import ConnectionLostError, describe_error
 from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.threads import set_threads
 from pronk.kv_cache.budget import BLOCK_SIZE
 from pronk.kv_cache.paged import PagedCache
+from pronk.models.choice import choose_backend
 from pronk.models.decoder import Decoder
 from pronk.models.loader import Fingerprint, load_decoder, read_config
 from pronk.models.split import TensorSplit

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from pronk.architecture.config import ModelConfig
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 PARALLEL = ("tree", "tensor")
 
 _LAUNCHED = "TORCHELASTIC_RUN_ID"  # variable that ``torch.distributed.is_torchelastic_launched`` looks for
-_WATCH_PERIOD = 0.5  # seconds between two checks whether ``torchrun`` is running
 
 
 def is_launched(workers: int) -> bool:
@@ -38,21 +35,6 @@ def check_launched(workers: int) -> None:
     if workers == 1 < world_size:
         msg = f"workers: expected {world_size}, as torchrun has started, found 1; set workers to {world_size}"
         raise OptionError(msg)
-
-
-def end_with_parent() -> None:
-    """End this process soon after its parent, ``torchrun``, also if the parent was killed.
-
-    Other ranks are not watched: if one ends, its closed connections make the collective operations fail.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent != 1:  # 1: the parent has ended before this call
-            sleep(_WATCH_PERIOD)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="pronk-parent", daemon=True).start()
 
 
 class SingleProcess:

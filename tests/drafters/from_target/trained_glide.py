@@ -12,7 +12,7 @@ from torch import Tensor
 
 from drafters.helpers import CHECKPOINTS
 from pronk.arrays import Array
-from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.drafters.from_target.modules.files import TRAINED_FORMAT
 from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features, dense_hidden, dense_logits
@@ -43,7 +43,7 @@ def glide_folder(
     kind = "glide" if cross else "vanilla"
     folder = CHECKPOINTS / f"{kind}-{layers}-{windows}-{classic}"
     fingerprint = {"name": "tiny", "architecture": "test", "weights": "none"}
-    document = {"format": FORMAT, "kind": kind, "shape": asdict(made), "target": fingerprint}
+    document = {"format": TRAINED_FORMAT, "kind": kind, "shape": asdict(made), "target": fingerprint}
     export_drafter(folder, module, document, "")
     return str(folder)
 

@@ -13,7 +13,7 @@ import torch
 
 from drafters.helpers import CHECKPOINTS
 from pronk.arrays import FLOAT32, DType
-from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.drafters.from_target.modules.files import TRAINED_FORMAT
 from pronk.drafters.from_target.modules.kangaroo import KangarooShape
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder
@@ -76,7 +76,7 @@ def adapter_folder(
         elif parameter.dim() > 1:
             parameter.data.mul_(gain)
     folder = CHECKPOINTS / f"{id(decoder)}-{exit_layer}-{adapter}-{noise}-{gain}"
-    document: dict[str, Any] = {"format": FORMAT, "kind": "kangaroo", "shape": asdict(shape)}
+    document: dict[str, Any] = {"format": TRAINED_FORMAT, "kind": "kangaroo", "shape": asdict(shape)}
     export_drafter(folder, module, document | {"target": {"architecture": "tiny", "weights": "tiny"}}, "")
     return str(folder)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
-from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.drafters.from_target.modules.files import TRAINED_FORMAT
 from pronk.drafters.from_target.modules.heads import MedusaShape
 from pronk.models.loader import Fingerprint
 from pronk.train.export import export_drafter
@@ -31,7 +31,7 @@ def write_heads(
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
-    document = {"format": FORMAT, "kind": "medusa", "shape": asdict(shape), "target": asdict(target)}
+    document = {"format": TRAINED_FORMAT, "kind": "medusa", "shape": asdict(shape), "target": asdict(target)}
     export_drafter(folder, heads, document, "")
     return str(folder)
 

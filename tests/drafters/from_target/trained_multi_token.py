@@ -9,7 +9,7 @@ import torch
 from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
-from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.drafters.from_target.modules.files import TRAINED_FORMAT
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.torch.convert import to_array
 from pronk.train.attention import DenseAttention
@@ -40,7 +40,7 @@ def heads_folder(shape: HeadsShape = SHAPE, *, classic: bool = False) -> str:
     folder = CHECKPOINTS / f"heads-{abs(hash((shape, classic)))}"
     heads = make_heads(shape, tiny_config(classic=classic))
     target = {"name": "tiny", "architecture": "tiny", "weights": "0"}
-    document = {"format": FORMAT, "kind": "multi_token", "shape": asdict(shape), "target": target}
+    document = {"format": TRAINED_FORMAT, "kind": "multi_token", "shape": asdict(shape), "target": target}
     export_drafter(folder, heads, document, "")
     return str(folder)
 

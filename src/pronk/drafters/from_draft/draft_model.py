@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from pronk.arrays import Array
-from pronk.backends import open_torch
 from pronk.checks import check_choice, check_number
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
@@ -25,6 +24,7 @@ from pronk.errors import OptionError
 from pronk.execution.model_runner import ModelRunner
 from pronk.hub.resolve import resolve_model
 from pronk.keywords import known_keywords
+from pronk.models.choice import open_torch
 from pronk.models.clone_models import clone_model
 from pronk.models.decoder import forward_weights
 from pronk.models.linear import WEIGHTS

@@ -20,7 +20,7 @@ from typing import Literal
 from pronk.checks import check_choice, check_flag, check_integer
 from pronk.drafters.from_outputs._likeliest import top_tokens
 from pronk.drafters.from_outputs._window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
-from pronk.drafters.shared.rank_tree import MAX_NODES
+from pronk.drafters.shared.rank_tree import MAX_TREE_NODES
 from pronk.errors import OptionError
 from pronk.keywords import known_keywords
 from pronk.speculation.cost_model import CostCurve
@@ -100,9 +100,9 @@ class Lookahead(Drafter):
             raise OptionError(msg)
         if self.window != "auto":
             check_integer(f"{self.name}: window", self.window, 1, 64)
-            if (rows := self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)) > MAX_NODES + 1:
+            if (rows := self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)) > MAX_TREE_NODES + 1:
                 found = f"found {rows}; use a smaller window or ngram"
-                msg = f"{self.name}: expected window * (ngram - 1) of at most {MAX_NODES + 1}, {found}"
+                msg = f"{self.name}: expected window * (ngram - 1) of at most {MAX_TREE_NODES + 1}, {found}"
                 raise OptionError(msg)
         check_flag(f"{self.name}: use_prompt", self.use_prompt)
         check_flag(f"{self.name}: shared", self.shared)

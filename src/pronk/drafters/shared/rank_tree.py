@@ -30,7 +30,7 @@ from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
 from pronk.speculation.trie import Frontier, Trie
 
-MAX_NODES = 127  # maximum number of draft tokens in a tree: 128 rows with the root, the default of ``Engine.max_tree``
+MAX_TREE_NODES = 127  # maximum number of draft tokens in a tree: with the root the default of ``Engine.max_tree``
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain
 
 # Number of likeliest tokens per head among which the best tree of a given number of nodes is searched.
@@ -66,8 +66,9 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
 
 def check_paths(drafter: str, paths: object, depth: int) -> tuple[Path, ...]:
     """Return a user's paths; raise OptionError unless each has 1..``depth`` ranks and a parent before it."""
-    if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_NODES:
-        msg = f"{drafter}: tree: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
+    if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_TREE_NODES:
+        expected = f"1..{MAX_TREE_NODES} paths of ranks, as in ((0,), (1,), (0, 0))"
+        msg = f"{drafter}: tree: expected {expected}, found {paths!r}"
         raise OptionError(msg)
     checked = list[Path]()
     for path in paths:
@@ -87,7 +88,7 @@ def check_paths(drafter: str, paths: object, depth: int) -> tuple[Path, ...]:
 def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...] | None:
     """Check and return the option ``tree``: ``None``, a number of nodes, or paths (main chain first)."""
     if isinstance(tree, int):
-        check_integer(f"{drafter}: tree", tree, 1, MAX_NODES)
+        check_integer(f"{drafter}: tree", tree, 1, MAX_TREE_NODES)
     if tree is None or isinstance(tree, int):
         return tree
     return main_chain_first(check_paths(drafter, tree, depth))

@@ -30,7 +30,7 @@ from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.loader import Fingerprint
 from pronk.speculation.target import Target
 
-FORMAT = "pronk-drafter-1"
+TRAINED_FORMAT = "pronk-drafter-1"
 _CONFIG_FILE = "drafter.json"
 
 # Arguments of ``pronk train`` that train a drafter, by the drafter's name; by default its name is the argument.
@@ -59,13 +59,14 @@ class TrainedDrafter:
         document = read_json(path)
         target, shape, kind = (document.get(key) for key in ("target", "shape", "kind"))
         if not (
-            document.get("format") == FORMAT
+            document.get("format") == TRAINED_FORMAT
             and isinstance(kind, str)
             and isinstance(shape, dict)
             and isinstance(target, dict)
             and {"architecture", "weights"} <= target.keys()
         ):
-            msg = f"{path}: expected a drafter of format {FORMAT}, found {document.get('format')!r:.80}; train it again"
+            found = f"{document.get('format')!r:.80}"
+            msg = f"{path}: expected a drafter of format {TRAINED_FORMAT}, found {found}; train it again"
             raise CheckpointError(msg)
         fingerprint = Fingerprint(str(target["architecture"]), str(target["weights"]))
         return cls(folder, kind, shape, fingerprint)

@@ -33,8 +33,8 @@ from pronk.models.decoder import Layer
 from pronk.models.linear import Linear, Norm
 from pronk.models.program import Program
 
-KINDS = ("transformer", "linear")
-ORDERS = ("parallel", "causal", "anticausal")
+HEAD_LAYERS = ("transformer", "linear")
+HEAD_ORDERS = ("parallel", "causal", "anticausal")
 UNEMBEDDINGS = ("shared", "replicated")
 
 _MAX_HEADS = 63
@@ -47,14 +47,14 @@ class HeadsShape:
     num_heads: int  # number of heads, 1..63; the first head predicts the token after the next
     layer: int  # number (from 1) of the target's layer whose output the heads read
     mlp: int = 1  # width of a transformer head's feed-forward network
-    kind: str = "transformer"  # type of each head's layer, one of ``KINDS``
-    order: str = "parallel"  # whether heads read the target's layer or each other, one of ``ORDERS`` (module docstring)
+    kind: str = "transformer"  # type of each head's layer, one of ``HEAD_LAYERS``
+    order: str = "parallel"  # what a head reads, one of ``HEAD_ORDERS`` (module docstring)
     unembeddings: str = "shared"  # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
 
     def __post_init__(self) -> None:
         for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
             check_integer(name.replace("_", "-"), getattr(self, name), 1, maximum)
-        for name, choices in (("kind", KINDS), ("order", ORDERS), ("unembeddings", UNEMBEDDINGS)):
+        for name, choices in (("kind", HEAD_LAYERS), ("order", HEAD_ORDERS), ("unembeddings", UNEMBEDDINGS)):
             check_choice(name, getattr(self, name), choices)
 
     def check(self, config: ModelConfig) -> None:

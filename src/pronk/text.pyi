@@ -1,0 +1,1 @@
+from pronk.tokenization.tokenizer import Tokenizer as Tokenizer
