@@ -35,9 +35,9 @@ from safetensors.numpy import save_file
 
 from pronk import LLM, SamplingParams
 from pronk.arrays import Array, mapped_zeros
-from pronk.bench.machine import describe_hardware
 from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
+from pronk.lab.bench.machine import describe_hardware
 from pronk.models.decoder import count_parameters, expert_costs, forward_weights
 from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.tree import TokenTree

@@ -28,11 +28,11 @@ from typing import Any
 
 from pronk import LLM, SamplingParams
 from pronk.arrays import Array
-from pronk.bench.machine import describe_hardware
 from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
 from pronk.kernels.threads import set_threads
 from pronk.kv_cache.blocks import BlockTable
+from pronk.lab.bench.machine import describe_hardware
 from pronk.models.decoder import forward_weights
 from pronk.speculation.tree import TokenTree
 

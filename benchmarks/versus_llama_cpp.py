@@ -33,7 +33,7 @@ Decode = Callable[[Sequence[int], int], list[float]]
 def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str, Any]]:
     """Load a model into pronk; return a function from a prompt to the seconds until each token, and the sizes."""
     from pronk import LLM, SamplingParams  # noqa: PLC0415 - llama.cpp's processes do not need it
-    from pronk.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
+    from pronk.lab.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
     from pronk.models.decoder import forward_weights  # noqa: PLC0415
 
     llm = LLM(model, threads=threads)

@@ -26,7 +26,7 @@ EXTRAS = {"llama_cpp", "openvino", "openvino_genai"}  # optional packages that t
 ENVIRONMENT = {"environ", "getenv", "environb", "getenvb"}
 # Modules that may use environment variables.
 USES_ENVIRONMENT = {
-    "bench/peers/process.py",  # passes them on to another program
+    "lab/bench/peers/process.py",  # passes them on to another program
     "kernels/build.py",  # the compiler in CXX, during an installation
     "parallel/worker_group.py",  # the number of processes that torchrun has started
     "replicas/cluster.py",  # Ray's options
@@ -34,7 +34,7 @@ USES_ENVIRONMENT = {
 }
 # Modules, and packages with a slash at the end, that may import torch. All others work without it.
 USES_TORCH = (
-    "bench/peers/engines/hf.py",
+    "lab/bench/peers/engines/hf.py",
     "parallel/connection.py",  # messages between processes
     "parallel/tensor.py",  # all-reduce
     "torch/",
@@ -77,27 +77,25 @@ LAYERS = (
     {"engine"},
     {"outputs"},
     {"llm"},
-    {"engine_thread", "explain", "moderation"},
+    {"engine_thread", "moderation"},
     {"async_llm"},
-    {"testing", "verification"},
+    {"testing"},
     {"replicas"},
     {"backends", "base", "checkpoint", "commands", "drafting", "serving", "text"},
     {"torch"},
-    {"bench", "server"},
+    {"server"},
     {"replicas.application", "replicas.batch"},
     {"train"},
+    {"lab"},
     {"cli"},
     {"__main__"},
 )
 
 
 # Packages that use the engine as a stranger's package would: only by the names that docs/api.md lists.
-GUESTS = ("torch", "train")
+GUESTS = ("lab", "torch", "train")
 # Modules that import a guest: those of other guests to be.
-USES_GUESTS = (
-    "bench/machine.py",
-    "cli/datastore.py",
-)
+USES_GUESTS = ("cli/datastore.py",)
 
 
 @cache
@@ -348,9 +346,9 @@ except OptionError as error:
 
 # Functions that write files by themselves, by module, with the reason why files/atomic.py does not fit.
 WRITES = {
-    "bench/peers/engines/memory.py": ({"reset_peak_memory"}, "a switch of the Linux kernel, not a file"),
-    "bench/peers/worker.py": ({"main"}, "a pipe to the parent process"),
-    "cli/bench.py": ({"_open_trace"}, "a log to which each measurement is appended"),
+    "lab/bench/peers/engines/memory.py": ({"reset_peak_memory"}, "a switch of the Linux kernel, not a file"),
+    "lab/bench/peers/worker.py": ({"main"}, "a pipe to the parent process"),
+    "lab/cli/bench.py": ({"_open_trace"}, "a log to which each measurement is appended"),
     "cli/streams.py": ({"_discard"}, "the null device"),
     "train/corpus/answers.py": ({"__init__", "append"}, "a log to which dialogues are appended"),
     "drafters/from_text/_suffix_store.py": ({"_append_line", "_read_file"}, "a log that several processes share"),
@@ -448,7 +446,7 @@ WAITS = {
     "server/serving.py": ({"wait"}, "the pace of an engine that is held"),
     "test_async_llm.py": ({"perf_counter"}, "a given clock"),
     "train/test_kill.py": ({"sleep"}, "the moment of a kill"),
-    "verification/test_remote.py": ({"timeout"}, "a server that never answers"),
+    "lab/verification/test_remote.py": ({"timeout"}, "a server that never answers"),
     "waiting.py": ({"monotonic", "perf_counter", "sleep"}, "the helpers of the others"),
 }
 CLOCKS = {"monotonic", "perf_counter", "process_time", "sleep", "Timer"}

@@ -6,14 +6,17 @@ from pronk.execution.forward_job import Segment as Segment
 from pronk.kernels.adapters import LowRank as LowRank
 from pronk.kernels.library import Kernels as Kernels
 from pronk.kernels.library import KernelsError as KernelsError
+from pronk.kernels.library import candidates as candidates
 from pronk.kernels.rounding import DEFAULT_GROUPS as DEFAULT_GROUPS
 from pronk.kernels.rounding import round_weights as round_weights
 from pronk.kernels.threads import num_threads as num_threads
 from pronk.kernels.threads import set_threads as set_threads
 from pronk.kernels.weights import CodedRows as CodedRows
 from pronk.kv_cache.blocks import BlockTable as BlockTable
+from pronk.kv_cache.budget import machine_memory as machine_memory
 from pronk.kv_cache.layout import ROWS as ROWS
 from pronk.kv_cache.layout import PoolLayout as PoolLayout
+from pronk.kv_cache.layout import kv_bytes_per_token as kv_bytes_per_token
 from pronk.kv_cache.paged import Kept as Kept
 from pronk.kv_cache.paged import PagedCache as PagedCache
 from pronk.kv_cache.paged import Projection as Projection
@@ -24,6 +27,8 @@ from pronk.models.backend import Matrix as Matrix
 from pronk.models.choice import choose_backend as choose_backend
 from pronk.models.choice import open_torch as open_torch
 from pronk.models.decoder import Layer as Layer
+from pronk.models.decoder import count_parameters as count_parameters
+from pronk.models.decoder import forward_weights as forward_weights
 from pronk.models.kernels import load_kernels as load_kernels
 from pronk.models.linear import Experts as Experts
 from pronk.models.linear import Linear as Linear

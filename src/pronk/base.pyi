@@ -13,6 +13,7 @@ from pronk.files.atomic import write_tokens as write_tokens
 from pronk.files.cards import render_card as render_card
 from pronk.files.json_lines import read_json_lines as read_json_lines
 from pronk.files.regular import read_input as read_input
+from pronk.files.results import save_result as save_result
 from pronk.files.shards import TOKENIZER_FILES as TOKENIZER_FILES
 from pronk.files.shards import ShardEntry as ShardEntry
 from pronk.files.shards import check_output_folder as check_output_folder

@@ -4,6 +4,8 @@ from pronk.architecture.config import llama_config as llama_config
 from pronk.architecture.families import parse_config as parse_config
 from pronk.architecture.rope import RopeConfig as RopeConfig
 from pronk.architecture.rope import RopeTable as RopeTable
+from pronk.hub.names import parse_name as parse_name
+from pronk.hub.resolve import DEFAULT_MODEL as DEFAULT_MODEL
 from pronk.hub.resolve import resolve_model as resolve_model
 from pronk.models.checkpoint import Checkpoint as Checkpoint
 from pronk.models.checkpoint import open_checkpoint as open_checkpoint

@@ -1,3 +1,6 @@
+from pronk.drafters import REGISTRY as REGISTRY
+from pronk.drafters import DraftContext as DraftContext
+from pronk.drafters import Outcome as Outcome
 from pronk.drafters import make_drafter as make_drafter
 from pronk.drafters.from_target.modules.eagle import plan_head as plan_head
 from pronk.drafters.from_target.modules.eagle_config import EAGLE_KINDS as EAGLE_KINDS
@@ -15,4 +18,6 @@ from pronk.drafters.from_target.modules.kangaroo import KangarooShape as Kangaro
 from pronk.drafters.shared.rank_tree import MAX_TREE_NODES as MAX_TREE_NODES
 from pronk.drafters.shared.rank_tree import best_paths as best_paths
 from pronk.sampling.noise import derive_seed as derive_seed
+from pronk.sampling.sampler import Sampler as Sampler
+from pronk.speculation.account import Regret as Regret
 from pronk.speculation.target import Target as Target

@@ -1,2 +1,11 @@
+from pronk.engine.request import Request as Request
+from pronk.engine.request_factory import params_per_prompt as params_per_prompt
+from pronk.engine.request_factory import stop_ids_with_eos as stop_ids_with_eos
+from pronk.engine.stats import Decision as Decision
+from pronk.engine.stats import DecisionTrace as DecisionTrace
+from pronk.engine.stats import GainStats as GainStats
 from pronk.engine.stats import Stats as Stats
+from pronk.engine.stats import StepStats as StepStats
 from pronk.engine.stats import ctar_curve as ctar_curve
+from pronk.sampling.defaults import sampling_values as sampling_values
+from pronk.sampling.params import Rule as Rule

@@ -1,1 +1,3 @@
+from pronk.moderation import CATEGORIES as CATEGORIES
+from pronk.moderation import ModerationPrompt as ModerationPrompt
 from pronk.tokenization.tokenizer import Tokenizer as Tokenizer

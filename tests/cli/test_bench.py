@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import pronk.llm
-from bench.bench_cases import pronk_tiny
 from checkpoints import MakeCheckpoint
-from pronk.bench import machine, measure, methods
-from pronk.bench.methods import DrafterMethod, Item
-from pronk.bench.records import Sample
+from lab.bench.bench_cases import pronk_tiny
+from pronk.lab.bench import machine, measure, methods
+from pronk.lab.bench.methods import DrafterMethod, Item
+from pronk.lab.bench.records import Sample
 from pronk.models.clone_models import tiny_model
 
 Run = Callable[..., tuple[int, str, str]]

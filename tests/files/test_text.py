@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import pronk
-from pronk.bench.prompts import load_prompts
 from pronk.cli.repl import _read_messages
 from pronk.cli.serve import _guardrails
 from pronk.cli.values import read_guide, read_prompt
 from pronk.errors import OptionError, TokenizerError
 from pronk.files.json_lines import read_json_lines
 from pronk.files.text import decode_text, read_text
+from pronk.lab.bench.prompts import load_prompts
 from pronk.models.checkpoint import read_json
 from pronk.server.batch import read_batch
 from pronk.server.settings import read_keys
@@ -135,8 +135,8 @@ def test_unreadable_files(tmp_path: Path) -> None:
 # Modules that read text in another way: files that pronk writes and packages itself, or that the system writes; and a
 # method of the same name.
 OWN_FILES = {
-    "bench/machine.py",
-    "bench/peers/engines/memory.py",
+    "lab/bench/machine.py",
+    "lab/bench/peers/engines/memory.py",
     "train/corpus/questions.py",
     "drafters/from_outputs/recycling.py",
     "hub/cache.py",

@@ -39,16 +39,6 @@ _COMMANDS = {
         "pronk.cli.serve:serve", "Serve one or more models to clients of OpenAI and Anthropic, with a chat page at /."
     ),
     "batch": Command("pronk.cli.batch:batch", "Answer a file of requests."),
-    "bench": Command(
-        "pronk.cli.bench:bench", "Measure the gain of speculative decoding on your models and your prompts."
-    ),
-    "explain": Command(
-        "pronk.cli.explain:explain",
-        "Show every step of a generated text: the drafters, their draft tokens and the accepted ones.",
-    ),
-    "verify": Command(
-        "pronk.cli.verify:verify", "Verify that speculative decoding does not change the output of the model."
-    ),
     "datastore": Command("pronk.cli.datastore:app", "Build datastores for the drafter retrieval."),
 }
 

@@ -1,0 +1,1 @@
+"""The laboratory: drafters of papers, benchmarks, explanations of steps, and verification."""
