@@ -81,8 +81,7 @@ _EXTRA_HEADERS = {
     HTTPStatus.REQUEST_TIMEOUT: {"X-Should-Retry": "false"},
 }
 
-
-_TOO_DEEP = "body: expected values of a few hundred levels at most, found more; make them flatter"
+MAX_LEVELS = 256  # of values within others in a body, which recursive functions read
 
 
 def to_api_error(error: BaseException) -> ApiError:
@@ -92,7 +91,7 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, errors.ClosedError):
         return shutting_down()
     if isinstance(error, RecursionError):  # only the values of a request can be so deep
-        return ApiError(HTTPStatus.BAD_REQUEST, _TOO_DEEP, "invalid_value")
+        return too_deep()
     for error_class, status, code in _RESPONSES:
         if isinstance(error, error_class):
             # By convention, the message of an OptionError begins with the name of the option: ``top_k: expected …``.
@@ -101,6 +100,12 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(status))
     message = "internal server error; the cause is in the log of the server"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
+
+
+def too_deep() -> ApiError:
+    """Return the error for a body with lists and objects within too many others."""
+    message = f"body: expected values of at most {MAX_LEVELS} levels, found more; make them flatter"
+    return ApiError(HTTPStatus.BAD_REQUEST, message, "invalid_value")
 
 
 def shutting_down() -> ApiError:

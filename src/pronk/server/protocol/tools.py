@@ -18,6 +18,7 @@ from pronk.errors import OptionError
 from pronk.sampling.guide import MAX_SIZE
 from pronk.sampling.json_schema.relax import Relaxed
 from pronk.server.errors import ApiError
+from pronk.server.json_values import has_more_values, parse_json
 from pronk.server.protocol.fields import EMPTY
 from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.request import Record, Skipped, Text, check_max, refuse, unsupported
@@ -29,6 +30,7 @@ from pronk.tokenization.chat.keywords import not_followed
 MAX_TOOLS = 1024  # maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send more
 NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees
 SchemaPath = tuple[str | int, ...]  # names and indices from the request to the schema of a tool
+_MAX_VALUES = 2**16  # number of texts, lists and objects in the arguments of an earlier call, which are a text
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
@@ -47,8 +49,11 @@ def complete_arguments(value: Any) -> Any:
         return value  # refused: no API has numbers and booleans as arguments
     if isinstance(value, str) and not value.strip():
         return value
-    found = _parse(value) if isinstance(value, str) else value
-    if isinstance(value, str) and isinstance(found, dict) and _is_json(value) and not _SURROGATE.search(value):
+    if isinstance(value, str) and has_more_values(value.encode("utf-8", "replace"), _MAX_VALUES):
+        msg = f"expected at most {_MAX_VALUES} texts, lists and objects, found more; send less"
+        raise ValueError(msg)
+    found, is_json = _parse(value) if isinstance(value, str) else (value, False)
+    if isinstance(value, str) and isinstance(found, dict) and is_json and not _SURROGATE.search(value):
         return value  # the text that the model wrote
     if not isinstance(found, dict):
         found = {} if found is None or found in EMPTY else {"arguments": found}
@@ -57,23 +62,20 @@ def complete_arguments(value: Any) -> Any:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _parse(text: str) -> Any:
-    """Return the value of a JSON text that may end early; the text itself if it is no JSON."""
+def _parse(text: str) -> tuple[Any, bool]:
+    """Return the value of a JSON text that may end early, and whether it is complete JSON without NaN.
+
+    The value of another text is the text itself.
+    """
     with suppress(ValueError, RecursionError):
-        return json.loads(text, parse_constant=lambda _: None)
+        return parse_json(text, parse_constant=int), True  # int("NaN") raises ValueError
+    with suppress(ValueError, RecursionError):
+        return parse_json(text, parse_constant=lambda _: None), False
     with suppress(ValueError, RecursionError):
         found = from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
         if isinstance(found, dict):
-            return found
-    return text
-
-
-def _is_json(text: str) -> bool:
-    """Return whether a text is complete JSON without NaN."""
-    with suppress(ValueError, RecursionError):
-        json.loads(text, parse_constant=int)  # int("NaN") raises ValueError
-        return True
-    return False
+            return found, False
+    return text, False
 
 
 # Arguments of a call in the conversation, as JSON text.
