@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 from pronk import __version__
 from pronk.async_llm import AdmissionLimit, AsyncLLM
-from pronk.errors import DeadlineError, PromptError, PronkError
+from pronk.errors import DeadlineError, GuideError, PromptError, PronkError
 from pronk.moderation import ModerationPrompt, add_system_prompt
 from pronk.outputs import Completion, Piece
 from pronk.replicas.dispatcher import Dispatcher
 from pronk.sampling.defaults import recommended_params, sampling_values
+from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError, to_api_error
 from pronk.server.metrics import Metrics
@@ -222,9 +223,28 @@ class Service:
                     observe(pieces)
                     yield pieces
         except PronkError as error:
+            if isinstance(error, GuideError) and params.guide is not None:
+                error = await self._error_of_form(error, request, params.guide, tenant)
             if (api_error := request.field_error(error)) is None:
                 raise
             raise api_error from error
+
+    async def _error_of_form(self, error: GuideError, request: TextRequest, guide: Guide, tenant: str) -> GuideError:
+        """Return the error of the form that the client requires, instead of that of the whole guide.
+
+        The error of a guide quotes all of it, which may have thoughts and calls besides the form.
+        """
+        form = request.guide()
+        if form is None or form == guide:
+            return error
+        try:
+            await asyncio.wrap_future(self.engine.llm.request_factory.grammars.submit(form, tenant))
+        except GuideError as own:
+            return own
+        msg = (
+            "guide: expected a form that can be followed beside thoughts and calls, found one too complex; simplify it"
+        )
+        return GuideError(msg)
 
     def _schedule(self, tenant: str, arrived: float, salt: str = "") -> dict[str, Any]:
         """Return the engine's options for a client's request that arrived at a time of ``perf_counter``."""

@@ -28,7 +28,7 @@ from pronk.errors import GuideError, OptionError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.guide import Guide, GuideKind
 from pronk.sampling.params import SamplingParams
-from pronk.server.errors import ApiError, to_api_error
+from pronk.server.errors import ApiError, name_once, to_api_error
 from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_of, summarize
 from pronk.server.settings import RequestLimits
 
@@ -135,6 +135,13 @@ class Skipped(Record):
     """Object of a type that this server does not use, such as a tool of another server."""
 
     type: str = "function"
+
+    @property
+    def given_name(self) -> str:
+        """Name of a tool: its own, that of its function, or its type."""
+        function = self._given.get("function")
+        inner = function.get("name") if isinstance(function, Mapping) else None
+        return str(self._given.get("name") or inner or self.type)
 
     def report(self, path: str) -> Iterator[str]:
         yield f"{path} ({self.type})"
@@ -303,7 +310,7 @@ class TextRequest(RequestBody):
         written = None if error.param is None else self.written(error.param)
         if written is None or written == error.param:
             return error
-        message = f"{written}: {error.message.removeprefix(f'{error.param}: ')}"
+        message = name_once(written, error.message.removeprefix(f"{error.param}: "))
         return ApiError(error.status, message, error.code, written, error.headers)
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
@@ -385,8 +392,8 @@ PreparedRequest = tuple[Sequence[list[int]], SamplingParams, Reply]
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """Return the error for a field with an invalid value."""
-    return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", code, param)
+    """Return the error for a field with an invalid value; the message may begin with the field's name."""
+    return ApiError(HTTPStatus.BAD_REQUEST, name_once(param, message), code, param)
 
 
 def unsupported(param: str, message: str) -> ApiError:

@@ -214,6 +214,7 @@ class ToolUse:
     parallel: bool | None = None  # whether the answer may have several calls, if the request says so
     only: Collection[str] | None = None  # names of the tools that the answer may call; None: all of them
     schemas_at: Sequence[SchemaPath] = ()  # place of each function's schema in the request, for error messages
+    skipped: Sequence[str] = ()  # names of the tools that this server does not use
 
     @classmethod
     def of(
@@ -222,6 +223,7 @@ class ToolUse:
         choice: str | ToolChoice | None,
         *,
         parallel: bool | None = None,
+        skipped: Sequence[str] = (),
     ) -> ToolUse:
         """Read ``tool_choice``.
 
@@ -229,11 +231,13 @@ class ToolUse:
             offered: each function with the place of its schema in the request.
             choice: field ``tool_choice``.
             parallel: field ``parallel_tool_calls``.
+            skipped: names of the tools that the server does not use.
 
         Raises ``ApiError`` if the choice names a tool that the server does not have, or contradicts ``parallel``.
         """
         pairs = [*offered]
-        tools: Any = {"functions": [function for _, function in pairs], "schemas_at": [path for path, _ in pairs]}
+        functions = [function for _, function in pairs]
+        tools: Any = {"functions": functions, "schemas_at": [path for path, _ in pairs], "skipped": skipped}
         if choice is None or isinstance(choice, str):
             return cls(**tools, choice=_MODES[choice or "auto"], parallel=parallel)
         disabled = choice.disable_parallel_tool_use
@@ -254,6 +258,8 @@ class ToolUse:
             raise refuse("tool_choice", f"{expected}; leave one out")
         if name is not None and choice.namespace is not None:
             name = f"{choice.namespace}{NAMESPACE_SEPARATOR}{name}"
+        if choice.type in skipped:
+            raise _skipped_choice(choice.type)
         if choice.type not in ("function", "tool") or name is None:
             expected = "expected 'auto', 'none', 'required', or the type 'function' with a name"
             raise unsupported("tool_choice", f"{expected}, found the type {choice.type!r:.40}")
@@ -292,10 +298,13 @@ class ToolUse:
         if size > MAX_SIZE:
             raise refuse("tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller")
         unknown = next((name for name in (self.name, *(self.only or ())) if name not in (None, *names)), None)
+        if unknown in self.skipped:
+            raise _skipped_choice(str(unknown))
         if unknown is not None:
             raise refuse("tool_choice", f"expected the name of one of the tools, found {unknown!r}")
         if not self.allows_text and not self.allowed_names:
-            raise refuse("tool_choice", "expected tools with 'required', found none; add tools")
+            found = "only tools that this server skips; add functions" if self.skipped else "none; add tools"
+            raise refuse("tool_choice", f"expected tools with 'required', found {found}")
 
     def template_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools as dicts for chat templates; ``None`` if the answer may not call tools.
@@ -354,6 +363,11 @@ class ToolUse:
                 field, message = ".".join(map(str, path)), str(error).removeprefix("guide: json: ")
                 return refuse(field, f"{message} (tool {function.name!r})")
         return None
+
+
+def _skipped_choice(name: str) -> ApiError:
+    message = f"expected a function of the client, found {name!r:.60}, a tool that this server skips; choose another"
+    return unsupported("tool_choice", message)
 
 
 def join_path(path: SchemaPath) -> str:
