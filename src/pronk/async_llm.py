@@ -41,6 +41,7 @@ from pronk.outputs import Choice, Completion, Piece
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
+from pronk.tokenization.chat.answers import AnswerCalls
 from pronk.tokenization.chat.messages import Messages, TemplateOptions
 
 T = TypeVar("T")
@@ -374,6 +375,7 @@ class AsyncLLM:
         salt: bytes = b"",
         tenant: str = "",
         given: Mapping[int, Sequence[Piece]] | None = None,
+        calls: AnswerCalls | None = None,
     ) -> AsyncGenerator[list[Piece]]:
         """Continue several prompts; yield one list per decoding step, with the new tokens of all samples.
 
@@ -382,6 +384,9 @@ class AsyncLLM:
 
         ``given`` maps the index of a sample to the pieces of it that another replica has already delivered. Decoding
         resumes after these pieces, with the same result for the same seed. Samples that are complete are skipped.
+
+        ``calls`` are the calls of tools that the texts may have: a text ends with the first one that repeats an earlier
+        one, whatever the drafter.
         """
         (params,) = params_per_prompt(params, 1)
         schedule = _schedule(priority, deadline, salt, tenant)
@@ -389,7 +394,7 @@ class AsyncLLM:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
         with self._admission.hold(len(prompts) * params.n, tenant) as admission:
-            create = partial(self._create_requests, prompts, params, drafter, adapter, given or {})
+            create = partial(self._create_requests, prompts, params, drafter, adapter, given or {}, calls)
             requests = await self._prepare(create, params.guide, deadline, tenant, admission)
             async with aclosing(self._run(requests, schedule)) as steps:
                 async for pieces in steps:
@@ -498,11 +503,14 @@ class AsyncLLM:
         drafter: str | Drafter | None,
         adapter: str | None,
         given: Mapping[int, Sequence[Piece]],
+        calls: AnswerCalls | None,
     ) -> dict[int, Request]:
         options = params_per_prompt(params, len(prompts))
         found, proposer = self.llm.adapters.find(adapter), self.llm.get_proposer(drafter, adapter)
         groups = self.llm.request_factory.create_batch(prompts, options, proposer, found)
         requests = dict(enumerate(request for group in groups for request in group))
+        if calls is not None:
+            self.llm.request_factory.watch_calls(requests.values(), calls)
         for index, pieces in given.items():
             if pieces and pieces[-1].completion is not None:
                 del requests[index]

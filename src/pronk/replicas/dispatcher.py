@@ -34,6 +34,7 @@ from pronk.replicas.prefix_routes import prefix_digests
 from pronk.replicas.stream_resume import ReplicaMismatchError, ResumableStream
 from pronk.sampling.noise import random_seed
 from pronk.sampling.params import SamplingParams
+from pronk.tokenization.chat.answers import AnswerCalls
 from pronk.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the dispatcher itself works without Ray
@@ -161,6 +162,7 @@ class Dispatcher:
         deadline: float | None = None,
         salt: bytes = b"",
         tenant: str = "",
+        calls: AnswerCalls | None = None,
     ) -> AsyncGenerator[list[Piece]]:
         """Continue several prompts and yield the pieces of each step, like ``AsyncLLM.steps``.
 
@@ -181,7 +183,16 @@ class Dispatcher:
             job = admission.until(self.executor.submit(tenant, encode))
             ids, prefix = await asyncio.wrap_future(job)
             request = GenerateRequest(
-                ids, params, prefix, self.llm.about.model, None, {}, bound, priority, None, salt, tenant, adapter
+                ids,
+                params,
+                prefix,
+                self.llm.about.model,
+                drafter=bound,
+                priority=priority,
+                salt=salt,
+                tenant=tenant,
+                adapter=adapter,
+                calls=calls,
             )
             async with aclosing(self._run_with_retries(request, ends_at)) as steps:
                 async for pieces in steps:

@@ -215,6 +215,7 @@ class Service:
             drafter=None if request.drafter is None else self._select_drafter(request.drafter),
             adapter=self.names.adapter(request.model),
             priority=request.priority or 0,
+            calls=request.answer_calls(),
             **self._schedule(tenant, arrived, request.cache_salt or ""),
         )
         try:

@@ -31,6 +31,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError, name_once, to_api_error
 from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_of, summarize
 from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.answers import AnswerCalls
 
 GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
 _NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a request's seed is taken modulo 2**63
@@ -335,6 +336,10 @@ class TextRequest(RequestBody):
         message = str(error).removeprefix("guide: ")
         kind, _, rest = message.partition(": ")
         return refuse(field, rest if kind in GUIDE_KINDS else message)
+
+    def answer_calls(self) -> AnswerCalls | None:
+        """Return the calls that an answer may have; ``None``: it has none, or one at most."""
+        return None
 
     def params(self, max_tokens: int, **options: Any) -> SamplingParams:
         """Return the sampling parameters, ``options`` included.
