@@ -19,6 +19,7 @@ from pronk.server.bodies import BodyReader
 from pronk.server.errors import ApiError
 from pronk.server.json_values import has_more_values, parse_json
 from pronk.server.protocol.chat import ChatRequest
+from pronk.server.protocol.request import MAX_IDS
 from pronk.server.protocol.small_routes import DetokenizeRequest
 from pronk.server.settings import RequestLimits, ServerSettings
 
@@ -261,6 +262,22 @@ def test_values_of_json_are_counted(item: str, limit: int) -> None:
     for number in (limit - 1, limit, limit + 1):
         text = ",".join([item] * number)
         assert has_more_values(text.encode(), limit) == (number > limit)
+
+
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        ("/v1/completions", "prompt"),
+        ("/v1/embeddings", "input"),
+        ("/detokenize", "tokens"),
+        ("/v1/completions", "stop_token_ids"),
+    ],
+)
+def test_lists_of_too_many_ids_are_refused(client: httpx.Client, route: str, field: str) -> None:
+    ids = [5] * (MAX_IDS + 1)
+    answer = client.post(route, json=ASK[route] | {field: ids})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"{field}: expected at most 1048576 items, found 1048577"
 
 
 @pytest.mark.parametrize("text", ["[[],[]", '{"a": [', '["\u0061",', "[{}, "])

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from pronk import engine_thread
-from pronk.async_llm import AsyncLLM
+from pronk.async_llm import REQUEST_THREADS, AsyncLLM
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scheduler import MAX_WAIT, ScheduledRequest, Scheduler
 from pronk.errors import DeadlineError
@@ -169,6 +170,35 @@ def test_what_depends_on_the_size_of_a_request_takes_turns(
         assert answer.status_code in (200, 400), answer.text
     assert "body" in threads
     assert set.union(*threads.values()) == {"pronk-requests"}
+
+
+def test_two_large_bodies_are_read_at_once_and_the_server_answers_beside_them(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop waits for each thread that runs Python code, so that their number is its delay."""
+    gate, lock = threading.Event(), threading.Lock()
+    num_now, most = 0, 0
+    read = BodyReader._read
+
+    def wait(*given: Any) -> Any:
+        nonlocal num_now, most
+        with lock:
+            num_now += 1
+            most = max(most, num_now)
+        assert gate.wait(HUNG)
+        with lock:
+            num_now -= 1
+        return read(*given)
+
+    monkeypatch.setattr(BodyReader, "_read", wait)
+    large = SMALL | {"metadata": {"x": "x" * 20_000}}
+    with running(model, keys=(KEY, OTHER)) as made, ThreadPoolExecutor(16) as clients:
+        answers = [clients.submit(ask, made, key, large) for key in (KEY, OTHER) * 8]
+        assert eventually(lambda: num_now == REQUEST_THREADS)
+        assert httpx.get(f"{made.url}/health", timeout=HUNG).status_code == 200
+        gate.set()
+        assert {each.result(HUNG).status_code for each in answers} == {200}
+    assert most == REQUEST_THREADS == 2
 
 
 def test_the_threads_of_a_server_end_with_it(model: LLM) -> None:
