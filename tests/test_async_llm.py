@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, suppress
 from math import log2
 from pathlib import Path
@@ -194,6 +195,82 @@ def test_a_call_beyond_the_share_of_a_tenant_is_refused() -> None:
         pass
 
 
+def test_samples_are_admitted_until_the_jobs_of_their_request_have_ended() -> None:
+    """A job that runs in a thread goes on when the request is cancelled, and needs its place."""
+    limits = AdmissionLimit(8)
+    running, waiting, done = (Future[None]() for _ in range(3))
+    assert running.set_running_or_notify_cancel()
+    done.set_result(None)
+    with pytest.raises(TimeoutError), limits.hold(3, "a") as admission:  # noqa: PT012 - the block is the request
+        for job in (running, waiting, done):
+            assert admission.until(job) is job
+        assert waiting.cancel()
+        assert not running.cancel()
+        raise TimeoutError
+    assert limits.num_admitted == 3
+    running.set_result(None)
+    assert limits.num_admitted == 0
+
+
+@pytest.mark.parametrize("where", ["guide", "prompts", "embeddings"])
+def test_a_cancelled_request_keeps_its_place_while_its_job_runs(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    begun, gate = threading.Event(), threading.Event()
+    factory = llm.request_factory
+    owner, name = {
+        "guide": (type(factory.grammars), "compile"),
+        "prompts": (type(factory), "create_batch"),
+        "embeddings": (type(factory), "create_embeddings"),
+    }[where]
+    function = getattr(owner, name)
+
+    def wait(*given: Any) -> Any:
+        begun.set()
+        assert gate.wait(HUNG)
+        return function(*given)
+
+    monkeypatch.setattr(owner, name, wait)
+
+    async def work(made: AsyncLLM) -> None:
+        guide = Guide(regex="left+") if where == "guide" else None
+        task: asyncio.Future[Any]
+        if where == "embeddings":
+            task = asyncio.ensure_future(made.embed(["x", "y", "z"]))
+        else:
+            task = asyncio.ensure_future(made.generate("x", params(0, guide=guide, ignore_eos=guide is None)))
+        assert await asyncio.to_thread(begun.wait, HUNG)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert made.num_requests == (3 if where == "embeddings" else 1)
+        gate.set()
+        await until(lambda: not made.num_requests)
+
+    drive(llm, work)
+
+
+@pytest.mark.parametrize(("num_texts", "admitted"), [(0, 0), (1, 1), (64, 64), (65, 64), (150, 64)])
+def test_embeddings_are_admitted_once(llm: LLM, monkeypatch: pytest.MonkeyPatch, num_texts: int, admitted: int) -> None:
+    """Between two groups of texts, another tenant cannot take the places of a request that has begun."""
+    held = list[int]()
+    admit = AdmissionLimit._admit
+
+    def note(limits: AdmissionLimit, count: int, tenant: str) -> None:
+        held.append(count)
+        admit(limits, count, tenant)
+
+    monkeypatch.setattr(AdmissionLimit, "_admit", note)
+    texts = [f"text {number % 7}" for number in range(num_texts)]
+
+    async def work(made: AsyncLLM) -> None:
+        found = await made.embed(texts, tenant="a")
+        assert found.tobytes() == llm.embed(texts).tobytes()
+
+    drive(llm, work, max_requests=128, shared=True)
+    assert held == [admitted]
+
+
 class Counts(list[Piece]):
     """A caller that reads what it is told to."""
 
@@ -378,8 +455,9 @@ def test_tokenization_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(llm.request_factory, "encode_prompt", lambda _: held.wait(HUNG))
         with pytest.raises(DeadlineError, match=r"after 0\.1 s"):
             await engine.generate("x", deadline=0.1)
+        assert engine.num_requests == 1, "its thread still works"
         held.set()
-        assert engine.num_requests == 0
+        await until(lambda: engine.num_requests == 0)
 
     held = threading.Event()
     drive(llm, work)

@@ -1,11 +1,14 @@
 """Jobs of several tenants run in turns; cancelled and failing jobs take no thread away."""
 
+import asyncio
 import threading
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 
 import pytest
 
+from pronk.errors import ClosedError
 from pronk.fair_executor import FairExecutor
+from waiting import eventually
 
 WAIT = 60  # seconds until a test fails
 
@@ -62,16 +65,31 @@ def test_failed_and_cancelled_jobs() -> None:
     made.shutdown()
 
 
-def test_shutdown_cancels_waiting_jobs() -> None:
-    made, gate = FairExecutor(1, "test"), Gate()
+def test_shutdown_fails_waiting_jobs_and_ends_the_threads() -> None:
+    made, gate = FairExecutor(1, "test-shutdown"), Gate()
     first = made.submit("a", gate)
     assert gate.begun.wait(WAIT)
     waiting = [made.submit(tenant, lambda: None) for tenant in "ab"]
     made.shutdown()
     for job in waiting:
-        with pytest.raises(CancelledError):
+        with pytest.raises(ClosedError, match="expected an open model, found one that is closing"):
             job.result(WAIT)
     gate.open.set()
     first.result(WAIT)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ClosedError):
         made.submit("a", lambda: None)
+    assert eventually(lambda: not any(each.name.startswith("test-shutdown") for each in threading.enumerate()))
+
+
+def test_a_coroutine_awaits_a_job() -> None:
+    made = FairExecutor(1, "test")
+
+    async def main() -> None:
+        assert await made.run("a", divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await made.run("a", divmod, 7, 0)
+        made.shutdown()
+        with pytest.raises(ClosedError):
+            await made.run("a", divmod, 7, 2)
+
+    asyncio.run(main())

@@ -18,12 +18,13 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from pronk.arrays import Array
 from pronk.checks import check_integer, check_number
@@ -33,13 +34,24 @@ from pronk.engine.request import Request
 from pronk.engine.request_factory import params_per_prompt
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError, OverloadedError
+from pronk.fair_executor import FairExecutor
 from pronk.keywords import check_keywords, known_keywords
 from pronk.llm import LLM, Prompt
 from pronk.outputs import Choice, Completion, Piece
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
+from pronk.tokenization.chat.answers import AnswerCalls
 from pronk.tokenization.chat.messages import Messages, TemplateOptions
+
+T = TypeVar("T")
+
+# Threads for what depends on the size of a request: reading its body and prompts, and writing its reply. Their Python
+# code runs while no other code does, the event loop's included, so that the loop waits for each busy thread in turn.
+REQUEST_THREADS = 2
+# Texts of one request for embeddings that run at the same time. The others wait, so that the request holds no more
+# places than that.
+MAX_EMBEDDED = 64
 
 
 class EngineLoad(NamedTuple):
@@ -76,18 +88,34 @@ class AdmissionLimit:
         self._by_tenant = Counter[str]()
         self._lock = threading.Lock()
 
+    @property
+    def max_per_request(self) -> int:
+        """Number of samples beyond which a single request is never admitted."""
+        return max(1, self.limit // 2) if self._shared else self.limit
+
     @contextmanager
-    def hold(self, count: int, tenant: str = "") -> Generator[None]:
+    def hold(self, count: int, tenant: str = "") -> Generator[Admission]:
         """Add ``count`` samples of a tenant to the samples in progress for the duration of a ``with`` block.
+
+        The block may attach jobs that go on after its end, see :meth:`Admission.until`.
 
         Raises ``OptionError`` if ``count`` samples are never admitted, ``OverloadedError`` if they are not now.
         """
-        most = max(1, self.limit // 2) if self._shared else self.limit
+        self._admit(count, tenant)
+        admission = Admission(partial(self._release, count, tenant))
+        try:
+            yield admission
+        finally:
+            admission.leave()
+
+    def _admit(self, count: int, tenant: str) -> None:
+        most = self.max_per_request
         if count > most:
             msg = f"n: expected at most {most} samples at a time, found {count}; ask for fewer"
             raise OptionError(msg)
         with self._lock:
-            own, free = self._by_tenant[tenant] + count, self.limit - self.num_admitted - count
+            own = self._by_tenant[tenant] + count
+            free = self.limit - self.num_admitted - count
             if free < 0:
                 msg = f"expected at most {self.limit} requests at a time, found {count} more; try again later"
                 raise OverloadedError(msg)
@@ -97,13 +125,40 @@ class AdmissionLimit:
                 raise OverloadedError(msg)
             self.num_admitted += count
             self._by_tenant[tenant] += count
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.num_admitted -= count
-                self._by_tenant[tenant] -= count
-                self._by_tenant += Counter()  # forget tenants without samples
+
+    def _release(self, count: int, tenant: str) -> None:
+        with self._lock:
+            self.num_admitted -= count
+            self._by_tenant[tenant] -= count
+            self._by_tenant += Counter()  # forget tenants without samples
+
+
+class Admission:
+    """Admitted samples of one request.
+
+    They are released when the request has left and its jobs have ended: a job that runs in a thread goes on when the
+    request is cancelled or its time is over.
+    """
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release = release
+        self._num_users = 1  # the request, and its jobs that have not ended
+        self._lock = threading.Lock()
+
+    def until(self, job: Future[T]) -> Future[T]:
+        """Keep the samples admitted until a job has ended; return the job."""
+        with self._lock:
+            self._num_users += 1
+        job.add_done_callback(lambda _: self.leave())
+        return job
+
+    def leave(self) -> None:
+        """Count one user less; the last one releases the samples."""
+        with self._lock:
+            self._num_users -= 1
+            is_last = not self._num_users
+        if is_last:
+            self._release()
 
 
 _LLM_OPTIONS = tuple(inspect.signature(LLM).parameters)
@@ -129,10 +184,17 @@ class AsyncLLM:
 
     Attributes:
         llm: the model.
+        executor: threads for what depends on the size of a request.
     """
 
     def __init__(
-        self, llm: LLM | str | Path | None = None, *, max_requests: int = 1024, shared: bool = False, **options: Any
+        self,
+        llm: LLM | str | Path | None = None,
+        *,
+        max_requests: int = 1024,
+        shared: bool = False,
+        executor: FairExecutor | None = None,
+        **options: Any,
     ) -> None:
         """Start the engine thread, after loading the model if it is not loaded.
 
@@ -143,6 +205,7 @@ class AsyncLLM:
                 :meth:`close` closes a model that is loaded here, and no other.
             max_requests: maximum number of samples in progress, queued ones included.
             shared: whether tenants share these samples, so that no tenant has more of them than are free.
+            executor: runs what depends on the size of a request; ``None``: two threads that end with :meth:`stop`.
             options: keyword arguments of :class:`~pronk.llm.LLM`, ``model`` included, for a model that is loaded here.
 
         Raises ``OptionError`` if a loaded model is given with options; other errors are those of
@@ -161,6 +224,8 @@ class AsyncLLM:
             llm = LLM(**options) if llm is None else LLM(llm, **options)
         self.llm = llm
         self._admission = AdmissionLimit(max_requests, shared=shared)
+        self._owns_executor = executor is None
+        self.executor = executor or FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._thread = EngineThread(llm.engine)
         # If an AsyncLLM is dropped without close(), stop the thread, which would keep the model in memory.
         weakref.finalize(self, self._thread.stop)
@@ -266,7 +331,8 @@ class AsyncLLM:
         """
         _schedule(priority, deadline, salt, tenant)  # raises errors before the conversation is rendered
         start = perf_counter()
-        ids = await asyncio.to_thread(self.llm.chat_ids, messages, template_options=template_options)
+        render = partial(self.llm.chat_ids, messages, template_options=template_options)
+        ids = await self.executor.run(tenant, render)
         left = None if deadline is None else max(0.0, deadline - (perf_counter() - start))
         options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
         params = recommended_params(self.llm.config) if params is None else params
@@ -309,6 +375,7 @@ class AsyncLLM:
         salt: bytes = b"",
         tenant: str = "",
         given: Mapping[int, Sequence[Piece]] | None = None,
+        calls: AnswerCalls | None = None,
     ) -> AsyncGenerator[list[Piece]]:
         """Continue several prompts; yield one list per decoding step, with the new tokens of all samples.
 
@@ -317,15 +384,18 @@ class AsyncLLM:
 
         ``given`` maps the index of a sample to the pieces of it that another replica has already delivered. Decoding
         resumes after these pieces, with the same result for the same seed. Samples that are complete are skipped.
+
+        ``calls`` are the calls of tools that the texts may have: a text ends with the first one that repeats an earlier
+        one, whatever the drafter.
         """
         (params,) = params_per_prompt(params, 1)
         schedule = _schedule(priority, deadline, salt, tenant)
         if given and params.prompt_logprobs is not None:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
-        with self._admission.hold(len(prompts) * params.n, tenant):
-            create = partial(self._create_requests, prompts, params, drafter, adapter, given or {})
-            requests = await self._prepare(create, params.guide, deadline, tenant)
+        with self._admission.hold(len(prompts) * params.n, tenant) as admission:
+            create = partial(self._create_requests, prompts, params, drafter, adapter, given or {}, calls)
+            requests = await self._prepare(create, params.guide, deadline, tenant, admission)
             async with aclosing(self._run(requests, schedule)) as steps:
                 async for pieces in steps:
                     yield pieces
@@ -343,18 +413,28 @@ class AsyncLLM:
         salt: bytes = b"",
         tenant: str = "",
     ) -> Array:
-        """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`."""
-        options, llm = EmbeddingOptions(pooling, dimensions, normalize), self.llm
+        """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`.
+
+        A text counts as a sample. Of many texts, ``MAX_EMBEDDED`` run at a time, and the others wait for them.
+        """
+        options = EmbeddingOptions(pooling, dimensions, normalize)
         schedule = _schedule(priority, deadline, salt, tenant)
-        with self._admission.hold(len(texts), tenant):
-            create = llm.request_factory.create_embeddings
-            requests = await asyncio.to_thread(create, texts, options, llm.engine.runner, llm.adapters.find(adapter))
-            async for _ in self._run(dict(enumerate(requests)), schedule):
-                pass  # embeddings have no tokens
-        return options.embeddings([request.pooler for request in requests], llm.config.hidden_size)
+        size = min(len(texts), MAX_EMBEDDED, self._admission.max_per_request)
+        with self._admission.hold(size, tenant) as admission:
+            create = partial(self._create_embeddings, texts, options, adapter)
+            job = admission.until(self.executor.submit(tenant, create))
+            requests = await asyncio.wrap_future(job)
+            for first in range(0, len(requests), max(1, size)):
+                group = requests[first : first + size]
+                async for _ in self._run(dict(enumerate(group)), schedule):
+                    pass  # embeddings have no tokens
+            poolers = [request.pooler for request in requests]
+            return await self.executor.run(tenant, options.embeddings, poolers, self.llm.config.hidden_size)
 
     def stop(self) -> None:
         """Refuse new requests, and fail the running and queued requests after the current step."""
+        if self._owns_executor:
+            self.executor.shutdown()
         self._thread.stop()
 
     async def close(self) -> None:
@@ -388,19 +468,33 @@ class AsyncLLM:
             self._thread.leave(call)
 
     async def _prepare(
-        self, create: Callable[[], dict[int, Request]], guide: Guide | None, deadline: float | None, tenant: str
+        self,
+        create: Callable[[], dict[int, Request]],
+        guide: Guide | None,
+        deadline: float | None,
+        tenant: str,
+        admission: Admission,
     ) -> dict[int, Request]:
         """Call ``create`` in another thread, because a drafter may load a model; compile the guide first."""
         try:
             async with asyncio.timeout(deadline) as limit:
                 if guide is not None:
-                    await asyncio.wrap_future(self.llm.request_factory.grammars.submit(guide, tenant))
-                return await asyncio.to_thread(create)
+                    compiling = self.llm.request_factory.grammars.submit(guide, tenant)
+                    await asyncio.wrap_future(admission.until(compiling))
+                return await asyncio.wrap_future(admission.until(self.executor.submit(tenant, create)))
         except TimeoutError as error:
             if not limit.expired():
                 raise
             msg = f"the request was not done by its deadline, after {deadline:.1f} s"
             raise DeadlineError(msg) from error
+
+    def _create_embeddings(
+        self, texts: Sequence[Prompt], options: EmbeddingOptions, adapter: str | None
+    ) -> list[Request]:
+        """Create one request per text that computes an embedding."""
+        llm = self.llm
+        create = llm.request_factory.create_embeddings
+        return create(texts, options, llm.engine.runner, llm.adapters.find(adapter))
 
     def _create_requests(
         self,
@@ -409,11 +503,14 @@ class AsyncLLM:
         drafter: str | Drafter | None,
         adapter: str | None,
         given: Mapping[int, Sequence[Piece]],
+        calls: AnswerCalls | None,
     ) -> dict[int, Request]:
         options = params_per_prompt(params, len(prompts))
         found, proposer = self.llm.adapters.find(adapter), self.llm.get_proposer(drafter, adapter)
         groups = self.llm.request_factory.create_batch(prompts, options, proposer, found)
         requests = dict(enumerate(request for group in groups for request in group))
+        if calls is not None:
+            self.llm.request_factory.watch_calls(requests.values(), calls)
         for index, pieces in given.items():
             if pieces and pieces[-1].completion is not None:
                 del requests[index]

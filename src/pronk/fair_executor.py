@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
+
+from pronk.errors import ClosedError
 
 T = TypeVar("T")
 
@@ -33,26 +37,35 @@ class FairExecutor:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Job]] = {}  # tenants with jobs, the next one first
         self._running = Counter[str]()
+        self._is_closed = False
 
     def submit(self, tenant: str, function: Callable[[], T]) -> Future[T]:
         """Run a function of a tenant in a thread; return the future of its result.
 
-        Raises ``RuntimeError`` after :meth:`shutdown`.
+        Raises ``ClosedError`` after :meth:`shutdown`.
         """
         future = Future[T]()
         with self._lock:
+            if self._is_closed:
+                raise _closed_error()
             self._executor.submit(self._run_jobs)  # waits for the lock
             self._waiting.setdefault(tenant, deque()).append(_Job(tenant, future, function))
         return future
 
+    async def run(self, tenant: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Await ``function(*arguments)`` of a tenant in a thread; errors are those of :meth:`submit`."""
+        return await asyncio.wrap_future(self.submit(tenant, partial(function, *arguments)))
+
     def shutdown(self) -> None:
-        """Cancel the jobs that have not begun; do not wait for the others."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Fail the jobs that have not begun with a ``ClosedError``; end each thread after its job."""
         with self._lock:
+            self._is_closed = True
             jobs = [job for queue in self._waiting.values() for job in queue]
             self._waiting.clear()
+        self._executor.shutdown(wait=False, cancel_futures=True)
         for job in jobs:
-            job.future.cancel()
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(_closed_error())
 
     def _run_jobs(self) -> None:
         """Run jobs until none may begin.
@@ -81,3 +94,7 @@ class FairExecutor:
                 self._waiting[tenant] = queue  # behind the other tenants
             self._running[tenant] += 1
             return job
+
+
+def _closed_error() -> ClosedError:
+    return ClosedError("expected an open model, found one that is closing; load the model again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine.cases import assert_same, drafter, params, text
 from engine.test_scheduler import BLOCK, Fake, add, check, leave, scheduler
 from engine.test_scheduler import advance as write_rows
 from pronk.engine.engine import Engine
+from pronk.engine.request import Request
 from pronk.engine.scheduler import MAX_WAIT, ScheduledRequest, Scheduler
 from tiny_models import Clock, make_engine, make_request, run_alone, tiny_decoder
 
@@ -204,7 +206,7 @@ class Passes:
 
 
 @pytest.mark.parametrize("name", ["suffix", "kangaroo", "draft_model"])
-def test_turns_change_no_token(name: str) -> None:
+def test_turns_change_no_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that give their places away, with a drafter, and come back have the tokens of plain decoding."""
     want = [run_alone(tiny_decoder(), text(seed, 20 + 5 * seed), params("temperature", seed)) for seed in range(6)]
     clock = Clock()
@@ -218,11 +220,23 @@ def test_turns_change_no_token(name: str) -> None:
     engine.step()
     for request in got[3:]:
         engine.add(request)
+    turns = Counter[str]()
+    give_turns = engine.scheduler._give_turns
+
+    def note(now: float) -> list[Request]:
+        before = {request: request.turn_end for request in got}
+        requests = give_turns(now)
+        turns.update(request.tenant for request in requests if request.turn_end != before[request])
+        return requests
+
+    monkeypatch.setattr(engine.scheduler, "_give_turns", note)
     while engine.scheduler.running or engine.scheduler.waiting:
         engine.step()
         clock.now += 1.1
     assert_same(got, want)
     assert sum(request.stats.preemptions for request in got) > 3
+    assert set(turns) == {"A", "B", "C"}, "each tenant had a turn"
+    assert sum(turns.values()) > 5
 
 
 def test_a_request_waits_since_it_arrived_and_not_since_the_step_that_ran() -> None:

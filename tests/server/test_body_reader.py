@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
+from pronk.fair_executor import FairExecutor
 from pronk.llm import LLM
+from pronk.server import app
 from pronk.server.app import _json_response
 from pronk.server.batch import BatchLine, answer_line, batch_service
 from pronk.server.bodies import BodyReader
 from pronk.server.errors import ApiError
+from pronk.server.json_values import has_more_values, parse_json
 from pronk.server.protocol.chat import ChatRequest
+from pronk.server.protocol.request import MAX_IDS
 from pronk.server.protocol.small_routes import DetokenizeRequest
 from pronk.server.settings import RequestLimits, ServerSettings
 
@@ -56,6 +61,10 @@ FIELDS = (
     "suffix",
     "x_unheard_of",
 )
+
+
+def reader_of(limits: RequestLimits) -> BodyReader:
+    return BodyReader(ServerSettings("tiny", limits=limits), FairExecutor(1, "test"))
 
 
 def nested(kind: tuple[str, str, str], depth: int) -> str:
@@ -152,7 +161,7 @@ def test_deep_values_in_a_batch_are_an_answer_with_400(model: LLM, route: str) -
     ids=lambda value: value[:9],
 )
 def test_bodies_of_too_many_values_are_refused_before_they_are_parsed(value: str) -> None:
-    reader = BodyReader(ServerSettings("tiny", limits=RequestLimits(values=1000)))
+    reader = reader_of(RequestLimits(values=1000))
     for text in (f'{{"messages": {value}}}', f'{{"metadata": {value}}}', f'{{"metadata": {value}, NO JSON'):
         with pytest.raises(ApiError, match="expected at most 1000 texts, lists and objects, found more"):
             asyncio.run(reader.read(ChatRequest, text.encode()))
@@ -160,7 +169,7 @@ def test_bodies_of_too_many_values_are_refused_before_they_are_parsed(value: str
 
 @pytest.mark.parametrize("text", ["{[" * 5000, '\\"{' * 5000, "\\\\" * 5001, "a, b: {}" * 5000, '\\"' * 5000])
 def test_characters_of_json_within_texts_count_as_one_text(text: str) -> None:
-    reader = BodyReader(ServerSettings("tiny", limits=RequestLimits(values=12)))
+    reader = reader_of(RequestLimits(values=12))
     body = f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'.encode()
     assert asyncio.run(reader.read(ChatRequest, body)).messages[0].content == json.loads(f'"{text}"')
     with pytest.raises(ApiError, match="expected JSON"):  # a text without an end
@@ -169,7 +178,7 @@ def test_characters_of_json_within_texts_count_as_one_text(text: str) -> None:
 
 def test_numbers_do_not_count() -> None:
     ids = [*range(5000)]
-    reader = BodyReader(ServerSettings("tiny", limits=RequestLimits(values=12)))
+    reader = reader_of(RequestLimits(values=12))
     assert asyncio.run(reader.read(DetokenizeRequest, json.dumps({"tokens": ids}).encode())).tokens == ids
 
 
@@ -200,9 +209,11 @@ def test_large_bodies_are_read_and_checked_in_other_threads(
     for stream in (False, True):
         body = {**ASK["/v1/chat/completions"], "stream": stream, "metadata": {"a": "x" * 20_000}}
         assert client.post("/v1/chat/completions", json=body).status_code == 200
-        assert threads["model_validate"].startswith("pronk-bodies")
-        assert threads["check"].startswith("pronk-reading")
-        assert threads["ignored"].startswith(("asyncio_", "uvloop_"))
+        assert {name: thread.rpartition("_")[0] for name, thread in threads.items()} == {
+            "model_validate": "pronk-requests",
+            "check": "pronk-requests",
+            "ignored": "pronk-requests",
+        }
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"])
@@ -225,6 +236,115 @@ def test_long_texts_and_lists_of_ids_are_read_like_short_ones(model: LLM) -> Non
     assert tokenizer.decode(ids) == tokenizer.backend.decode(ids)
     whole = tokenizer.decode(ids, skip_special_tokens=False)
     assert whole == tokenizer.backend.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("item", ["{}", '{"a":1}', "1", "-2.5", "1e5", '[{"a":["x"]}]'])
+def test_other_threads_may_run_while_a_body_is_parsed(item: str) -> None:
+    """Between two calls of Python functions, no other thread runs; there is one for each value that has no limit."""
+    text, num_calls = f"[{','.join([item] * 3000)}]", 0
+
+    def count(_: Any, event: str, __: Any) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        found = parse_json(text)
+    finally:
+        sys.setprofile(None)
+    assert found == json.loads(text)
+    assert num_calls >= 3000
+
+
+@pytest.mark.parametrize("limit", [1, 100, 2**16])
+@pytest.mark.parametrize("item", ['""', "[]", "{}", '"a[{\\""'])
+def test_values_of_json_are_counted(item: str, limit: int) -> None:
+    for number in (limit - 1, limit, limit + 1):
+        text = ",".join([item] * number)
+        assert has_more_values(text.encode(), limit) == (number > limit)
+
+
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        ("/v1/completions", "prompt"),
+        ("/v1/embeddings", "input"),
+        ("/detokenize", "tokens"),
+        ("/v1/completions", "stop_token_ids"),
+    ],
+)
+def test_lists_of_too_many_ids_are_refused(client: httpx.Client, route: str, field: str) -> None:
+    ids = [5] * (MAX_IDS + 1)
+    answer = client.post(route, json=ASK[route] | {field: ids})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"{field}: expected at most 1048576 items, found 1048577"
+
+
+@pytest.mark.parametrize("text", ["[[],[]", '{"a": [', '["\u0061",', "[{}, "])
+def test_arguments_of_too_many_values_are_refused(client: httpx.Client, text: str) -> None:
+    """They are JSON in a text, whose values the limit on a body does not see."""
+    for number, status in ((10, 200), (2**16, 400)):
+        call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": text * number}}
+        turns = [
+            TURN,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "x", "content": ""},
+        ]
+        answer = client.post("/v1/chat/completions", json={"messages": turns, "max_tokens": 1})
+        assert answer.status_code == status, answer.text
+        assert status == 200 or "expected at most 65536 texts, lists and objects" in answer.text
+
+
+REPORT = {"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": [{"token": "é", "logprob": -1}] * 20}
+REPLIES: dict[str, dict[str, Any]] = {
+    "log-probabilities": {"choices": [{"index": 0, "logprobs": {"content": [REPORT] * 500}}] * 2},
+    "vectors": {"data": [{"index": n, "embedding": [0.5] * 3000} for n in range(4)]},
+    "ids": {"tokens": [*range(10_000)], "count": 10_000},
+}
+
+
+def num_values(text: str) -> int:
+    return text.count(",") + 1
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+def test_no_call_of_json_writes_a_large_reply(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    written = list[int]()
+    to_json = app._to_json
+
+    def note(value: Any) -> str:
+        text = to_json(value)
+        written.append(num_values(text))
+        return text
+
+    monkeypatch.setattr(app, "_to_json", note)
+    text = "".join(app._json_parts(REPLIES[kind]))
+    assert json.loads(text) == REPLIES[kind]
+    assert max(written) <= app._PART < num_values(text)
+
+
+def test_an_event_of_a_stream_does_not_hold_the_event_loop() -> None:
+    """The last one may have the log-probabilities of the whole answer."""
+    event = {"type": "response.completed", **REPLIES["log-probabilities"]}
+    num_parts = len([*app._json_parts(event)])
+    num_turns = 0
+
+    async def main() -> str:
+        async def take_turns() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.ensure_future(take_turns())
+        text = await app._encode([event], with_event_names=True)
+        other.cancel()
+        return text
+
+    text = asyncio.run(main())
+    assert text.startswith("event: response.completed\ndata: {")
+    assert json.loads(text.partition("data: ")[2]) == event
+    assert num_turns >= num_parts // app._PARTS_AT_ONCE > 10
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -94,14 +95,15 @@ def test_limits_of_requests_apply(model: LLM, monkeypatch: pytest.MonkeyPatch) -
         reply = client.post("/v1/embeddings", json={"input": ["a"] * 9})
         assert reply.status_code == 200, reply.text
         assert len(reply.json()["data"]) == 9
-    clock, embed = ShiftedClock(), AsyncLLM.embed
+    clock = ShiftedClock()
+    run = AsyncLLM._run
 
-    async def embed_slowly(*given: Any, **options: Any) -> Any:
-        vectors = await embed(*given, **options)
+    async def run_slowly(*given: Any) -> AsyncIterator[Any]:
+        async for step in run(*given):
+            yield step
         clock.shift += HUNG
-        return vectors
 
-    monkeypatch.setattr(AsyncLLM, "embed", embed_slowly)
+    monkeypatch.setattr(AsyncLLM, "_run", run_slowly)
     monkeypatch.setattr(model.engine.scheduler, "clock", clock)
     for module in ("pronk.server.service", "pronk.async_llm"):
         monkeypatch.setattr(f"{module}.perf_counter", clock)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,10 +16,18 @@ import httpx
 import pytest
 
 from pronk import engine_thread
+from pronk.async_llm import REQUEST_THREADS, AsyncLLM
+from pronk.engine.request_factory import RequestFactory
+from pronk.engine.scheduler import MAX_WAIT, ScheduledRequest, Scheduler
+from pronk.errors import DeadlineError
 from pronk.llm import LLM
-from pronk.server.settings import RequestLimits
+from pronk.server import app
+from pronk.server.bodies import BodyReader
+from pronk.server.protocol.small_routes import TokenizeRequest
+from pronk.server.service import Service
+from pronk.server.settings import RequestLimits, ServerSettings
 from server.serving import KEY, Running, running
-from waiting import HUNG, eventually
+from waiting import HUNG, ShiftedClock, eventually, until
 
 OTHER = "another-key-for-tests"
 SMALL = {"prompt": "Hi", "max_tokens": 2}
@@ -62,18 +74,166 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
 }
 
 
+PASS_SECONDS = 0.1  # that each forward pass takes at least, on the clock of the scheduler
+
+
+class Passes:
+    """Forward passes of a scheduler that take a time each, seen from one tenant.
+
+    Attributes:
+        clock: clock of the scheduler.
+        num_without: number of passes in a row, up to now, in which the tenant waited.
+        longest: largest value of ``num_without`` so far.
+        num_with: number of passes that had a request of the tenant.
+    """
+
+    def __init__(self, scheduler: Scheduler, tenant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = ShiftedClock()
+        self.num_without, self.longest, self.num_with = 0, 0, 0
+        self._tenant, self._scheduler, self._schedule = tenant, scheduler, scheduler.schedule
+        monkeypatch.setattr(scheduler, "clock", self.clock)
+        monkeypatch.setattr(scheduler, "schedule", self.schedule)
+
+    def schedule(self) -> list[ScheduledRequest]:
+        batch = self._schedule()
+        self.clock.shift += PASS_SECONDS
+        if any(each.request.tenant == self._tenant for each in batch):
+            self.num_with += 1
+            self.num_without = 0
+        elif any(each.tenant == self._tenant for each in (*self._scheduler.running, *self._scheduler.waiting)):
+            self.num_without += 1
+            self.longest = max(self.longest, self.num_without)
+        return batch
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_key_is_served_while_another_one_floods_the_server(shared: Running, shape: str) -> None:
-    scheduler = shared.llm.engine.scheduler
-    flood = SHAPES[shape]
+def test_a_key_is_served_while_another_one_floods_the_server(
+    shared: Running, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests wait for at most as many passes as ``max_wait`` has."""
+    engine = shared.llm.engine
+    passes = Passes(engine.scheduler, hashlib.sha256(OTHER.encode()).hexdigest(), monkeypatch)
+    monkeypatch.setattr(engine.runner, "clock", passes.clock)
     with ExitStack() as closing:
-        for body in flood:
+        for body in SHAPES[shape]:
             closing.enter_context(sent(shared, body))
-        assert eventually(lambda: len(scheduler.running) >= min(scheduler.max_batch, 8))
+        assert eventually(lambda: len(engine.scheduler.running) >= min(engine.scheduler.max_batch, 8))
         answer = ask(shared, OTHER, SMALL)
         assert answer.status_code == 200, answer.text
-        assert scheduler.running, "the other key's requests still run"
+        assert engine.scheduler.running, "the other key's requests still run"
     assert shared.drained
+    assert passes.num_with >= SMALL["max_tokens"], "a pass for each token, as without drafts"
+    assert passes.longest <= MAX_WAIT / PASS_SECONDS
+
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/moderations": {"input": "Hi"},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [5]},
+}
+PARTS = {
+    "body": (BodyReader, "_read"),
+    "prompt": (RequestFactory, "encode_prompt"),
+    "reply": (app, "_json_response"),
+    "report": (app, "_report_header"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_depends_on_the_size_of_a_request_takes_turns(
+    model: LLM, monkeypatch: pytest.MonkeyPatch, route: str, stream: bool
+) -> None:
+    """Nothing of it runs on the event loop, or in its threads, in which keys do not take turns."""
+    threads = dict[str, set[str]]()
+
+    def noted(part: str, function: Any) -> Any:
+        def note(*given: Any, **options: Any) -> Any:
+            threads.setdefault(part, set()).add(threading.current_thread().name.rpartition("_")[0])
+            return function(*given, **options)
+
+        return note
+
+    for part, (owner, name) in PARTS.items():
+        monkeypatch.setattr(owner, name, noted(part, getattr(owner, name)))
+    body = {**ROUTES[route], "metadata": {"x": "x" * 20_000}}
+    streams = stream and route in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+    with running(model, keys=(KEY, OTHER)) as made, made.client() as client, monkeypatch.context() as patch:
+        patch.setattr(asyncio, "to_thread", lambda *_: pytest.fail("expected the threads with turns"))
+        answer = client.post(route, json={**body, "stream": True} if streams else body)
+        assert answer.status_code in (200, 400), answer.text
+    assert "body" in threads
+    assert set.union(*threads.values()) == {"pronk-requests"}
+
+
+def test_two_large_bodies_are_read_at_once_and_the_server_answers_beside_them(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop waits for each thread that runs Python code, so that their number is its delay."""
+    gate, lock = threading.Event(), threading.Lock()
+    num_now, most = 0, 0
+    read = BodyReader._read
+
+    def wait(*given: Any) -> Any:
+        nonlocal num_now, most
+        with lock:
+            num_now += 1
+            most = max(most, num_now)
+        assert gate.wait(HUNG)
+        with lock:
+            num_now -= 1
+        return read(*given)
+
+    monkeypatch.setattr(BodyReader, "_read", wait)
+    large = SMALL | {"metadata": {"x": "x" * 20_000}}
+    with running(model, keys=(KEY, OTHER)) as made, ThreadPoolExecutor(16) as clients:
+        answers = [clients.submit(ask, made, key, large) for key in (KEY, OTHER) * 8]
+        assert eventually(lambda: num_now == REQUEST_THREADS)
+        assert httpx.get(f"{made.url}/health", timeout=HUNG).status_code == 200
+        gate.set()
+        assert {each.result(HUNG).status_code for each in answers} == {200}
+    assert most == REQUEST_THREADS == 2
+
+
+def test_the_threads_of_a_server_end_with_it(model: LLM) -> None:
+    before = {*threading.enumerate()}
+    with running(model, keys=(KEY, OTHER)) as made:
+        large = SMALL | {"metadata": {"x": "x" * 20_000}}
+        for key in (KEY, OTHER):
+            assert ask(made, key, large).status_code == 200
+    assert eventually(lambda: not any(each.name.startswith("pronk") for each in {*threading.enumerate()} - before))
+
+
+def test_reading_keeps_its_place_until_its_thread_has_ended(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the time of the request is over, so that such requests do not take all threads."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> list[int]:
+        begun.set()
+        assert gate.wait(HUNG)
+        return [1]
+
+    async def main() -> None:
+        async with AsyncLLM(model, shared=True) as engine:
+            limits = RequestLimits(seconds=0.05)
+            service = Service(engine, ServerSettings("tiny", keys=(KEY, OTHER), limits=limits))
+            monkeypatch.setattr(service, "_tokenize", wait)
+            request = TokenizeRequest.model_validate({"prompt": "Hi"})
+            reading = asyncio.ensure_future(service.tokenize(request, "a"))
+            await asyncio.to_thread(begun.wait, HUNG)
+            with pytest.raises(DeadlineError, match="expected the prompt to be read within"):
+                await reading
+            assert service.is_busy
+            gate.set()
+            await until(lambda: not service.is_busy)
+
+    asyncio.run(main())
 
 
 def test_a_stream_that_nobody_reads_is_paused(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError, OptionError
+from pronk.fair_executor import FairExecutor
 from pronk.models.clone_models import tiny_model
 from pronk.server import model_pool
 from pronk.server.metrics import Metrics
@@ -57,13 +58,19 @@ class ObservedLoader(ModelLoader):
     attempts: list[str] = field(default_factory=list)  # names of the models
     fails: threading.Event = field(default_factory=threading.Event)
 
-    def load(self, metrics: Metrics | None = None, progress: Callable[[int, int], None] | None = None) -> Service:
+    def load(
+        self,
+        metrics: Metrics | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        executor: FairExecutor | None = None,
+    ) -> Service:
         self.attempts.append(self.settings.name)
         assert self.gate.wait(HUNG)
         if self.fails.is_set():
             msg = "expected a whole file, found a part"
             raise CheckpointError(msg)
-        service = super().load(metrics, progress)
+        service = super().load(metrics, progress, executor=executor)
         assert isinstance(service.engine.llm, LLM)
         self.loads.append(weakref.ref(service.engine.llm))
         return service
@@ -81,7 +88,8 @@ def paths(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) 
 def make_pool(paths: dict[str, Path], names: str, room: int | None = None, **options: Any) -> ModelPool:
     """Return a pool of the named models, with memory for the ``room`` largest ones."""
     limits = options.pop("limits", RequestLimits())
-    settings, pins = ServerSettings(name="", limits=limits), options.pop("pins", ())
+    keys = options.pop("keys", ())
+    settings, pins = ServerSettings(name="", limits=limits, keys=keys), options.pop("pins", ())
     loaders = {name: ObservedLoader(paths[name], OPTIONS, replace(settings, name=name)) for name in names.split()}
     memory = None
     if room is not None:
@@ -408,8 +416,62 @@ def test_a_request_that_ends_before_the_load_does_not_load(paths: dict[str, Path
     pool.finish()
 
 
-async def _use(pool: ModelPool, name: str, order: list[str] | None = None) -> None:
-    async with pool.use(name) as (service, _):
+KEYS = ("key-of-client-a", "key-of-client-b")
+
+
+def test_tenants_share_the_places_to_wait_for_a_model(paths: dict[str, Path]) -> None:
+    """However many requests of a tenant wait, one of another tenant may wait, too."""
+    pool = make_pool(paths, "tiny llama", limits=RequestLimits(requests=8), keys=KEYS)
+    gate = loader_of(pool, "llama").gate
+    gate.clear()
+
+    async def main() -> None:
+        pool.preload(pool.find("tiny"))
+        waiting = [asyncio.ensure_future(_use(pool, "llama", tenant="a")) for _ in range(30)]
+        await until(lambda: sum(task.done() for task in waiting) == 26)
+        other = asyncio.ensure_future(_use(pool, "llama", tenant="b"))
+        await _use(pool, "tiny", tenant="a")  # a loaded model needs no place
+        gate.set()
+        await other
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        refused = [str(each) for each in found if each is not None]
+        assert len(refused) == 26
+        assert {text.partition(",")[0] for text in refused} == {"expected at most 4 requests of one key now"}
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), HUNG))
+    pool.finish()
+
+
+@pytest.mark.parametrize(
+    ("asked", "loaded"),
+    [
+        ("a1 a2 a3 b1", "a1 b1 a2 a3"),
+        ("a1 a2 b1 b2 c1", "a1 b1 c1 a2 b2"),
+        ("a1 a2 a3", "a1 a2 a3"),
+    ],
+)
+def test_models_are_loaded_for_tenants_in_turns(paths: dict[str, Path], asked: str, loaded: str) -> None:
+    names = asked.split()
+    pool = make_pool(dict.fromkeys(names, paths["tiny"]), asked, keys=KEYS)
+    gate = loader_of(pool, "a1").gate
+    gate.clear()
+    order = list[str]()
+
+    async def main() -> None:
+        tasks = [asyncio.ensure_future(_use(pool, name, order, tenant=name[0])) for name in names]
+        await until(lambda: all(model.num_waiting for model in pool.models))
+        gate.set()
+        await asyncio.gather(*tasks)
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), HUNG))
+    assert " ".join(order) == loaded
+    pool.finish()
+
+
+async def _use(pool: ModelPool, name: str, order: list[str] | None = None, tenant: str = "") -> None:
+    async with pool.use(name, tenant) as (service, _):
         if order is not None:
             order.append(service.settings.name)
 

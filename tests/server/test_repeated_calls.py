@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta
 from pronk.server.protocol.tools import Function, FunctionTool, ToolChoice, ToolUse
 from pronk.tokenization.chat.answer_grammar import MAX_CALLS
-from pronk.tokenization.chat.answers import AnswerReader
+from pronk.tokenization.chat.answers import AnswerReader, RepeatedCalls
 from pronk.tokenization.chat.calls import CallPart
+from server.serving import Running, running
+from server.tool_models import tool_model
 
 Part = str | CallPart
 A, AB, B = ("f", '{"a": 1}'), ("f", '{"a": 12}'), ("g", '{"a": 1}')
@@ -98,6 +101,120 @@ def test_a_call_is_streamed_as_soon_as_it_differs() -> None:
     parser = AnswerParser(Reader(parts))
     found = [[delta.content for delta in parser.parse([Piece(0, "x")])] for _ in parts]
     assert found == [[""], ['{"a": 1}'], [], [], ["", '{"a": 2'], ["3}"]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        ([A], None),
+        ([A, A], 1),
+        ([A, A, A], 1),
+        ([A, B, A, B], 2),
+        ([A, AB, A], 2),
+        ([AB, A], None),
+        ([A, "text", A, "more"], 2),
+        ([A, ("f", "{}"), ("f", "{}")], 2),
+        ([A, ("f", '{"a": 2')], None),
+        ([("f", f'{{"a": {number}}}') for number in range(MAX_CALLS)], None),
+        ([("f", f'{{"a": {number}}}') for number in range(MAX_CALLS + 1)], MAX_CALLS),
+    ],
+    ids=str,
+)
+def test_an_answer_ends_with_its_first_repetition(answer: list[str | tuple[str, str]], end: int | None) -> None:
+    """``end`` is the number of the text or call that completes it; a call too many ends with its name."""
+    for seed in range(20):
+        parts = parts_of(answer, random.Random(seed))
+        reader = Reader(parts)
+        reader.in_call = True  # a call ends with what follows it
+        calls = RepeatedCalls(reader)
+        found = next((number for number in range(len(parts)) if calls.push("x", 0)), None)
+        ends = [len(parts_of(answer[: number + 1], random.Random(seed))) - 1 for number in range(len(answer))]
+        if end == MAX_CALLS:
+            assert found == ends[end - 1] + 1
+        else:
+            assert found == (None if end is None else ends[end])
+
+
+ONE_CALL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"const": 1}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module", params=["hermes", "mistral list", "mistral"])
+def tooled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tool_model(tmp_path_factory.mktemp(request.param.replace(" ", "_")), request.param)) as made:
+        yield made
+
+
+def body(made: Running, **fields: Any) -> dict[str, Any]:
+    """Return a request that has to call ``f``, whose arguments are always the same, and likes to begin calls."""
+    marker = made.llm.tokenizer.backend.token_to_id("[TOOL_CALLS]")
+    return {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [ONE_CALL],
+        "tool_choice": "required",
+        "parallel_tool_calls": True,
+        "logit_bias": {} if marker is None else {str(marker): 100},
+        "max_tokens": 400,
+        "temperature": 1.0,
+        "seed": 3,
+        **fields,
+    }
+
+
+def ask(made: Running, **fields: Any) -> dict[str, Any]:
+    with made.client() as client:
+        answer = client.post("/v1/chat/completions", json=body(made, **fields))
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def calls_of(reply: dict[str, Any]) -> list[list[tuple[str, str]]]:
+    return [
+        [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+        for choice in reply["choices"]
+    ]
+
+
+@pytest.mark.parametrize("guide_mode", ["forced", "plain"])
+def test_generation_ends_with_the_first_repetition(
+    tooled: Running, monkeypatch: pytest.MonkeyPatch, guide_mode: str
+) -> None:
+    """With every drafter after the same token, as samples end one by one; the calls are those without the end."""
+    replies = [
+        ask(tooled, n=8, drafter=drafter, guide_mode=guide_mode)
+        for drafter in ("autoregressive", "suffix", "recycling", "prompt_lookup")
+    ]
+    for reply in replies:
+        assert calls_of(reply) == [[("f", '{"a": 1}')]] * 8
+        assert [choice["finish_reason"] for choice in reply["choices"]] == ["tool_calls"] * 8
+        assert reply["usage"]["completion_tokens"] == replies[0]["usage"]["completion_tokens"]
+    monkeypatch.setattr(RepeatedCalls, "push", lambda *_: False)
+    without = ask(tooled, n=8, drafter="suffix", guide_mode=guide_mode)
+    assert calls_of(without) == calls_of(replies[0])
+    assert without["usage"]["completion_tokens"] > replies[0]["usage"]["completion_tokens"]
+
+
+def test_a_stream_ends_with_the_first_repetition(tooled: Running) -> None:
+    whole = ask(tooled)
+    streamed = body(tooled, stream=True, stream_options={"include_usage": True})
+    with tooled.client() as client:
+        text = client.post("/v1/chat/completions", json=streamed).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["name"] for call in calls if "name" in call] == ["f"]
+    assert "".join(call["arguments"] for call in calls) == '{"a": 1}'
+    assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
 FUNCTIONS = [(number, Function(name=name)) for number, name in enumerate("fg")]

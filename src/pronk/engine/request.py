@@ -17,6 +17,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.policy import RequestPolicy
 from pronk.speculation.proposer import Capabilities, Proposer
+from pronk.tokenization.chat.answers import RepeatedCalls
 from pronk.tokenization.stream import TextStream
 
 FinishReason = Literal["stop", "length"]
@@ -63,6 +64,7 @@ class Request:
     salt: bytes = b""  # part of the keys of the prefix cache: only requests with equal salts share blocks
     adapter: Adapter | None = None  # adapter of the model that computes this request; ``None``: the model alone
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
+    calls: RepeatedCalls | None = None  # ends the text with a repeated call of a tool; ``None``: no tools
     pooler: HiddenPooler | None = None  # set if the request computes an embedding of its prompt, and no tokens
     arrival: int = field(default=0, init=False)  # 0, 1, … in order of ``Scheduler.add`` calls
     # Scheduler's time at which it began to wait; ``None`` before ``Scheduler.add``, unless it arrived earlier.
@@ -188,6 +190,8 @@ class Request:
             self._finish("stop", token)
         elif self.num_remaining <= 0:
             self._finish("length", None)
+        if stop is None and self._repeats_call(text, token):
+            self._finish("stop", None)
         if self.finish_reason and stop is None:
             rest, stop = self.detokenizer.flush()
             text += rest
@@ -208,6 +212,13 @@ class Request:
     def fail(self, error: Exception) -> None:
         """End the request with an error, replacing any finish reason."""
         self.error, self.finish_reason, self.stop_reason = error, None, None
+
+    def _repeats_call(self, text: str, token: int) -> bool:
+        """Return whether a new token completes a call that repeats an earlier one of the text."""
+        if self.calls is None or self.finish_reason is not None:
+            return False
+        is_repeated = self.calls.push(text, token)
+        return is_repeated and self.num_generated >= self.params.min_tokens
 
     def _finish(self, finish_reason: FinishReason, stop_reason: str | int | None) -> None:
         self.finish_reason, self.stop_reason = finish_reason, stop_reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -21,7 +21,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget
 from pronk.speculation.proposer import Proposer
-from pronk.tokenization.chat.answers import AnswerFormat
+from pronk.tokenization.chat.answers import AnswerCalls, AnswerFormat, RepeatedCalls
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -135,6 +135,13 @@ class RequestFactory:
             pooler = HiddenPooler(options, len(prompt), self.config.num_layers, runner.final_norm)
             requests[-1].pooler, requests[-1].adapter = pooler, adapter
         return requests
+
+    def watch_calls(self, requests: Iterable[Request], calls: AnswerCalls) -> None:
+        """Let the texts of new requests end with the first call that repeats an earlier one of the text."""
+        for request in requests:
+            opened = self.answer_format.opened_by(request.prompt)
+            reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)
+            request.calls = RepeatedCalls(reader)
 
     def encode_continuations(
         self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]

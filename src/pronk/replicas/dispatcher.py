@@ -7,15 +7,17 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from pronk.arrays import Array
-from pronk.async_llm import AdmissionLimit, EngineLoad
+from pronk.async_llm import REQUEST_THREADS, AdmissionLimit, EngineLoad
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.errors import ClosedError, DeadlineError, OptionError, ResumeError
+from pronk.fair_executor import FairExecutor
 from pronk.hub.recommendations import add_known_sampling
 from pronk.llm import Prompt
 from pronk.models.loader import read_config
@@ -32,6 +34,7 @@ from pronk.replicas.prefix_routes import prefix_digests
 from pronk.replicas.stream_resume import ReplicaMismatchError, ResumableStream
 from pronk.sampling.noise import random_seed
 from pronk.sampling.params import SamplingParams
+from pronk.tokenization.chat.answers import AnswerCalls
 from pronk.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the dispatcher itself works without Ray
@@ -106,6 +109,7 @@ class Dispatcher:
         self.resumed = 0  # number of times that a request was sent to another replica
         self._replicas = replicas
         self._admission = AdmissionLimit(max_requests, shared=shared)
+        self.executor = FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._closed = False
         self._loads: dict[str, EngineLoad] = {}  # replica name to the load in the last message of the replica
         self._active = Counter[str]()  # replica name to the number of requests on the replica
@@ -158,6 +162,7 @@ class Dispatcher:
         deadline: float | None = None,
         salt: bytes = b"",
         tenant: str = "",
+        calls: AnswerCalls | None = None,
     ) -> AsyncGenerator[list[Piece]]:
         """Continue several prompts and yield the pieces of each step, like ``AsyncLLM.steps``.
 
@@ -172,17 +177,32 @@ class Dispatcher:
             params = replace(params, seed=random_seed())
         ends_at = None if deadline is None else perf_counter() + deadline
         self._check_open()
-        with self._admission.hold(len(prompts) * params.n, tenant):
+        with self._admission.hold(len(prompts) * params.n, tenant) as admission:
             bound = None if drafter is None else make_drafter(drafter)
-            encode = self.llm.request_factory.encode_prompt
-            ids = await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
-            prefix = await asyncio.to_thread(prefix_digests, ids[0], salt + (adapter or "").encode())
+            encode = partial(self._encode, prompts, salt + (adapter or "").encode())
+            job = admission.until(self.executor.submit(tenant, encode))
+            ids, prefix = await asyncio.wrap_future(job)
             request = GenerateRequest(
-                ids, params, prefix, self.llm.about.model, None, {}, bound, priority, None, salt, tenant, adapter
+                ids,
+                params,
+                prefix,
+                self.llm.about.model,
+                drafter=bound,
+                priority=priority,
+                salt=salt,
+                tenant=tenant,
+                adapter=adapter,
+                calls=calls,
             )
             async with aclosing(self._run_with_retries(request, ends_at)) as steps:
                 async for pieces in steps:
                     yield pieces
+
+    def _encode(self, prompts: Sequence[Prompt], salt: bytes) -> tuple[list[list[int]], tuple[bytes, ...]]:
+        """Return the token ids of each prompt, and the digests of the first one's prefixes."""
+        encode = self.llm.request_factory.encode_prompt
+        ids = [encode(prompt) for prompt in prompts]
+        return ids, prefix_digests(ids[0], salt)
 
     async def _run_with_retries(self, request: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
         """Run a request until all samples are complete. After a failure, another replica resumes the request."""
@@ -259,6 +279,7 @@ class Dispatcher:
     def stop(self) -> None:
         """Fail all requests at their next step and refuse new ones."""
         self._closed = True
+        self.executor.shutdown()
 
     async def close(self) -> None:
         """Call :meth:`stop` without waiting for requests; a coroutine, like ``AsyncLLM.close``."""

@@ -19,6 +19,7 @@ from pronk.models.loader import Fingerprint
 from pronk.outputs import Piece
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.proposer import Drafter
+from pronk.tokenization.chat.answers import AnswerCalls
 from pronk.tokenization.tokenizer import Tokenizer
 
 
@@ -52,6 +53,7 @@ class GenerateRequest:
     tenant: str = ""
     adapter: str | None = None  # name of the adapter
     avoid: frozenset[str] = frozenset()  # names of replicas to use only if no other replica is available
+    calls: AnswerCalls | None = None
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class Replica:
             salt=request.salt,
             tenant=request.tenant,
             given=request.given,
+            calls=request.calls,
         )
         try:
             async with aclosing(steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from importlib.resources import files
@@ -36,7 +36,11 @@ from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingReque
 
 _log = logging.getLogger(__name__)
 
-_PART = 64  # elements of a list that are written at a time; an embedding has thousands of numbers
+# Numbers and texts of a list that are written by one call of json, which lets no other thread run: a reply may have
+# millions.
+_PART = 1024
+# Parts of an event that are written on the event loop before other requests go on.
+_PARTS_AT_ONCE = 64
 
 # The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and sends no Referer.
 PAGE_HEADERS = {
@@ -87,7 +91,7 @@ def make_app(models: ModelPool) -> FastAPI:
         redirect_slashes=False,
     )
     app.router.route_class = BodyRoute
-    app.state.bodies = BodyReader(models.settings)
+    app.state.bodies = BodyReader(models.settings, models.executor)
     for error_class in (RequestValidationError, HTTPException, ApiError, PronkError, Exception):
         app.add_exception_handler(error_class, _error_response)
     _add_status_routes(app, models)
@@ -155,44 +159,49 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation in the format of Anthropic's Messages API."""
-        async with models.use(body.model) as (service, _):
-            reply = {"input_tokens": await service.count_tokens(body, tenant_of(request.scope))}
-            return await asyncio.to_thread(_json_response, reply, body)
+        tenant = tenant_of(request.scope)
+        async with models.use(body.model, tenant) as (service, _):
+            reply = {"input_tokens": await service.count_tokens(body, tenant)}
+            return await models.executor.run(tenant, _json_response, reply, body)
 
 
 def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         """Return the embeddings of one or more texts."""
-        async with models.use(body.model) as (service, arrived):
-            reply = await service.embed(body, tenant_of(request.scope), arrived=arrived)
-            return await asyncio.to_thread(_json_response, reply, body)
+        tenant = tenant_of(request.scope)
+        async with models.use(body.model, tenant) as (service, arrived):
+            reply = await service.embed(body, tenant, arrived=arrived)
+            return await models.executor.run(tenant, _json_response, reply, body)
 
     @app.post("/v1/moderations", response_model=None)
     async def moderations(request: Request, body: ModerationRequest) -> Response:
         """Classify texts by the model's own probabilities."""
-        async with models.use(body.model) as (service, arrived):
-            reply = await service.moderate(body, tenant_of(request.scope), arrived=arrived)
-            return await asyncio.to_thread(_json_response, reply, body)
+        tenant = tenant_of(request.scope)
+        async with models.use(body.model, tenant) as (service, arrived):
+            reply = await service.moderate(body, tenant, arrived=arrived)
+            return await models.executor.run(tenant, _json_response, reply, body)
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         """Return the token ids of a text or a conversation."""
-        async with models.use(body.model) as (service, _):
-            reply = await service.tokenize(body, tenant_of(request.scope))
-            return await asyncio.to_thread(_json_response, reply, body)
+        tenant = tenant_of(request.scope)
+        async with models.use(body.model, tenant) as (service, _):
+            reply = await service.tokenize(body, tenant)
+            return await models.executor.run(tenant, _json_response, reply, body)
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
-        async with models.use(body.model) as (service, _):
-            reply = await service.detokenize(body, tenant_of(request.scope))
-            return await asyncio.to_thread(_json_response, reply, body)
+        tenant = tenant_of(request.scope)
+        async with models.use(body.model, tenant) as (service, _):
+            reply = await service.detokenize(body, tenant)
+            return await models.executor.run(tenant, _json_response, reply, body)
 
     @app.get("/tokenizer_info")
-    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+    async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
         """Describe the tokenizer of a model: special tokens, chat template, maximum length."""
-        async with models.use(model) as (service, _):
+        async with models.use(model, tenant_of(request.scope)) as (service, _):
             return service.tokenizer_info()
 
 
@@ -210,36 +219,47 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
     """Return one JSON body, or a stream of events, with a line ``event: TYPE`` if ``with_event_names``."""
     tenant = tenant_of(request.scope)
     if not body.stream:
-        async with models.use(body.model) as (service, arrived):
+        async with models.use(body.model, tenant) as (service, arrived):
             reply = await service.complete(body, tenant, arrived=arrived)
-        return await asyncio.to_thread(_json_response, reply, body)
+            return await models.executor.run(tenant, _json_response, reply, body)
     chunks = models.stream(body, tenant)
     first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
-    report = await asyncio.to_thread(_report_header, body)
+    report = await models.executor.run(tenant, _report_header, body)
     headers = {"Cache-Control": "no-store", **report}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
-    fields = (f"{_to_json(name)}:{_field_to_json(value)}" for name, value in reply.items())
-    text = "{" + ",".join(fields) + "}"
+    text = "".join(_json_parts(reply))
     return Response(text, headers=_report_header(body), media_type="application/json")
 
 
-def _field_to_json(value: Any) -> str:
-    """Return the JSON text of a field of a reply.
+def _json_parts(value: Any) -> Iterator[str]:
+    """Yield the JSON text of a value in parts of at most ``_PART`` numbers and texts."""
+    if isinstance(value, dict):
+        separator = "{"
+        for name, each in value.items():
+            yield f"{separator}{_to_json(name)}:"
+            yield from _json_parts(each)
+            separator = ","
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and value:
+        is_flat = not any(isinstance(each, (dict, list)) for each in value)
+        separator = "["
+        for start in range(0, len(value), _PART if is_flat else 1):
+            yield separator
+            if is_flat:
+                yield _to_json(value[start : start + _PART])[1:-1]
+            else:
+                yield from _json_parts(value[start])
+            separator = ","
+        yield "]"
+    else:
+        yield _to_json(value)
 
-    A list is written in parts, as json.dumps() lets no other thread run, and needs a second for a million numbers.
-    """
-    if not isinstance(value, list):
-        return _to_json(value)
-    parts = (_to_json(value[start : start + _PART]) for start in range(0, len(value), _PART))
-    return "[" + ",".join(part[1:-1] for part in parts) + "]"
 
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _report_header(body: RequestBody) -> dict[str, str]:
@@ -255,35 +275,41 @@ async def _events(
     sent = len(first)
     async with aclosing(chunks):
         try:
-            yield _encode(first, with_event_names=with_event_names)
+            yield await _encode(first, with_event_names=with_event_names)
             async for chunk in chunks:
                 if chunk:
-                    yield _encode(chunk, with_event_names=with_event_names)
+                    yield await _encode(chunk, with_event_names=with_event_names)
                     sent += len(chunk)
         except asyncio.CancelledError:  # the server shuts down, or the client has disconnected
-            yield _encode_error(shutting_down(), path, sent, with_event_names=with_event_names)
+            yield await _encode_error(shutting_down(), path, sent, with_event_names=with_event_names)
             return
         except Exception as error:  # noqa: BLE001 - the status is already sent, so an event reports the error
-            yield _encode_error(_logged_error(error), path, sent, with_event_names=with_event_names)
+            yield await _encode_error(_logged_error(error), path, sent, with_event_names=with_event_names)
             return
         if not with_event_names:
             yield "data: [DONE]\n\n"
 
 
-def _encode_error(error: ApiError, path: str, sent: int, *, with_event_names: bool) -> str:
+async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_names: bool) -> str:
     """Encode an error as the event after ``sent`` others, in the form of the path's API."""
     body = error.body(path)
     if with_event_names and path not in ANTHROPIC_PATHS:
         body = {**body["error"], "type": "error", "sequence_number": sent}
-    return _encode([body], with_event_names=with_event_names)
+    return await _encode([body], with_event_names=with_event_names)
 
 
-def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
-    text = ""
+async def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
+    """Return the text of server-sent events; the last event of a stream may have the whole answer."""
+    parts = list[str]()
     for event in events:
         head = f"event: {event['type']}\n" if with_event_names else ""
-        text += f"{head}data: {_to_json(event)}\n\n"
-    return text
+        parts.append(f"{head}data: ")
+        for number, part in enumerate(_json_parts(event), 1):
+            parts.append(part)
+            if number % _PARTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        parts.append("\n\n")
+    return "".join(parts)
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import re
 from collections.abc import Callable, Coroutine
-from functools import partial
 from http import HTTPStatus
-from itertools import islice
 from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
@@ -18,19 +13,21 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from pronk.fair_executor import FairExecutor
-from pronk.server.errors import ApiError, describe_value, malformed_body, validation_to_api_error
+from pronk.server.errors import (
+    MAX_LEVELS,
+    ApiError,
+    describe_value,
+    malformed_body,
+    too_deep,
+    validation_to_api_error,
+)
 from pronk.server.guard import tenant_of
+from pronk.server.json_values import has_more_values, parse_json
 from pronk.server.protocol.request import RequestBody
 from pronk.server.settings import ServerSettings
 
-_MAX_LEVELS = 256  # of values within others, which recursive functions read
-# A text, or the beginning of a list or object. A text without an end ends with the data; the
-# parser refuses it.
-_VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]', re.DOTALL)
-_TOO_DEEP = f"expected values of at most {_MAX_LEVELS} levels, found more; make them flatter"
 _NO_BODY = "expected a JSON object, found none; send one"
-_SMALL = 2**14  # bytes of a body that is read on the event loop, in a few milliseconds
-_THREADS = 2  # a large body, whose validation takes a second, does not hold up another one
+_SMALL = 2**12  # bytes of a body that is read on the event loop, in a few milliseconds
 
 B = TypeVar("B", bound=RequestBody)
 
@@ -50,7 +47,7 @@ def validate(kind: type[B], value: Any) -> B:
 def _check_levels(value: dict[str, Any]) -> None:
     """Raise ``ApiError`` if lists and objects are within too many others."""
     level: list[Any] = [value]
-    for _ in range(_MAX_LEVELS):
+    for _ in range(MAX_LEVELS):
         inner = list[Any]()
         for each in level:
             values = each.values() if isinstance(each, dict) else each
@@ -58,20 +55,7 @@ def _check_levels(value: dict[str, Any]) -> None:
         if not inner:
             return
         level = inner
-    raise _refuse(_TOO_DEEP)
-
-
-def _check_number(data: bytes, limit: int) -> None:
-    """Raise ``ApiError`` if JSON text has more texts, lists and objects than the limit.
-
-    Each of these costs microseconds after the parser; the numbers in a list of token ids cost
-    nanoseconds.
-    """
-    if data.count(b'"') // 2 + data.count(b"[") + data.count(b"{") <= limit:
-        return  # even if all of these characters were outside of texts
-    if next(islice(_VALUES.finditer(data), limit, None), None) is not None:
-        problem = f"expected at most {limit} texts, lists and objects, found more; send less"
-        raise _refuse(problem)
+    raise too_deep()
 
 
 def _refuse(message: str) -> ApiError:
@@ -79,29 +63,29 @@ def _refuse(message: str) -> ApiError:
 
 
 class BodyReader:
-    """Reads bodies; the large ones in threads, because FastAPI would stop the event loop for seconds.
+    """Reads bodies; the large ones in threads, because FastAPI would stop the event loop for seconds."""
 
-    Keys take turns, and none has all threads if there are others.
-    """
-
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, executor: FairExecutor) -> None:
         self._limits = settings.limits
-        self._threads = FairExecutor(_THREADS, "pronk-bodies", shared=settings.is_shared)
+        self._executor = executor
 
     async def read(self, kind: type[B], data: bytes, tenant: str = "") -> B:
         """Parse and validate a body of a tenant; raise ``ApiError`` if it is malformed or beyond the limits."""
         if len(data) <= _SMALL:
             return self._read(kind, data)
-        return await asyncio.wrap_future(self._threads.submit(tenant, partial(self._read, kind, data)))
+        return await self._executor.run(tenant, self._read, kind, data)
 
     def _read(self, kind: type[B], data: bytes) -> B:
         if not data.strip():
             raise _refuse(_NO_BODY)
-        _check_number(data, self._limits.values)
+        limit = self._limits.values
+        if has_more_values(data, limit):
+            problem = f"expected at most {limit} texts, lists and objects, found more; send less"
+            raise _refuse(problem)
         try:
-            value = json.loads(data.decode("utf-8-sig"))
+            value = parse_json(data.decode("utf-8-sig"))
         except RecursionError as error:
-            raise _refuse(_TOO_DEEP) from error
+            raise too_deep() from error
         except ValueError as error:
             raise malformed_body(error) from error
         return validate(kind, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +21,8 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
 }
 
+# A number of one thing in a message that is written for several: "at least 1 items".
+_ONE_OF_SEVERAL = re.compile(r"\b(at (?:least|most) 1 [a-z]+)s\b")
 _MAX_MESSAGE = 300  # maximum characters of a message; longer ones, which quote a long value of the request, are cut
 
 
@@ -33,7 +36,7 @@ class ApiError(Exception):
         self.status, self.code = int(status), code
         # A request may quote half of a surrogate pair, which no response can have.
         self.param = None if param is None else _encodable(param)
-        line = _encodable(" ".join(message.split()))
+        line = _encodable(_ONE_OF_SEVERAL.sub(r"\1", " ".join(message.split())))
         self.message = line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 1]}…"
         self.headers = dict(headers or {})
 
@@ -68,8 +71,8 @@ _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
 )
 # Pydantic's error type to our message; pydantic's ``ctx``, such as {"min_length": 1}, has the values to insert.
 _MESSAGES = {
-    "too_short": "expected at least {min_length} items, found {actual_length}",
-    "too_long": "expected at most {max_length} items, found {actual_length}",
+    "too_short": "expected at least {min_length} {unit}, found {actual_length}",
+    "too_long": "expected at most {max_length} {unit}, found {actual_length}",
     **dict.fromkeys(("model_type", "model_attributes_type"), "expected an object, found {found}"),
     "string_too_short": "expected at least {min_length} characters, found fewer",
     "string_too_long": "expected at most {max_length} characters, found more",
@@ -81,8 +84,7 @@ _EXTRA_HEADERS = {
     HTTPStatus.REQUEST_TIMEOUT: {"X-Should-Retry": "false"},
 }
 
-
-_TOO_DEEP = "body: expected values of a few hundred levels at most, found more; make them flatter"
+MAX_LEVELS = 256  # of values within others in a body, which recursive functions read
 
 
 def to_api_error(error: BaseException) -> ApiError:
@@ -92,7 +94,7 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, errors.ClosedError):
         return shutting_down()
     if isinstance(error, RecursionError):  # only the values of a request can be so deep
-        return ApiError(HTTPStatus.BAD_REQUEST, _TOO_DEEP, "invalid_value")
+        return too_deep()
     for error_class, status, code in _RESPONSES:
         if isinstance(error, error_class):
             # By convention, the message of an OptionError begins with the name of the option: ``top_k: expected …``.
@@ -101,6 +103,12 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(status))
     message = "internal server error; the cause is in the log of the server"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
+
+
+def too_deep() -> ApiError:
+    """Return the error for a body with lists and objects within too many others."""
+    message = f"body: expected values of at most {MAX_LEVELS} levels, found more; make them flatter"
+    return ApiError(HTTPStatus.BAD_REQUEST, message, "invalid_value")
 
 
 def shutting_down() -> ApiError:
@@ -139,14 +147,24 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
         found = "none" if body is None and error_type == "missing" else describe_value(body)
         message = f"body: expected a JSON object, found {found}; send one"
     elif error_type == "missing":
-        message = "expected a value, found no such field; add it"
+        is_null = path == _field_path(_location(problem), body, is_missing=False)
+        found = "null; give one" if is_null else "no such field; add it"
+        message = f"expected a value, found {found}"
     elif error_type in _MESSAGES:
-        message = _MESSAGES[error_type].format(**{"found": describe_value(problem["input"]), **problem.get("ctx", {})})
+        given = problem["input"]
+        unit = "characters" if isinstance(given, str) else "items"
+        values = {"found": describe_value(given), "unit": unit, **problem.get("ctx", {})}
+        message = _MESSAGES[error_type].format(**values)
     else:
         message = problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
         message = message.replace("String should match pattern ", "expected a string that matches ")
         message += f", found {describe_value(problem['input'])}" if ", found " not in message else ""
-    return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}" if param else message, code, param)
+    return ApiError(HTTPStatus.BAD_REQUEST, name_once(param, message) if param else message, code, param)
+
+
+def name_once(param: str, message: str) -> str:
+    """Return a message about a field that begins with the field's name, once."""
+    return message if message.startswith(f"{param}: ") else f"{param}: {message}"
 
 
 def _location(problem: Mapping[str, Any]) -> list[str | int]:

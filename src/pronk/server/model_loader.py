@@ -14,6 +14,7 @@ from typing import Any
 from pronk.arrays import INT8
 from pronk.async_llm import AsyncLLM
 from pronk.errors import OptionError
+from pronk.fair_executor import FairExecutor
 from pronk.kv_cache.budget import BLOCK_SIZE, full_context_blocks, parse_memory
 from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
 from pronk.llm import LLM
@@ -93,8 +94,19 @@ class ModelLoader:
                 kv = max(per_block, min(kv, int(self.memory * _MAX_KV_FRACTION)))
         return MemoryEstimate(weights + _VOCABULARY_BYTES * config.vocab_size, kv)
 
-    def load(self, metrics: Metrics | None = None, progress: Callable[[int, int], None] | None = None) -> Service:
-        """Load the model and start its engine; ``progress`` receives the bytes loaded so far, and the total.
+    def load(
+        self,
+        metrics: Metrics | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        executor: FairExecutor | None = None,
+    ) -> Service:
+        """Load the model and start its engine.
+
+        Args:
+            metrics: metrics of an earlier load.
+            progress: receives the bytes loaded so far, and the total.
+            executor: that of the :class:`~pronk.async_llm.AsyncLLM`.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -106,7 +118,8 @@ class ModelLoader:
         llm = LLM(self.path, **options, progress=progress)
         try:
             settings = self.settings
-            engine = AsyncLLM(llm, max_requests=settings.limits.requests, shared=settings.is_shared)
+            limit, shared = settings.limits.requests, settings.is_shared
+            engine = AsyncLLM(llm, max_requests=limit, shared=shared, executor=executor)
             prompt = ModerationPrompt(llm.tokenizer, self.moderation_template)
             return Service(engine, self.settings, moderation_prompt=prompt, metrics=metrics)
         except Exception:

@@ -7,12 +7,15 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from math import ceil
 from time import monotonic, perf_counter
 from typing import Any, Literal
 
-from pronk.errors import DeadlineError, OverloadedError, PronkError, describe_error
+from pronk.async_llm import REQUEST_THREADS, AdmissionLimit
+from pronk.errors import DeadlineError, PronkError, describe_error
+from pronk.fair_executor import FairExecutor
 from pronk.sampling.defaults import recommended_params, sampling_values
 from pronk.server.errors import ApiError, unknown_model
 from pronk.server.metrics import Metrics
@@ -59,15 +62,19 @@ class PooledModel:
 class ModelPool:
     """The models of one server.
 
-    Requests for a model that is not loaded wait until it is, in the order of their arrival. One model loads at a time,
-    in a thread, while the others go on. If memory is short, idle models are unloaded first, the least recently used
-    one before others. If all are busy, new requests of the least recently used one wait until its running requests
-    have ended; then it is unloaded. This also keeps a stream of requests for one model from blocking the others.
+    Requests for a model that is not loaded wait until it is. One model loads at a time, in a thread, while the others
+    go on. Of several tenants, each has a share of the places to wait, and models are loaded for them in turns; within a
+    tenant, in the order in which its requests arrived.
+
+    If memory is short, idle models are unloaded first, the least recently used one before others. If all are busy, new
+    requests of the least recently used one wait until its running requests have ended; then it is unloaded. This also
+    keeps a stream of requests for one model from blocking the others.
 
     Attributes:
         models: all models; the first one answers requests that name no model.
         settings: settings that the models share.
         metrics: metrics of the first model; their registry has those of all models.
+        executor: threads for what depends on the size of a request, of all models together.
         draining: whether the server is shutting down and refuses new requests.
     """
 
@@ -79,20 +86,26 @@ class ModelPool:
         memory: int | None = None,
         idle_seconds: float | None = None,
         metrics: Metrics | None = None,
+        executor: FairExecutor | None = None,
     ) -> None:
         """Make a pool of models with distinct names.
 
         ``memory`` is a limit in bytes for all loaded models. A model is unloaded after ``idle_seconds`` without a
-        request. ``metrics`` are those of the first model, if it was loaded elsewhere.
+        request. ``metrics`` and ``executor`` are those of the first model, if it was loaded elsewhere.
         """
         self.models, self.settings, self.memory = [*models], settings, memory
         self.metrics = metrics or Metrics(models[0].name)
+        self.executor = executor or FairExecutor(REQUEST_THREADS, "pronk-requests", shared=settings.is_shared)
         self.draining = False
         self._metrics = {model: self.metrics.for_model(model.name) for model in models[1:]} | {models[0]: self.metrics}
         self._idle_seconds = idle_seconds
         # A single model is not reloaded after its engine has ended; /ready reports it to the supervisor.
         self._reloads = len(models) > 1 or idle_seconds is not None
-        self._queue: list[PooledModel] = []  # models to load; the first one is being loaded
+        # Requests that wait for a model to be loaded.
+        self._waiting = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
+        # Models to load, by the tenants whose requests wait for them. The first model of the first tenant is being
+        # loaded; then it is the turn of the next tenant.
+        self._queue: dict[str, list[PooledModel]] = {}
         self._lock = asyncio.Lock()  # held while a model is loaded or unloaded
         self._changed = asyncio.Event()  # set, and replaced, when the state of a model or a count has changed
         self._tasks = dict[str, asyncio.Task[None]]()
@@ -100,7 +113,8 @@ class ModelPool:
     @classmethod
     def of(cls, service: Service) -> ModelPool:
         """Return the pool of a single loaded model."""
-        pool = cls([PooledModel(service.names, None, pinned=True)], service.settings, metrics=service.metrics)
+        model = PooledModel(service.names, None, pinned=True)
+        pool = cls([model], service.settings, metrics=service.metrics, executor=service.engine.executor)
         pool._set_loaded(pool.models[0], service)
         return pool
 
@@ -134,29 +148,29 @@ class ModelPool:
     async def stream(self, request: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
         """Yield the chunks of the reply; see :meth:`Service.stream`."""
         async with (
-            self.use(request.model) as (service, arrived),
+            self.use(request.model, tenant) as (service, arrived),
             aclosing(service.stream(request, tenant, arrived=arrived)) as steps,
         ):
             async for chunks in steps:
                 yield chunks
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncGenerator[tuple[Service, float]]:
-        """Yield the service of a model, and the time of the call (``perf_counter``).
+    async def use(self, name: str | None, tenant: str = "") -> AsyncGenerator[tuple[Service, float]]:
+        """Yield the service of a model for a request, and the time of the call (``perf_counter``).
 
         The model stays loaded within the ``async with`` block.
 
         Raises:
             ApiError: the server is shutting down, there is no such model, or it cannot be loaded.
             DeadlineError: the model was not loaded by the deadline of the request.
-            OverloadedError: too many requests wait.
+            OverloadedError: too many requests wait, of all tenants or of this one.
         """
         if self.draining:
             msg = "expected a running server, found one that is shutting down; send the request to another server"
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, msg, "draining", headers={"Retry-After": "5"})
         model = self.find(name)
         with self._metrics[model].request() as arrived:
-            service = await self._wait_until_loaded(model, arrived + self.settings.limits.seconds)
+            service = await self._service_of(model, tenant, arrived + self.settings.limits.seconds)
         model.num_running += 1
         try:
             yield service, arrived
@@ -177,7 +191,7 @@ class ModelPool:
             estimate = model.loader.estimate()
             estimate.check_fits(model.name, self.memory, sum(each.num_bytes for each in self.models), "loaded")
             model.num_bytes = estimate.total
-        self._set_loaded(model, model.loader.load(self._metrics[model], progress))
+        self._set_loaded(model, model.loader.load(self._metrics[model], progress, executor=self.executor))
 
     def start(self) -> None:
         """Start to unload idle models; called in the event loop."""
@@ -185,9 +199,10 @@ class ModelPool:
             self._tasks["idle"] = asyncio.ensure_future(self._unload_idle(self._idle_seconds))
 
     def stop(self) -> None:
-        """Start no more loads; stop all engines after their current step."""
+        """Start no more loads; stop all engines after their current step, and the threads after their jobs."""
         for task in self._tasks.values():
             task.cancel()
+        self.executor.shutdown()
         for model in self.models:
             if model.service is not None:
                 model.service.close()
@@ -213,12 +228,15 @@ class ModelPool:
             return False
         return model.service.engine.alive or not self._reloads
 
-    async def _wait_until_loaded(self, model: PooledModel, ends_at: float) -> Service:
-        """Return the service of a model; errors are those of :meth:`use`."""
-        limit = self.settings.limits.requests
-        if not self._is_usable(model) and sum(each.num_waiting for each in self.models) >= limit:
-            msg = f"expected at most {limit} requests that wait for a model, found one more; try again later"
-            raise OverloadedError(msg)
+    async def _service_of(self, model: PooledModel, tenant: str, ends_at: float) -> Service:
+        """Return the service of a model, once it is loaded; errors are those of :meth:`use`."""
+        if not self._is_usable(model):
+            with self._waiting.hold(1, tenant):
+                await self._wait_until_loaded(model, tenant, ends_at)
+        assert model.service is not None, "expected a loaded model, found none"
+        return model.service
+
+    async def _wait_until_loaded(self, model: PooledModel, tenant: str, ends_at: float) -> None:
         model.num_waiting += 1
         try:
             async with asyncio.timeout(max(0.0, ends_at - perf_counter())):
@@ -227,7 +245,7 @@ class ModelPool:
                         seconds = max(1, ceil(model.retry_at - monotonic()))
                         status, text, code = model.error.status, model.error.message, model.error.code
                         raise ApiError(status, text, code, "model", {"Retry-After": str(seconds)})
-                    self._queue_load(model)
+                    self._queue_load(model, tenant)
                     await self._changed.wait()
         except TimeoutError as error:
             msg = f"the model {model.name} was not loaded by the deadline of the request; try again later"
@@ -236,27 +254,31 @@ class ModelPool:
             model.num_waiting -= 1
             if not model.num_waiting:
                 self._notify()  # the loader may wait for memory that this model no longer needs
-        assert model.service is not None, "expected a loaded model, found none"
-        return model.service
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _queue_load(self, model: PooledModel) -> None:
-        if model not in self._queue:
-            self._queue.append(model)
+    def _queue_load(self, model: PooledModel, tenant: str) -> None:
+        models = self._queue.setdefault(tenant, [])
+        if model not in models:
+            models.append(model)
         if "load" not in self._tasks or self._tasks["load"].done():
             self._tasks["load"] = asyncio.ensure_future(self._load_queued())
 
     async def _load_queued(self) -> None:
         """Load the queued models one after another; skip those without a waiting request."""
         while self._queue:
-            model = self._queue[0]
+            tenant = next(iter(self._queue))
+            model = self._queue[tenant][0]
             async with self._lock:
                 if model.num_waiting and not self._is_usable(model):
                     await self._load(model)
-            self._queue.remove(model)
+            self._queue[tenant] = self._queue.pop(tenant)  # behind the other tenants
+            for wanted in self._queue.values():
+                if model in wanted:
+                    wanted.remove(model)
+            self._queue = {each: wanted for each, wanted in self._queue.items() if wanted}
             self._notify()
             await asyncio.sleep(0)  # let the waiting requests of this model start before memory is needed again
 
@@ -271,7 +293,8 @@ class ModelPool:
                 model.state = "unloaded"
                 return
             model.num_bytes = estimate.total
-            self._set_loaded(model, await asyncio.to_thread(loader.load, self._metrics[model]))
+            load = partial(loader.load, self._metrics[model], executor=self.executor)
+            self._set_loaded(model, await asyncio.to_thread(load))
         except Exception as error:  # noqa: BLE001 - any error is that of this model only
             self._set_failed(model, error)
         finally:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
 from time import perf_counter
@@ -28,6 +29,9 @@ _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests a
 # Of Python's garbage collector; the last number is 10 by default. A full collection stops all
 # threads for tenths of a second while large bodies are alive, whose objects have no cycles.
 _GC_THRESHOLDS = (700, 10, 1000)
+# Time after which a thread that runs Python code lets another one run; 0.005 by default. The event
+# loop waits as long for each of the threads that read requests, several times for one response.
+_SWITCH_SECONDS = 0.001
 _FLUSH_SECONDS = 1.0  # time limit for clients to read the ends of their responses
 _STOP_SECONDS = 1.0  # time limit for requests of a stopped engine, which ends its step first, to send an error
 _CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error
@@ -105,6 +109,7 @@ class Server(uvicorn.Server):
         """Start to accept connections; raise ``OptionError`` if the server cannot listen at the address."""
         await super().startup(sockets or _listen(self.config.host, self.config.port))
         gc.set_threshold(*_GC_THRESHOLDS)
+        sys.setswitchinterval(_SWITCH_SECONDS)
         if self.started:
             self.models.start()
         if self.started and self._on_start is not None:

@@ -13,14 +13,13 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from pronk import __version__
-from pronk.arrays import Array
 from pronk.async_llm import AdmissionLimit, AsyncLLM
-from pronk.errors import DeadlineError, PromptError, PronkError
-from pronk.fair_executor import FairExecutor
+from pronk.errors import DeadlineError, GuideError, PromptError, PronkError
 from pronk.moderation import ModerationPrompt, add_system_prompt
 from pronk.outputs import Completion, Piece
 from pronk.replicas.dispatcher import Dispatcher
 from pronk.sampling.defaults import recommended_params, sampling_values
+from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError, to_api_error
 from pronk.server.metrics import Metrics
@@ -56,7 +55,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_TOKENIZER_THREADS = 2  # a small number leaves the other cores to the engine
 # Special tokens that ``/tokenizer_info`` publishes. A model's files may have further entries named ``…_token``, even
 # an access token.
 _PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls mask".split())
@@ -81,7 +79,6 @@ class Service:
         self.names = AdapterNames(settings.name, engine.llm.adapters)
         self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
-        self._tokenizer_pool = FairExecutor(_TOKENIZER_THREADS, "pronk-reading", shared=settings.is_shared)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
         # The cache keeps repetitions from filling the log.
         self._log_ignored = lru_cache(256)(
@@ -94,8 +91,7 @@ class Service:
         return self._reading.num_admitted > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
-        """Cancel waiting tokenization, and stop the engine after its current step."""
-        self._tokenizer_pool.shutdown()
+        """Stop the engine after its current step."""
         self.engine.stop()
 
     async def prepare(self, request: TextRequest, tenant: str = "") -> PreparedRequest:
@@ -107,7 +103,7 @@ class Service:
         """
         self.names.adapter(request.model)
         with naming_fields_of(request):
-            return await self._run_in_pool(tenant, self._prepare, request)
+            return await self._read(tenant, self._prepare, request)
 
     async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
         """Return the whole reply to a request.
@@ -125,7 +121,7 @@ class Service:
                 async for pieces in steps:
                     reply.record(pieces)
                     done |= {piece.index: piece.completion for piece in pieces if piece.completion is not None}
-            return await asyncio.to_thread(reply.whole, _sort_by_index(done))
+            return await self.engine.executor.run(tenant, reply.whole, _sort_by_index(done))
 
     async def stream(
         self, request: TextRequest, tenant: str = "", *, arrived: float | None = None
@@ -145,7 +141,7 @@ class Service:
                         running.add(pieces, chunks)
                     yield [*first, *chunks]
                     first = []
-        yield reply.end(_sort_by_index(done))
+        yield await self.engine.executor.run(tenant, reply.end, _sort_by_index(done))
 
     async def moderate(
         self, request: ModerationRequest, tenant: str = "", *, arrived: float | None = None
@@ -159,7 +155,7 @@ class Service:
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
             messages, options = self.moderation_prompt.messages, self.moderation_prompt.options
-            prompts = await self._run_in_pool(
+            prompts = await self._read(
                 tenant, lambda: [self._chat_ids(messages(text, kind), options=options) for text in texts]
             )
             params = self.moderation_prompt.params
@@ -175,30 +171,28 @@ class Service:
         """Return the embedding of each text; arguments and errors as for :meth:`complete`."""
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
-            limits, vectors = self.settings.limits, list[Array]()
-            prompts = await self._run_in_pool(tenant, self._input_ids, request)
-            group = min(limits.prompts, limits.requests)  # later groups leave room for the requests of other clients
+            prompts = await self._read(tenant, self._input_ids, request)
             options: dict[str, Any] = {"pooling": request.pooling or "mean", "dimensions": request.dimensions}
             options["normalize"] = request.normalize is not False
-            for first in range(0, len(prompts), group):
-                schedule = self._schedule(tenant, start) | {"adapter": self.names.adapter(request.model)}
-                vectors += [*await self.engine.embed(prompts[first : first + group], **options, **schedule)]
+            options["adapter"] = self.names.adapter(request.model)
+            vectors = await self.engine.embed(prompts, **options, **self._schedule(tenant, start))
             self.metrics.count_embeddings(prompts, start)
         name = self.names.shown_as(request.model)
-        return await asyncio.to_thread(request.reply, name, vectors, sum(map(len, prompts)))
+        num_tokens = sum(map(len, prompts))
+        return await self.engine.executor.run(tenant, request.reply, name, [*vectors], num_tokens)
 
     async def tokenize(self, request: TokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
-        ids = await self._run_in_pool(tenant, self._tokenize, request)
+        ids = await self._read(tenant, self._tokenize, request)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
 
     async def count_tokens(self, request: ConversationRequest, tenant: str = "") -> int:
         """Return the number of tokens of a conversation."""
-        return await self._run_in_pool(tenant, self._count_tokens, request)
+        return await self._read(tenant, self._count_tokens, request)
 
     async def detokenize(self, request: DetokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the text of token ids."""
-        return {"prompt": await self._run_in_pool(tenant, self._decode, request)}
+        return {"prompt": await self._read(tenant, self._decode, request)}
 
     def tokenizer_info(self) -> dict[str, Any]:
         """Return special tokens, chat template and maximum length, in the form of ``tokenizer_config.json``."""
@@ -221,6 +215,7 @@ class Service:
             drafter=None if request.drafter is None else self._select_drafter(request.drafter),
             adapter=self.names.adapter(request.model),
             priority=request.priority or 0,
+            calls=request.answer_calls(),
             **self._schedule(tenant, arrived, request.cache_salt or ""),
         )
         try:
@@ -229,9 +224,28 @@ class Service:
                     observe(pieces)
                     yield pieces
         except PronkError as error:
+            if isinstance(error, GuideError) and params.guide is not None:
+                error = await self._error_of_form(error, request, params.guide, tenant)
             if (api_error := request.field_error(error)) is None:
                 raise
             raise api_error from error
+
+    async def _error_of_form(self, error: GuideError, request: TextRequest, guide: Guide, tenant: str) -> GuideError:
+        """Return the error of the form that the client requires, instead of that of the whole guide.
+
+        The error of a guide quotes all of it, which may have thoughts and calls besides the form.
+        """
+        form = request.guide()
+        if form is None or form == guide:
+            return error
+        try:
+            await asyncio.wrap_future(self.engine.llm.request_factory.grammars.submit(form, tenant))
+        except GuideError as own:
+            return own
+        msg = (
+            "guide: expected a form that can be followed beside thoughts and calls, found one too complex; simplify it"
+        )
+        return GuideError(msg)
 
     def _schedule(self, tenant: str, arrived: float, salt: str = "") -> dict[str, Any]:
         """Return the engine's options for a client's request that arrived at a time of ``perf_counter``."""
@@ -400,13 +414,14 @@ class Service:
         fitting = max(1, min(limit or context, context - num_prompt))
         return fitting if requested is None else min(requested, fitting)
 
-    async def _run_in_pool(self, tenant: str, function: Callable[..., T], *args: Any) -> T:
-        """Run ``function(*args)`` in a tokenizer thread; limit the number of concurrent calls, and the time."""
+    async def _read(self, tenant: str, function: Callable[..., T], *args: Any) -> T:
+        """Read a request by ``function(*args)`` in a thread; limit the number of such calls, and the time."""
         seconds = self.settings.limits.seconds
-        with self._reading.hold(1, tenant):
+        with self._reading.hold(1, tenant) as admission:
+            job = admission.until(self.engine.executor.submit(tenant, partial(function, *args)))
             try:
                 async with asyncio.timeout(seconds):
-                    return await asyncio.wrap_future(self._tokenizer_pool.submit(tenant, partial(function, *args)))
+                    return await asyncio.wrap_future(job)
             except TimeoutError as error:
                 msg = f"expected the prompt to be read within {seconds:g} s; try again later"
                 raise DeadlineError(msg) from error

@@ -19,6 +19,7 @@ from pronk.server.protocol.request import (
     NO_LIMIT,
     MaxTokens,
     Record,
+    Skipped,
     Text,
     by_sample,
     check_max,
@@ -269,7 +270,8 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         for number, tool in enumerate(self.tools or ()):
             if isinstance(tool, FunctionTool):
                 offered.append((("tools", number, *tool.schema_path), tool.function))
-        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls)
+        skipped = [tool.given_name for tool in self.tools or () if isinstance(tool, Skipped)]
+        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped)
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

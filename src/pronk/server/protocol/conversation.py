@@ -27,7 +27,7 @@ from pronk.server.protocol.thinking import (
 )
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.answers import AnswerFormat
+from pronk.tokenization.chat.answers import AnswerCalls, AnswerFormat
 from pronk.tokenization.chat.messages import join_parts
 
 # Variables of chat templates that a request may set. Texts are short names, so that they cannot imitate another role.
@@ -162,6 +162,12 @@ class ConversationRequest(TextRequest):
         check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
         join_wishes([*self.thinking_wishes(), *_wishes_of_template(self.chat_template_kwargs or {})])
         self.tool_use.check()
+
+    def answer_calls(self) -> AnswerCalls | None:
+        names = self.tool_use.allowed_names
+        if not names or not self.tool_use.allows_multiple:
+            return None
+        return AnswerCalls(tuple(names), has_form=self.guide() is not None)
 
     def prepare(
         self, prompt: list[int], max_tokens: int, answers: AnswerFormat, shared_fields: Mapping[str, Any]

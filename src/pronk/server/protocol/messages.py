@@ -395,7 +395,8 @@ class CountTokensRequest(ConversationRequest):
             for number, tool in enumerate(self.tools or ())
             if isinstance(tool, MessagesTool)
         ]
-        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls)
+        skipped = [tool.given_name for tool in self.tools or () if isinstance(tool, Skipped)]
+        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped)
 
     def default_thinking(self) -> Thinking:
         """Return no thinking: in Anthropic's API, thinking is off by default."""

@@ -28,9 +28,10 @@ from pronk.errors import GuideError, OptionError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.sampling.guide import Guide, GuideKind
 from pronk.sampling.params import SamplingParams
-from pronk.server.errors import ApiError, to_api_error
+from pronk.server.errors import ApiError, name_once, to_api_error
 from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_of, summarize
 from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.answers import AnswerCalls
 
 GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
 _NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a request's seed is taken modulo 2**63
@@ -136,6 +137,13 @@ class Skipped(Record):
 
     type: str = "function"
 
+    @property
+    def given_name(self) -> str:
+        """Name of a tool: its own, that of its function, or its type."""
+        function = self._given.get("function")
+        inner = function.get("name") if isinstance(function, Mapping) else None
+        return str(self._given.get("name") or inner or self.type)
+
     def report(self, path: str) -> Iterator[str]:
         yield f"{path} ({self.type})"
 
@@ -153,7 +161,9 @@ def check_encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(check_encodable)]  # without lone surrogates, which JSON can escape, but not UTF-8
 # fail_fast: a list with millions of wrong elements produces one error, not millions.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
-Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True)]
+# Token ids of one prompt. Pydantic checks a list in one call, in which no other thread runs; a million take 40 ms.
+MAX_IDS = 2**20
+Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True, max_length=MAX_IDS)]
 
 
 def _without_empty(texts: Any) -> Any:
@@ -303,7 +313,7 @@ class TextRequest(RequestBody):
         written = None if error.param is None else self.written(error.param)
         if written is None or written == error.param:
             return error
-        message = f"{written}: {error.message.removeprefix(f'{error.param}: ')}"
+        message = name_once(written, error.message.removeprefix(f"{error.param}: "))
         return ApiError(error.status, message, error.code, written, error.headers)
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
@@ -328,6 +338,10 @@ class TextRequest(RequestBody):
         message = str(error).removeprefix("guide: ")
         kind, _, rest = message.partition(": ")
         return refuse(field, rest if kind in GUIDE_KINDS else message)
+
+    def answer_calls(self) -> AnswerCalls | None:
+        """Return the calls that an answer may have; ``None``: it has none, or one at most."""
+        return None
 
     def params(self, max_tokens: int, **options: Any) -> SamplingParams:
         """Return the sampling parameters, ``options`` included.
@@ -385,8 +399,8 @@ PreparedRequest = tuple[Sequence[list[int]], SamplingParams, Reply]
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """Return the error for a field with an invalid value."""
-    return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", code, param)
+    """Return the error for a field with an invalid value; the message may begin with the field's name."""
+    return ApiError(HTTPStatus.BAD_REQUEST, name_once(param, message), code, param)
 
 
 def unsupported(param: str, message: str) -> ApiError:

@@ -18,6 +18,7 @@ from pronk.errors import OptionError
 from pronk.sampling.guide import MAX_SIZE
 from pronk.sampling.json_schema.relax import Relaxed
 from pronk.server.errors import ApiError
+from pronk.server.json_values import has_more_values, parse_json
 from pronk.server.protocol.fields import EMPTY
 from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.request import Record, Skipped, Text, check_max, refuse, unsupported
@@ -29,6 +30,7 @@ from pronk.tokenization.chat.keywords import not_followed
 MAX_TOOLS = 1024  # maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send more
 NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees
 SchemaPath = tuple[str | int, ...]  # names and indices from the request to the schema of a tool
+_MAX_VALUES = 2**16  # number of texts, lists and objects in the arguments of an earlier call, which are a text
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
@@ -47,8 +49,11 @@ def complete_arguments(value: Any) -> Any:
         return value  # refused: no API has numbers and booleans as arguments
     if isinstance(value, str) and not value.strip():
         return value
-    found = _parse(value) if isinstance(value, str) else value
-    if isinstance(value, str) and isinstance(found, dict) and _is_json(value) and not _SURROGATE.search(value):
+    if isinstance(value, str) and has_more_values(value.encode("utf-8", "replace"), _MAX_VALUES):
+        msg = f"expected at most {_MAX_VALUES} texts, lists and objects, found more; send less"
+        raise ValueError(msg)
+    found, is_json = _parse(value) if isinstance(value, str) else (value, False)
+    if isinstance(value, str) and isinstance(found, dict) and is_json and not _SURROGATE.search(value):
         return value  # the text that the model wrote
     if not isinstance(found, dict):
         found = {} if found is None or found in EMPTY else {"arguments": found}
@@ -57,23 +62,20 @@ def complete_arguments(value: Any) -> Any:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _parse(text: str) -> Any:
-    """Return the value of a JSON text that may end early; the text itself if it is no JSON."""
+def _parse(text: str) -> tuple[Any, bool]:
+    """Return the value of a JSON text that may end early, and whether it is complete JSON without NaN.
+
+    The value of another text is the text itself.
+    """
     with suppress(ValueError, RecursionError):
-        return json.loads(text, parse_constant=lambda _: None)
+        return parse_json(text, parse_constant=int), True  # int("NaN") raises ValueError
+    with suppress(ValueError, RecursionError):
+        return parse_json(text, parse_constant=lambda _: None), False
     with suppress(ValueError, RecursionError):
         found = from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
         if isinstance(found, dict):
-            return found
-    return text
-
-
-def _is_json(text: str) -> bool:
-    """Return whether a text is complete JSON without NaN."""
-    with suppress(ValueError, RecursionError):
-        json.loads(text, parse_constant=int)  # int("NaN") raises ValueError
-        return True
-    return False
+            return found, False
+    return text, False
 
 
 # Arguments of a call in the conversation, as JSON text.
@@ -212,6 +214,7 @@ class ToolUse:
     parallel: bool | None = None  # whether the answer may have several calls, if the request says so
     only: Collection[str] | None = None  # names of the tools that the answer may call; None: all of them
     schemas_at: Sequence[SchemaPath] = ()  # place of each function's schema in the request, for error messages
+    skipped: Sequence[str] = ()  # names of the tools that this server does not use
 
     @classmethod
     def of(
@@ -220,6 +223,7 @@ class ToolUse:
         choice: str | ToolChoice | None,
         *,
         parallel: bool | None = None,
+        skipped: Sequence[str] = (),
     ) -> ToolUse:
         """Read ``tool_choice``.
 
@@ -227,11 +231,13 @@ class ToolUse:
             offered: each function with the place of its schema in the request.
             choice: field ``tool_choice``.
             parallel: field ``parallel_tool_calls``.
+            skipped: names of the tools that the server does not use.
 
         Raises ``ApiError`` if the choice names a tool that the server does not have, or contradicts ``parallel``.
         """
         pairs = [*offered]
-        tools: Any = {"functions": [function for _, function in pairs], "schemas_at": [path for path, _ in pairs]}
+        functions = [function for _, function in pairs]
+        tools: Any = {"functions": functions, "schemas_at": [path for path, _ in pairs], "skipped": skipped}
         if choice is None or isinstance(choice, str):
             return cls(**tools, choice=_MODES[choice or "auto"], parallel=parallel)
         disabled = choice.disable_parallel_tool_use
@@ -252,6 +258,8 @@ class ToolUse:
             raise refuse("tool_choice", f"{expected}; leave one out")
         if name is not None and choice.namespace is not None:
             name = f"{choice.namespace}{NAMESPACE_SEPARATOR}{name}"
+        if choice.type in skipped:
+            raise _skipped_choice(choice.type)
         if choice.type not in ("function", "tool") or name is None:
             expected = "expected 'auto', 'none', 'required', or the type 'function' with a name"
             raise unsupported("tool_choice", f"{expected}, found the type {choice.type!r:.40}")
@@ -290,10 +298,13 @@ class ToolUse:
         if size > MAX_SIZE:
             raise refuse("tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller")
         unknown = next((name for name in (self.name, *(self.only or ())) if name not in (None, *names)), None)
+        if unknown in self.skipped:
+            raise _skipped_choice(str(unknown))
         if unknown is not None:
             raise refuse("tool_choice", f"expected the name of one of the tools, found {unknown!r}")
         if not self.allows_text and not self.allowed_names:
-            raise refuse("tool_choice", "expected tools with 'required', found none; add tools")
+            found = "only tools that this server skips; add functions" if self.skipped else "none; add tools"
+            raise refuse("tool_choice", f"expected tools with 'required', found {found}")
 
     def template_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools as dicts for chat templates; ``None`` if the answer may not call tools.
@@ -352,6 +363,11 @@ class ToolUse:
                 field, message = ".".join(map(str, path)), str(error).removeprefix("guide: json: ")
                 return refuse(field, f"{message} (tool {function.name!r})")
         return None
+
+
+def _skipped_choice(name: str) -> ApiError:
+    message = f"expected a function of the client, found {name!r:.60}, a tool that this server skips; choose another"
+    return unsupported("tool_choice", message)
 
 
 def join_path(path: SchemaPath) -> str:

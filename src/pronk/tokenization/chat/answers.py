@@ -8,7 +8,7 @@ from functools import cached_property
 
 from pronk.errors import PromptError
 from pronk.sampling.thinking import ThinkingMarkers
-from pronk.tokenization.chat.answer_grammar import AnswerGrammar
+from pronk.tokenization.chat.answer_grammar import MAX_CALLS, AnswerGrammar
 from pronk.tokenization.chat.calls import BareCallReader, CallPart, CallReader
 from pronk.tokenization.chat.dialects import (
     REASONING_FORMATS,
@@ -161,6 +161,55 @@ class AnswerReader:
             else:
                 read.append(plain_text(part))
         return _join(read)
+
+
+@dataclass(frozen=True)
+class AnswerCalls:
+    """Calls that an answer may have.
+
+    Attributes:
+        names: names of the tools.
+        has_form: whether text has a required form, see :meth:`AnswerFormat.reader`.
+    """
+
+    names: tuple[str, ...]
+    has_form: bool = False
+
+
+class RepeatedCalls:
+    """Reads a growing answer, to end it with the first call that repeats an earlier one.
+
+    Small models repeat calls until they may not. So does the call after the last one that an answer may have.
+    """
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self._calls = set[tuple[str, str]]()  # names and arguments of the complete calls
+        self._name: str | None = None  # name of the call that is being read, and its arguments so far
+        self._arguments = ""
+
+    def push(self, text: str, token: int) -> bool:
+        """Read the next token; return whether it completes a repetition, or begins a call too many."""
+        for part in self._reader.push(text, token):
+            if not isinstance(part, CallPart):
+                self._end_call()
+                continue
+            if part.name is not None:
+                self._end_call()
+                self._name = part.name
+            self._arguments += part.arguments
+            # No beginning of arguments equals complete ones, so that these are complete, too.
+            is_repeated = self._arguments != "" and (self._name, self._arguments) in self._calls
+            if is_repeated or len(self._calls) >= MAX_CALLS:
+                return True
+        if not self._reader.in_call:
+            self._end_call()
+        return False
+
+    def _end_call(self) -> None:
+        if self._name is not None:
+            self._calls.add((self._name, self._arguments))
+        self._name, self._arguments = None, ""
 
 
 def _join(parts: Sequence[Part]) -> list[Part]:

@@ -1,0 +1,167 @@
+"""Messages of refused requests: each names its field once, what is there, and the form that the client wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from pronk.server.errors import ApiError
+from server.serving import Running, running
+from server.tool_models import tool_model
+
+TURN = {"role": "user", "content": "Hi"}
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+)
+ASK: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [TURN], "max_tokens": 1},
+    COMPLETIONS: {"prompt": "Hi", "max_tokens": 1},
+    RESPONSES: {"input": "Hi", "max_output_tokens": 1},
+    MESSAGES: {"messages": [TURN], "max_tokens": 1},
+}
+
+
+@pytest.fixture(scope="module", params=["hermes", "qwen3"])
+def tooled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Serve a model with calls alone, and one with calls and thoughts."""
+    with running(tool_model(tmp_path_factory.mktemp(request.param), request.param)) as made:
+        yield made
+
+
+def refused(client: httpx.Client, route: str, fields: dict[str, Any]) -> str:
+    answer = client.post(route, json=ASK[route] | fields)
+    assert answer.status_code == 400, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+@pytest.mark.parametrize("route", ASK)
+@pytest.mark.parametrize(
+    "drafter",
+    ["psychic", "suffix(", "suffix(size=1)", "suffix(num_nodes=0)", "retrieval(path='x')", "first_of(psychic)"],
+)
+def test_an_error_of_an_option_names_its_field_once(client: httpx.Client, route: str, drafter: str) -> None:
+    message = refused(client, route, {"drafter": drafter})
+    assert message.startswith("drafter: ")
+    assert not message.startswith("drafter: drafter: ")
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "expected"),
+    [
+        (CHAT, {"messages": []}, "messages: expected at least 1 item, found 0"),
+        (MESSAGES, {"messages": []}, "messages: expected at least 1 item, found 0"),
+        (COMPLETIONS, {"cache_salt": "x" * 2000}, "cache_salt: expected at most 1024 characters, found 2000"),
+        (CHAT, {"messages": [TURN | {"name": "x" * 300}]}, "expected at most 256 characters, found 300"),
+    ],
+)
+def test_counts_of_one(client: httpx.Client, route: str, fields: dict[str, Any], expected: str) -> None:
+    assert expected in refused(client, route, fields)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("expected at most 1 requests at a time, found 2 more", "expected at most 1 request at a time, found 2 more"),
+        ("n: expected at most 1 samples, found 11", "n: expected at most 1 sample, found 11"),
+        ("expected at least 1 characters", "expected at least 1 character"),
+        ("expected at most 11 items, found 111", "expected at most 11 items, found 111"),
+        ("expected at most 1.5 s", "expected at most 1.5 s"),
+    ],
+)
+def test_messages_for_several_are_those_of_one(message: str, shown: str) -> None:
+    assert ApiError(400, message, "invalid_value").message == shown
+
+
+REQUIRED: list[tuple[str, dict[str, Any], tuple[str | int, ...]]] = [
+    (CHAT, {}, ("messages",)),
+    (CHAT, {"messages": [TURN]}, ("messages", 0, "role")),
+    (CHAT, {"messages": [TURN]}, ("messages", 0, "content")),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, ("tools", 0, "function")),
+    (MESSAGES, {}, ("messages",)),
+    (MESSAGES, {}, ("max_tokens",)),
+    (MESSAGES, {"messages": [TURN]}, ("messages", 0, "content")),
+    (RESPONSES, {"text": {"format": {"type": "text", "name": "x"}}}, ("text", "format", "type")),
+]
+
+
+@pytest.mark.parametrize("is_null", [True, False])
+@pytest.mark.parametrize(("route", "fields", "path"), REQUIRED, ids=str)
+def test_a_missing_value_is_null_or_no_field(
+    client: httpx.Client, route: str, fields: dict[str, Any], path: tuple[str | int, ...], is_null: bool
+) -> None:
+    body = _without(ASK[route] | fields, path, is_null=is_null)
+    answer = client.post(route, json=body)
+    assert answer.status_code == 400
+    found = "null; give one" if is_null else "no such field; add it"
+    assert f"{'.'.join(map(str, path))}: expected a value, found {found}" in answer.text
+
+
+def _without(value: Any, path: tuple[str | int, ...], *, is_null: bool) -> Any:
+    """Return a value whose field at a path is missing, or null."""
+    first, *rest = path
+    if isinstance(value, list):
+        return [_without(each, tuple(rest), is_null=is_null) for each in value]
+    if rest:
+        return value | {first: _without(value[first], tuple(rest), is_null=is_null)}
+    others = {name: each for name, each in value.items() if name != first}
+    return others | {first: None} if is_null else others
+
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"guided_regex": r"(a)\1"}, "guided_regex"),
+    ({"guided_grammar": "start: nonsense"}, "guided_grammar"),
+    ({"structured_outputs": {"regex": "[z-a]"}}, "structured_outputs.regex"),
+]
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}], ids=["no tools", "tools"])
+@pytest.mark.parametrize(("form", "field"), FORMS, ids=str)
+def test_an_error_of_a_form_quotes_the_form_alone(
+    tooled: Running, form: dict[str, Any], field: str, more: dict[str, Any]
+) -> None:
+    """Thoughts and calls are in the same grammar as the form; clients know neither."""
+    with tooled.client() as client:
+        message = refused(client, CHAT, form | more)
+        alone = refused(client, COMPLETIONS, form)
+    assert message == alone
+    assert message.startswith(f"{field}: expected ")
+    assert re.search("look_up|think|tool", message) is None
+
+
+SKIPPED: list[tuple[str, dict[str, Any], Any]] = [
+    (CHAT, {"type": "web_search"}, {"type": "web_search"}),
+    (CHAT, {"type": "custom", "name": "search"}, {"type": "function", "function": {"name": "search"}}),
+    (CHAT, {"type": "function", "function": {"name": "a b"}}, {"type": "function", "function": {"name": "a b"}}),
+    (
+        CHAT,
+        {"type": "custom", "name": "search"},
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "search"}]},
+    ),
+    (RESPONSES, {"type": "web_search"}, {"type": "web_search"}),
+    (RESPONSES, {"type": "mcp", "name": "search"}, {"type": "function", "name": "search"}),
+    (MESSAGES, {"type": "web_search_20250305", "name": "web_search"}, {"type": "tool", "name": "web_search"}),
+    (MESSAGES, {"type": "bash_20250124", "name": "bash"}, {"type": "tool", "name": "bash"}),
+]
+
+
+@pytest.mark.parametrize(("route", "tool", "choice"), SKIPPED, ids=str)
+def test_a_choice_of_a_tool_that_the_server_skips(
+    tooled: Running, route: str, tool: dict[str, Any], choice: Any
+) -> None:
+    with tooled.client() as client:
+        message = refused(client, route, {"tools": [tool], "tool_choice": choice})
+        assert message.startswith("tool_choice: expected a function of the client, found '")
+        assert "a tool that this server skips; choose another" in message
+        required = {"type": "any"} if route == MESSAGES else "required"
+        message = refused(client, route, {"tools": [tool], "tool_choice": required})
+        expected = "expected tools with 'required', found only tools that this server skips; add functions"
+        assert message == f"tool_choice: {expected}"
