@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from pronk.async_llm import AsyncLLM as AsyncLLM
     from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
     from pronk.errors import *  # noqa: F403 - the exceptions, for type checkers
+    from pronk.lab.drafters.beam import Beam as Beam
+    from pronk.lab.drafters.cape import Cape as Cape
+    from pronk.lab.drafters.glide import Glide as Glide
+    from pronk.lab.drafters.glide import Vanilla as Vanilla
+    from pronk.lab.drafters.jacobi import GaussSeidel as GaussSeidel
+    from pronk.lab.drafters.jacobi import Jacobi as Jacobi
+    from pronk.lab.drafters.kangaroo import Kangaroo as Kangaroo
+    from pronk.lab.drafters.lookahead import Lookahead as Lookahead
+    from pronk.lab.drafters.medusa import Medusa as Medusa
+    from pronk.lab.drafters.multi_token import MultiToken as MultiToken
+    from pronk.lab.drafters.retrieval import Retrieval as Retrieval
+    from pronk.lab.drafters.staged import Staged as Staged
     from pronk.llm import LLM as LLM
     from pronk.outputs import Choice as Choice
     from pronk.outputs import Completion as Completion

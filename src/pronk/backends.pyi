@@ -1,8 +1,10 @@
 from pronk.architecture.config import MixtureConfig as MixtureConfig
 from pronk.architecture.config import ModelConfig as ModelConfig
 from pronk.architecture.config import default_query_scale as default_query_scale
+from pronk.execution.forward_job import EarlyTokens as EarlyTokens
 from pronk.execution.forward_job import ForwardJob as ForwardJob
 from pronk.execution.forward_job import Segment as Segment
+from pronk.execution.model_runner import ModelRunner as ModelRunner
 from pronk.kernels.adapters import LowRank as LowRank
 from pronk.kernels.library import Kernels as Kernels
 from pronk.kernels.library import KernelsError as KernelsError
@@ -26,6 +28,7 @@ from pronk.models.backend import KernelBackend as KernelBackend
 from pronk.models.backend import Matrix as Matrix
 from pronk.models.choice import choose_backend as choose_backend
 from pronk.models.choice import open_torch as open_torch
+from pronk.models.decoder import Decoder as Decoder
 from pronk.models.decoder import Layer as Layer
 from pronk.models.decoder import count_parameters as count_parameters
 from pronk.models.decoder import forward_weights as forward_weights

@@ -12,6 +12,7 @@ from pronk.files.atomic import write_text as write_text
 from pronk.files.atomic import write_tokens as write_tokens
 from pronk.files.cards import render_card as render_card
 from pronk.files.json_lines import read_json_lines as read_json_lines
+from pronk.files.regular import is_file as is_file
 from pronk.files.regular import read_input as read_input
 from pronk.files.results import save_result as save_result
 from pronk.files.shards import TOKENIZER_FILES as TOKENIZER_FILES
@@ -21,5 +22,7 @@ from pronk.files.shards import copy_companions as copy_companions
 from pronk.files.shards import write_weights as write_weights
 from pronk.files.text import read_text as read_text
 from pronk.interrupts import end_with_parent as end_with_parent
+from pronk.interrupts import uninterrupted as uninterrupted
+from pronk.keywords import known_keywords as known_keywords
 from pronk.quantities import number_texts as number_texts
 from pronk.quantities import size_texts as size_texts

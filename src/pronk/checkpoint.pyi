@@ -1,3 +1,4 @@
+from pronk.architecture.config import MAX_LAYERS as MAX_LAYERS
 from pronk.architecture.config import MixtureConfig as MixtureConfig
 from pronk.architecture.config import ModelConfig as ModelConfig
 from pronk.architecture.config import llama_config as llama_config
@@ -10,6 +11,8 @@ from pronk.hub.resolve import resolve_model as resolve_model
 from pronk.models.checkpoint import Checkpoint as Checkpoint
 from pronk.models.checkpoint import open_checkpoint as open_checkpoint
 from pronk.models.checkpoint import read_json as read_json
+from pronk.models.clone_models import TINY_MODEL as TINY_MODEL
+from pronk.models.clone_models import clone_model as clone_model
 from pronk.models.clone_models import tiny_model as tiny_model
 from pronk.models.families import FAMILY_NAMES as FAMILY_NAMES
 from pronk.models.inventory import Inventory as Inventory

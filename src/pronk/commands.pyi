@@ -9,6 +9,7 @@ from pronk.cli.options import panel as panel
 from pronk.cli.options import sampling_params as sampling_params
 from pronk.cli.options import shares as shares
 from pronk.cli.progress import INTERRUPTED as INTERRUPTED
+from pronk.cli.progress import Status as Status
 from pronk.cli.progress import announce as announce
 from pronk.cli.progress import interruptible as interruptible
 from pronk.cli.progress import status_bar as status_bar

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import pronk.cli.datastore as module
+import pronk.lab.cli.datastore as module
 from checkpoints import MakeCheckpoint
 from cli.conftest import Command as Run
 from cli.conftest import assert_mistake
-from pronk.drafters.from_text.datastore import builder as datastore_build
-from pronk.drafters.from_text.datastore.reader import HEADER, SUFFIXES, TOKENS, Datastore
+from pronk.lab.drafters.datastore import builder as datastore_build
+from pronk.lab.drafters.datastore.reader import HEADER, SUFFIXES, TOKENS, Datastore
 from pronk.models.clone_models import tiny_model
 from pronk.models.loader import read_config
 from pronk.tokenization.tokenizer import Tokenizer

@@ -22,10 +22,10 @@ from drafters.from_target.trained_medusa import head_logits, medusa_folder, plai
 from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target.kangaroo import EarlyExit, ExitDraft
-from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
-from pronk.drafters.from_target.multi_token import _HeadsRunner
 from pronk.kernels.weights import PackedMatrix
+from pronk.lab.drafters.kangaroo import EarlyExit, ExitDraft
+from pronk.lab.drafters.modules.kangaroo import ADAPTERS
+from pronk.lab.drafters.multi_token import _HeadsRunner
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.linear import Linear, StackedLinear

@@ -39,7 +39,6 @@ _COMMANDS = {
         "pronk.cli.serve:serve", "Serve one or more models to clients of OpenAI and Anthropic, with a chat page at /."
     ),
     "batch": Command("pronk.cli.batch:batch", "Answer a file of requests."),
-    "datastore": Command("pronk.cli.datastore:app", "Build datastores for the drafter retrieval."),
 }
 
 

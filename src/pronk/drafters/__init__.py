@@ -25,24 +25,12 @@ if TYPE_CHECKING:
     from pronk.drafters.combined.grammar import Grammar as Grammar
     from pronk.drafters.combined.merged import FirstOf as FirstOf
     from pronk.drafters.combined.merged import Merged as Merged
-    from pronk.drafters.from_draft.beam import Beam as Beam
-    from pronk.drafters.from_draft.cape import Cape as Cape
     from pronk.drafters.from_draft.draft_model import DraftModel as DraftModel
-    from pronk.drafters.from_draft.staged import Staged as Staged
     from pronk.drafters.from_draft.threshold import Threshold as Threshold
-    from pronk.drafters.from_outputs.jacobi import GaussSeidel as GaussSeidel
-    from pronk.drafters.from_outputs.jacobi import Jacobi as Jacobi
-    from pronk.drafters.from_outputs.lookahead import Lookahead as Lookahead
     from pronk.drafters.from_outputs.recycling import Recycling as Recycling
     from pronk.drafters.from_target.eagle3 import Eagle3 as Eagle3
     from pronk.drafters.from_target.eagle3 import Mtp as Mtp
-    from pronk.drafters.from_target.glide import Glide as Glide
-    from pronk.drafters.from_target.glide import Vanilla as Vanilla
-    from pronk.drafters.from_target.kangaroo import Kangaroo as Kangaroo
-    from pronk.drafters.from_target.medusa import Medusa as Medusa
-    from pronk.drafters.from_target.multi_token import MultiToken as MultiToken
     from pronk.drafters.from_text.prompt_lookup import PromptLookup as PromptLookup
-    from pronk.drafters.from_text.retrieval import Retrieval as Retrieval
     from pronk.drafters.from_text.suffix import Suffix as Suffix
     from pronk.speculation.proposer import Capabilities as Capabilities
     from pronk.speculation.proposer import DraftContext as DraftContext

@@ -12,7 +12,7 @@ import torch
 
 from pronk.base import render_card
 from pronk.checkpoint import Fingerprint
-from pronk.drafting import HeadsShape
+from pronk.lab import HeadsShape
 from pronk.train.data import BYTE_VOCAB
 from pronk.train.heads import describe
 from pronk.train.lm import TextModel

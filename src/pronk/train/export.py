@@ -1,7 +1,7 @@
 """Export of trained models, and the checkpoints that ``pronk train lm --init`` trains further.
 
 transformers loads the exported checkpoints as ``LlamaForCausalLM``; drafters are read by
-:mod:`pronk.drafters.from_target.modules.files`. Weights are bfloat16. The output folder is replaced atomically.
+:mod:`pronk.lab.drafters.modules.files`. Weights are bfloat16. The output folder is replaced atomically.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pronk.checkpoint import (
     read_config,
     resolve_model,
 )
-from pronk.drafting import HeadsShape, TrainedDrafter
+from pronk.lab import HeadsShape, TrainedDrafter
 from pronk.text import Tokenizer
 from pronk.torch import to_tensor
 from pronk.train.corpus.encoder import Encoder

@@ -31,7 +31,7 @@ from pronk import LLM, OptionError
 from pronk.base import refuse
 from pronk.checkpoint import Fingerprint, ModelConfig
 from pronk.checks import check_choice, check_integer
-from pronk.drafting import HEAD_LAYERS, HEAD_ORDERS, TRAINED_FORMAT, HeadsShape
+from pronk.lab import HEAD_LAYERS, HEAD_ORDERS, TRAINED_FORMAT, HeadsShape
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
 from pronk.train.export import InitialModel, export_drafter
@@ -51,7 +51,7 @@ def future_shape(
     """Return the shape of the heads besides the model's own one; ``None`` if ``tokens`` is 1.
 
     The model predicts ``tokens`` tokens at a time. ``kind``, ``order``, ``unembeddings`` and ``mlp`` are those of
-    :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`; the default ``mlp`` is the model's. An OptionError is
+    :class:`~pronk.lab.drafters.modules.heads.HeadsShape`; the default ``mlp`` is the model's. An OptionError is
     raised if a value is out of range, the layers are too few, or the heads cannot be layers of the model.
     """
     if tokens == 1:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pronk import OptionError
 from pronk.checks import check_integer
-from pronk.drafting import MAX_TREE_NODES, HeadsShape, MedusaShape, best_paths
+from pronk.lab import MAX_TREE_NODES, HeadsShape, MedusaShape, best_paths
 from pronk.train.attention import DenseAttention, Features, dense_rope
 from pronk.train.batches import Sequences
 from pronk.train.corpus.encoder import token_dtype

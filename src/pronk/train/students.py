@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pronk.checkpoint import ModelConfig
-from pronk.drafting import TRAINED_FORMAT
+from pronk.lab import TRAINED_FORMAT
 from pronk.train.attention import DelayedAttention, DenseAttention, Features, compute_features, dense_hidden, dense_rope
 from pronk.train.batches import Batches, Mixture, Sequences
 from pronk.train.export import export_drafter, export_model

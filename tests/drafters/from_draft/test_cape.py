@@ -13,8 +13,8 @@ from drafters.helpers import bind, within
 from drafters.helpers import context as plain_context
 from drafters.scripted import Scripted, drafted
 from pronk.drafters import make_drafter
-from pronk.drafters.from_draft.cape import Cape
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelProposer
+from pronk.lab.drafters.cape import Cape
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.policy import RequestPolicy

@@ -8,9 +8,9 @@ import pytest
 
 from drafters.helpers import Model, bind, context, looping, priced, scrambled, step, verify_step
 from pronk.drafters import Lookahead
-from pronk.drafters.from_outputs._window import NO_WINDOW, WINDOW_SIZES, NgramPool, Window, WindowShape, WindowTuner
-from pronk.drafters.from_outputs.lookahead import LookaheadState
 from pronk.errors import OptionError
+from pronk.lab.drafters.lookahead import LookaheadState
+from pronk.lab.drafters.window import NO_WINDOW, WINDOW_SIZES, NgramPool, Window, WindowShape, WindowTuner
 from pronk.speculation.cost_model import CostCurve
 
 

@@ -12,9 +12,9 @@ from drafters.from_target.trained_kangaroo import adapter_folder
 from drafters.helpers import within
 from pronk.arrays import Array
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target.kangaroo import KangarooProposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.lab.drafters.kangaroo import KangarooProposer
 from pronk.models.decoder import Decoder
 from pronk.speculation.cost_model import CostCurve
 from pronk.torch.convert import to_array

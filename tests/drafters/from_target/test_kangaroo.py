@@ -24,8 +24,8 @@ from drafters.trees import TreeDrafter, off_chain
 from engine.cases import total, watch
 from pronk.arrays import Array
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.execution.forward_job import EarlyTokens, Segment
+from pronk.lab.drafters.modules.kangaroo import ADAPTERS
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.speculation.cost_model import CostCurve

@@ -16,9 +16,9 @@ from drafters.helpers import context
 from engine.cases import total
 from pronk.arrays import Array
 from pronk.drafters import Medusa, Outcome, make_drafter
-from pronk.drafters.from_target.medusa import MedusaProposer, MedusaState
-from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import OptionError
+from pronk.lab.drafters.medusa import MedusaProposer, MedusaState
+from pronk.lab.drafters.rank_tree import best_paths
 from pronk.models.loader import Fingerprint
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams

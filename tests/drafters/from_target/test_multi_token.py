@@ -18,10 +18,10 @@ from drafters.trees import TreeDrafter, off_chain
 from engine.cases import total
 from pronk.arrays import Array
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.errors import OptionError
+from pronk.lab.drafters.modules.heads import HeadsShape
+from pronk.lab.drafters.multi_token import MultiToken, MultiTokenProposer
 from pronk.sampling.params import SamplingParams
 from pronk.train.modules.decoder import DecoderModule
 from softmax import softmax

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from drafters.helpers import CHECKPOINTS
 from pronk.arrays import Array
-from pronk.drafters.from_target.modules.files import TRAINED_FORMAT
-from pronk.drafters.from_target.modules.glide import GlideShape
+from pronk.lab.drafters.modules.files import TRAINED_FORMAT
+from pronk.lab.drafters.modules.glide import GlideShape
 from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features, dense_hidden, dense_logits
 from pronk.train.export import export_drafter

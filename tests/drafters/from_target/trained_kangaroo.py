@@ -13,8 +13,8 @@ import torch
 
 from drafters.helpers import CHECKPOINTS
 from pronk.arrays import FLOAT32, DType
-from pronk.drafters.from_target.modules.files import TRAINED_FORMAT
-from pronk.drafters.from_target.modules.kangaroo import KangarooShape
+from pronk.lab.drafters.modules.files import TRAINED_FORMAT
+from pronk.lab.drafters.modules.kangaroo import KangarooShape
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.torch.backend import TorchBackend

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
-from pronk.drafters.from_target.modules.files import TRAINED_FORMAT
-from pronk.drafters.from_target.modules.heads import MedusaShape
+from pronk.lab.drafters.modules.files import TRAINED_FORMAT
+from pronk.lab.drafters.modules.heads import MedusaShape
 from pronk.models.loader import Fingerprint
 from pronk.train.export import export_drafter
 from pronk.train.modules.drafters import MedusaModule

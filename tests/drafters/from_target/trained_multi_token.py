@@ -9,8 +9,8 @@ import torch
 from drafters.helpers import CHECKPOINTS
 from pronk.architecture.config import ModelConfig
 from pronk.arrays import Array
-from pronk.drafters.from_target.modules.files import TRAINED_FORMAT
-from pronk.drafters.from_target.modules.heads import HeadsShape
+from pronk.lab.drafters.modules.files import TRAINED_FORMAT
+from pronk.lab.drafters.modules.heads import HeadsShape
 from pronk.torch.convert import to_array
 from pronk.train.attention import DenseAttention
 from pronk.train.export import export_drafter

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from drafters.helpers import CHECKPOINTS
-from pronk.drafters.from_text.datastore.builder import write_datastore
-from pronk.drafters.from_text.datastore.reader import Datastore
+from pronk.lab.drafters.datastore.builder import write_datastore
+from pronk.lab.drafters.datastore.reader import Datastore
 
 VOCABULARY = "0123456789abcdef" * 2
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from drafters.from_text.stores import VOCABULARY, Documents, followers, make, random_documents, write
-from pronk.drafters.from_text.datastore import builder as datastore_build
-from pronk.drafters.from_text.datastore import reader as module
-from pronk.drafters.from_text.datastore.reader import HEADER, SUFFIX_TYPES, SUFFIXES, TOKENS, Datastore, Header, Match
 from pronk.errors import CheckpointError, OptionError, PronkError
+from pronk.lab.drafters.datastore import builder as datastore_build
+from pronk.lab.drafters.datastore import reader as module
+from pronk.lab.drafters.datastore.reader import HEADER, SUFFIX_TYPES, SUFFIXES, TOKENS, Datastore, Header, Match
 
 A, B, C, D = 10, 11, 12, 13
 

@@ -10,8 +10,9 @@ import pytest
 from drafters.from_text.stores import VOCABULARY, followers, random_documents, write
 from drafters.helpers import bind, context
 from pronk import LLM
-from pronk.drafters.from_text.datastore.reader import SUFFIXES, Header
-from pronk.drafters.from_text.retrieval import (
+from pronk.errors import CheckpointError, OptionError
+from pronk.lab.drafters.datastore.reader import SUFFIXES, Header
+from pronk.lab.drafters.retrieval import (
     _NUM_SHARE_CLASSES,
     _PRIORS,
     _PRIORS_BY_KIND,
@@ -19,7 +20,6 @@ from pronk.drafters.from_text.retrieval import (
     RetrievalProposer,
     _kind_of,
 )
-from pronk.errors import CheckpointError, OptionError
 from pronk.models.clone_models import tiny_model
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.policy import RequestPolicy

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, main_chain_first
 from pronk.errors import OptionError
+from pronk.lab.drafters.rank_tree import Path, best_paths, check_paths, main_chain_first
 
 
 def closed(paths: tuple[Path, ...]) -> bool:

@@ -92,7 +92,7 @@ class KangarooKind(DrafterKind):
             refuse({"mlp": self.mlp}, f"with --adapter {self.adapter}; it is for --adapter transformer")
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        from pronk.drafting import KangarooShape
+        from pronk.lab import KangarooShape
         from pronk.train.students import KangarooStudent
 
         shape = KangarooShape.of_target(config, self.exit_layer, self.adapter, self.heads, self.mlp)
@@ -133,7 +133,7 @@ class GlideKind(DrafterKind):
             refuse({"block": self.block, "cache-layer": self.cache_layer}, "with --vanilla")
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        from pronk.drafting import GlideShape
+        from pronk.lab import GlideShape
         from pronk.train.students import GlideStudent, VanillaStudent
 
         sizes = (self.hidden, self.heads, self.kv_heads, self.mlp)
@@ -166,7 +166,7 @@ class MedusaKind(DrafterKind):
     ] = None
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        from pronk.drafting import MedusaShape
+        from pronk.lab import MedusaShape
         from pronk.train.heads import MedusaOptions, MedusaStudent
 
         fields = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
@@ -202,7 +202,7 @@ class HeadsKind(DrafterKind):
         check_integer("heads", self.heads, 1, 63)
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        from pronk.drafting import HeadsShape
+        from pronk.lab import HeadsShape
         from pronk.train.heads import HeadsStudent
 
         layer = config.num_layers if self.layer is None else self.layer

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.checkpoint import ModelConfig
-from pronk.drafting import GlideShape, HeadsShape, KangarooShape, MedusaShape, heads_config
+from pronk.lab import GlideShape, HeadsShape, KangarooShape, MedusaShape, heads_config
 from pronk.train.attention import DelayedAttention
 from pronk.train.modules.decoder import (
     Attend,

@@ -11,8 +11,8 @@ from torch import nn
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import FLOAT32, Array
-from pronk.drafters.from_target.modules.files import DrafterWeights
 from pronk.kv_cache.blocks import BlockTable
+from pronk.lab.drafters.modules.files import DrafterWeights
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.program import Program

@@ -11,8 +11,8 @@ from torch import Tensor
 from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from drafters.from_target.trained_multi_token import make_heads
 from pronk.arrays import Array
-from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads, heads_config
 from pronk.errors import OptionError
+from pronk.lab.drafters.modules.heads import HeadsShape, MultiTokenHeads, heads_config
 from pronk.torch.convert import to_array, to_tensor
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import Rotations

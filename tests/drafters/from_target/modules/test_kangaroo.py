@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig
-from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.errors import OptionError
+from pronk.lab.drafters.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.drafters import KangarooModule
 from tiny_models import tiny_config, tiny_module

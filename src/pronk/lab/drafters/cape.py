@@ -19,15 +19,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pronk import TokenTree
+from pronk.base import known_keywords
 from pronk.checks import check_choice, check_integer
-from pronk.drafters.from_draft._wrapper import Wrapper, WrapperProposer
-from pronk.drafters.shared.chain import Chain, Stop
-from pronk.drafters.shared.composite import States
-from pronk.keywords import known_keywords
-from pronk.speculation.acceptance_stats import SourceRates
-from pronk.speculation.proposer import DraftContext
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
+from pronk.drafting import Chain, DraftContext, SourceRates, States, Stop, Target, Wrapper, WrapperProposer
 
 # Table of appendix A. Entry i, for confidences in [i / 10, (i + 1) / 10), is K + 1: the paper counts the chain's token.
 _FINE_COUNTS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2)

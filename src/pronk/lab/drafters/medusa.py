@@ -2,7 +2,7 @@
 
 From the hidden state of a token the target's own head predicts the root of the next tree, and head 1 the token after
 the root. All heads of all requests run in one batch. Their likeliest tokens form a tree of constant shape
-(:mod:`pronk.drafters.shared.rank_tree`).
+(:mod:`pronk.lab.drafters.rank_tree`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pronk import Drafter, Proposer, TokenTree
 from pronk.arrays import Array
+from pronk.backends import Program, ProgramRows
+from pronk.base import known_keywords
 from pronk.checks import check_integer, check_path
-from pronk.drafters.from_target.modules.files import TrainedDrafter, read_trained_drafter
-from pronk.drafters.from_target.modules.heads import MedusaHeads, MedusaShape
-from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, draft_tree, main_chain_first
-from pronk.keywords import known_keywords
-from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
-from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
+from pronk.drafting import Capabilities, DraftContext, Outcome, Target
+from pronk.lab.drafters.modules.files import TrainedDrafter, read_trained_drafter
+from pronk.lab.drafters.modules.heads import MedusaHeads, MedusaShape
+from pronk.lab.drafters.rank_tree import Path, best_paths, check_paths, check_tree, draft_tree, main_chain_first
 
 _MAX_HEADS = 16
 _DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this repository

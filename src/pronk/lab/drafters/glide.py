@@ -1,7 +1,7 @@
 """GLIDE: a small draft model that also attends to the target's KV cache (Du et al. 2024, 4.1).
 
 ``vanilla`` is the same model without attention to the target's cache, for comparison. Both are trained on one target
-and use its vocabulary and positions. The layers are in :mod:`pronk.drafters.from_target.modules.glide`.
+and use its vocabulary and positions. The layers are in :mod:`pronk.lab.drafters.modules.glide`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pronk.drafters.from_draft.draft_model import ModelDrafter
-from pronk.drafters.from_target.modules.files import read_trained_drafter
-from pronk.drafters.from_target.modules.glide import GlideDecoder, GlideShape
-from pronk.drafters.shared.draft import DraftLane, DraftRunner
-from pronk.drafters.shared.side_cache import open_pool
-from pronk.drafters.shared.vocabulary.translation import Translation
-from pronk.errors import OptionError
-from pronk.execution.forward_job import ForwardJob, Segment
-from pronk.execution.model_runner import ModelRunner
-from pronk.interrupts import uninterrupted
-from pronk.keywords import known_keywords
-from pronk.kv_cache.blocks import BlockTable
-from pronk.models.program import CrossAttentionSource
-from pronk.speculation.proposer import DraftContext
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
+from pronk import OptionError, TokenTree
+from pronk.backends import BlockTable, CrossAttentionSource, ForwardJob, ModelRunner, Segment
+from pronk.base import known_keywords, uninterrupted
+from pronk.drafting import DraftContext, DraftLane, DraftRunner, ModelDrafter, Target, Translation, open_pool
+from pronk.lab.drafters.modules.files import read_trained_drafter
+from pronk.lab.drafters.modules.glide import GlideDecoder, GlideShape
 
 
 @dataclass

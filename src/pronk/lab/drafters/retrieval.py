@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pronk import Drafter, OptionError, Proposer, TokenTree
+from pronk.base import known_keywords
+from pronk.checkpoint import TINY_MODEL, clone_model
 from pronk.checks import check_integer, check_path
-from pronk.drafters.from_text.datastore.reader import Child, Datastore
-from pronk.errors import OptionError
-from pronk.keywords import known_keywords
-from pronk.models.clone_models import TINY_MODEL, clone_model
-from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
-from pronk.speculation.trie import Frontier, Trie
+from pronk.drafting import Capabilities, DraftContext, Frontier, Outcome, Target, Trie
+from pronk.lab.drafters.datastore.reader import Child, Datastore
 
 _ADVICE = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
 

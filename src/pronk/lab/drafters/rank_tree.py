@@ -22,13 +22,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from pronk import OptionError, TokenTree
 from pronk.arrays import Array
 from pronk.checks import check_integer
-from pronk.errors import OptionError
-from pronk.speculation.acceptance_stats import SourceRates
-from pronk.speculation.proposer import DraftContext
-from pronk.speculation.tree import TokenTree
-from pronk.speculation.trie import Frontier, Trie
+from pronk.drafting import DraftContext, Frontier, SourceRates, Trie
 
 MAX_TREE_NODES = 127  # maximum number of draft tokens in a tree: with the root the default of ``Engine.max_tree``
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain

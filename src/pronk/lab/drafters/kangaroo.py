@@ -1,7 +1,7 @@
 """Kangaroo: the target's own first layers draft for it (*Kangaroo*, Liu et al. 2024).
 
 The draft model is the target up to layer ``l``, a small trained adapter, and the target's head
-(:mod:`pronk.drafters.from_target.modules.kangaroo`). The chain ends after the first token with
+(:mod:`pronk.lab.drafters.modules.kangaroo`). The chain ends after the first token with
 ``confidence <= eta`` (equation 4); this token is proposed too.
 
 A draft token runs through the first ``l`` layers only once. Its keys and values, and its output of layer ``l``, are
@@ -20,24 +20,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pronk import TokenTree
 from pronk.arrays import Array, is_finite
+from pronk.backends import BlockTable, EarlyTokens, ForwardJob, ModelRunner, Program, ProgramRows, Segment
+from pronk.base import known_keywords
 from pronk.checks import check_number
-from pronk.drafters.from_target.modules.files import read_trained_drafter
-from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
-from pronk.drafters.shared.chain import Chain, Stop, extend_chains
-from pronk.drafters.shared.side_cache import SideCache, SideLane
-from pronk.drafters.shared.stepwise import StepwiseDrafter, StepwiseProposer
-from pronk.execution.forward_job import EarlyTokens, ForwardJob, Segment
-from pronk.execution.model_runner import ModelRunner
-from pronk.keywords import known_keywords
-from pronk.kv_cache.blocks import BlockTable
-from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
-from pronk.speculation.cost_model import CostModel
-from pronk.speculation.proposer import DraftContext
-from pronk.speculation.step_value import ChainPrice
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree, TokenView
+from pronk.drafting import (
+    Chain,
+    ChainPrice,
+    CostModel,
+    DraftContext,
+    SideCache,
+    SideLane,
+    StepwiseDrafter,
+    StepwiseProposer,
+    Stop,
+    Target,
+    TokenView,
+    extend_chains,
+)
+from pronk.lab.drafters.modules.files import read_trained_drafter
+from pronk.lab.drafters.modules.kangaroo import KangarooAdapter, KangarooShape
 
 
 @dataclass

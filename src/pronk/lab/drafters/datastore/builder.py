@@ -13,8 +13,10 @@ from types import ModuleType
 
 import numpy as np
 
+from pronk import OptionError
+from pronk.base import write_json, write_tokens
 from pronk.checks import install_extra
-from pronk.drafters.from_text.datastore.reader import (
+from pronk.lab.drafters.datastore.reader import (
     FORMAT,
     HEADER,
     SUFFIX_TYPES,
@@ -24,8 +26,6 @@ from pronk.drafters.from_text.datastore.reader import (
     Header,
     sha256,
 )
-from pronk.errors import OptionError
-from pronk.files.atomic import write_json, write_tokens
 
 # Progress callback. Its argument is the number of tokens written so far, or SORTING when the sort begins.
 OnProgress = Callable[[int], None]

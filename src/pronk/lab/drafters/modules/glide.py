@@ -16,13 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pronk.architecture.config import MAX_LAYERS, ModelConfig, llama_config
+from pronk import OptionError
+from pronk.backends import Decoder, Layer, Linear, Program, WeightLayout
+from pronk.checkpoint import MAX_LAYERS, ModelConfig, llama_config
 from pronk.checks import check_integer
-from pronk.drafters.from_target.modules.files import DrafterWeights
-from pronk.errors import OptionError
-from pronk.models.decoder import Decoder, Layer
-from pronk.models.linear import Linear, WeightLayout
-from pronk.models.program import Program
+from pronk.lab.drafters.modules.files import DrafterWeights
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pronk.architecture.config import ModelConfig
+from pronk import OptionError
+from pronk.backends import Layer, Program
+from pronk.checkpoint import ModelConfig
 from pronk.checks import check_choice, check_integer
-from pronk.drafters.from_target.modules.files import DrafterWeights
-from pronk.errors import OptionError
-from pronk.models.decoder import Layer
-from pronk.models.program import Program
+from pronk.lab.drafters.modules.files import DrafterWeights
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
 _DEFAULT_EXIT = 1 / 8  # default number of layers up to the exit layer, as a fraction of the target's layers

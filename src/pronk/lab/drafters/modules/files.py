@@ -17,18 +17,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pronk.architecture.config import ModelConfig
+from pronk import CheckpointError, OptionError
 from pronk.arrays import FLOAT32, Array, DType
-from pronk.errors import CheckpointError, OptionError
-from pronk.files.regular import is_file
-from pronk.hub.resolve import resolve_model
-from pronk.models.backend import Backend
-from pronk.models.checkpoint import Checkpoint, read_json
-from pronk.models.clone_models import clone_model
-from pronk.models.decoder import Layer
-from pronk.models.linear import Linear, Norm, WeightLayout
-from pronk.models.loader import Fingerprint
-from pronk.speculation.target import Target
+from pronk.backends import Backend, Layer, Linear, Norm, WeightLayout
+from pronk.base import is_file
+from pronk.checkpoint import Checkpoint, Fingerprint, ModelConfig, clone_model, read_json, resolve_model
+from pronk.drafting import Target
 
 TRAINED_FORMAT = "pronk-drafter-1"
 _CONFIG_FILE = "drafter.json"

@@ -19,20 +19,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pronk import Drafter, DraftModel, OptionError, PromptLookup, Proposer, TokenTree
+from pronk.base import known_keywords
 from pronk.checks import check_integer
-from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes
-from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
-from pronk.drafters.from_text.prompt_lookup import PromptLookup
-from pronk.drafters.shared.composite import Composite, CompositeProposer, States
-from pronk.errors import OptionError
-from pronk.keywords import known_keywords
-from pronk.speculation.acceptance_stats import SourceRates
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.proposer import DraftContext, Drafter, Proposer, bind_proposer
-from pronk.speculation.step_value import ChainPrice
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree, TokenView
-from pronk.speculation.trie import Frontier, Trie
+from pronk.drafting import (
+    ChainPrice,
+    Composite,
+    CompositeProposer,
+    DraftContext,
+    Frontier,
+    ModelDrafter,
+    ModelProposer,
+    RequestPolicy,
+    SourceRates,
+    States,
+    Target,
+    TokenView,
+    Trie,
+    bind_proposer,
+)
+from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
 
 
 @dataclass

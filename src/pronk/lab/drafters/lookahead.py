@@ -17,17 +17,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from pronk import Drafter, OptionError, Proposer, TokenTree
+from pronk.base import known_keywords
 from pronk.checks import check_choice, check_flag, check_integer
-from pronk.drafters.from_outputs._likeliest import top_tokens
-from pronk.drafters.from_outputs._window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
-from pronk.drafters.shared.rank_tree import MAX_TREE_NODES
-from pronk.errors import OptionError
-from pronk.keywords import known_keywords
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.speculation.target import Target
-from pronk.speculation.tree import Origin, TokenTree
-from pronk.speculation.trie import Trie
+from pronk.drafting import Capabilities, CostCurve, DraftContext, Origin, Outcome, Target, Trie, top_tokens
+from pronk.lab.drafters.rank_tree import MAX_TREE_NODES
+from pronk.lab.drafters.window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 
 _DEFAULT_NGRAM = 4  # N if the option ``ngram`` is ``None`` and the option ``window`` is a number
 

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pronk.drafters.from_outputs._likeliest import initial_draft_token
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.tree import Origin, TokenTree
+from pronk import TokenTree
+from pronk.drafting import CostCurve, Origin, initial_draft_token
 
 
 @dataclass

@@ -10,25 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from pronk import OptionError, TokenTree
 from pronk.arrays import Array
+from pronk.backends import Program, ProgramRows
+from pronk.base import known_keywords
 from pronk.checks import check_integer
-from pronk.drafters.from_target.modules.files import read_trained_drafter
-from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.drafters.shared.chain import Chain, Stop, extend_chains
-from pronk.drafters.shared.rank_tree import Path as Ranks
-from pronk.drafters.shared.rank_tree import check_paths, check_tree, draft_tree
-from pronk.drafters.shared.side_cache import Apply, SideCache, SideLane
-from pronk.drafters.shared.stepwise import LaneDrafter, LaneProposer
-from pronk.errors import OptionError
-from pronk.keywords import known_keywords
-from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
-from pronk.speculation.proposer import DraftContext
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
+from pronk.drafting import (
+    Apply,
+    Chain,
+    DraftContext,
+    LaneDrafter,
+    LaneProposer,
+    SideCache,
+    SideLane,
+    Stop,
+    Target,
+    extend_chains,
+)
+from pronk.lab.drafters.modules.files import read_trained_drafter
+from pronk.lab.drafters.modules.heads import HeadsShape, MultiTokenHeads
+from pronk.lab.drafters.rank_tree import Path as Ranks
+from pronk.lab.drafters.rank_tree import check_paths, check_tree, draft_tree
 
 _DEFAULT_FOLDER = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of this repository
 _MAX_HEADS = 63
@@ -80,7 +86,7 @@ class MultiToken(LaneDrafter):
         num_tokens: number of heads used, which is the most draft tokens of a path, 1..63; ``None`` is all heads.
         tree: shape of the proposal. With ``None`` it is a chain. With a number of nodes, 1..127, it is the tree of that
             size that is likeliest by the heads' probabilities in the step. With paths of ranks, as in
-            ``((0,), (1,), (0, 0))``, it is the same tree in every step (:mod:`~pronk.drafters.shared.rank_tree`).
+            ``((0,), (1,), (0, 0))``, it is the same tree in every step (:mod:`~pronk.lab.drafters.rank_tree`).
     """
 
     name = "multi_token"
@@ -94,8 +100,15 @@ class MultiToken(LaneDrafter):
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
         object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # converts lists to tuples
 
+    def find_default(self, target: Target) -> Path | None:
+        """Return the folder ``heads`` in the target's folder, if it has heads."""
+        folder = None if target.folder is None else target.folder / "heads"
+        return folder if folder is not None and (folder / "drafter.json").is_file() else None
+
     def bind(self, target: Target) -> MultiTokenProposer:
-        trained = read_trained_drafter(self.name, self.model or find_target_heads(target), _DEFAULT_FOLDER, target)
+        own = self.find_default(target)
+        model = str(own) if self.model is None and own is not None else self.model
+        trained = read_trained_drafter(self.name, model, _DEFAULT_FOLDER, target)
         shape = trained.make_shape(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
             msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"
@@ -161,9 +174,3 @@ class MultiTokenProposer(LaneProposer[SideLane]):
         }
         logits = self.runner.next_logits([*active.values()], count) if active else ()
         return dict(zip(active, logits, strict=True))
-
-
-def find_target_heads(target: Target) -> str | None:
-    """Return the folder ``heads`` in the target's folder, or ``None`` if there is none."""
-    folder = None if target.folder is None else target.folder / "heads"
-    return str(folder) if folder is not None and (folder / "drafter.json").is_file() else None

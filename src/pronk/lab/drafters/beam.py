@@ -10,16 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pronk import Drafter, DraftModel, OptionError, TokenTree
+from pronk.base import known_keywords
 from pronk.checks import check_integer
-from pronk.drafters.from_draft._cached_tree import CachedTree, compute_new_nodes
-from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
-from pronk.drafters.shared.composite import Composite, CompositeProposer, States
-from pronk.errors import OptionError
-from pronk.keywords import known_keywords
-from pronk.speculation.proposer import DraftContext, Drafter
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
-from pronk.speculation.trie import Trie
+from pronk.drafting import Composite, CompositeProposer, DraftContext, ModelDrafter, ModelProposer, States, Target, Trie
+from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pronk.cli.options import option
-from pronk.cli.progress import Status, announce, interruptible, status_bar
-from pronk.train.corpus.sources import SourceSpec, read_source, spec_of
+from pronk.commands import Status, announce, interruptible, option, status_bar
+from pronk.train.corpus import SourceSpec, read_source, spec_of
 
 if TYPE_CHECKING:
-    from pronk.tokenization.tokenizer import Tokenizer
+    from pronk.text import Tokenizer
 
 app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -67,7 +66,7 @@ def info(path: Annotated[Path, typer.Argument(help="Folder of the datastore.", s
 
     pronk datastore info code-store
     """
-    from pronk.drafters.from_text.datastore.reader import Datastore
+    from pronk.lab.drafters.datastore.reader import Datastore
 
     store = Datastore.open(path)
     store.verify()
@@ -78,12 +77,10 @@ def info(path: Annotated[Path, typer.Argument(help="Folder of the datastore.", s
 
 
 def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None, status: Status) -> None:
-    from pronk.drafters.from_text.datastore.builder import SORTING, require_sorter, write_datastore
-    from pronk.files.atomic import convert_write_errors, new_folder
-    from pronk.files.shards import check_output_folder
-    from pronk.hub.resolve import resolve_model
-    from pronk.models.loader import read_config
-    from pronk.tokenization.tokenizer import Tokenizer
+    from pronk.base import check_output_folder, convert_write_errors, new_folder
+    from pronk.checkpoint import read_config, resolve_model
+    from pronk.lab.drafters.datastore.builder import SORTING, require_sorter, write_datastore
+    from pronk.text import Tokenizer
 
     require_sorter()
     check_output_folder(out, 0)
@@ -151,7 +148,7 @@ def _split_text(text: str) -> Iterator[str]:
 
 
 def _summary(folder: Path) -> str:
-    from pronk.drafters.from_text.datastore.reader import Header
+    from pronk.lab.drafters.datastore.reader import Header
 
     header = Header.read(folder)
     size = sum(header.file_sizes().values())

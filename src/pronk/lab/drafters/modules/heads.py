@@ -24,14 +24,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pronk.architecture.config import ModelConfig
+from pronk import OptionError
 from pronk.arrays import Array
+from pronk.backends import Layer, Linear, Norm, Program
+from pronk.checkpoint import ModelConfig
 from pronk.checks import check_choice, check_integer
-from pronk.drafters.from_target.modules.files import DrafterWeights
-from pronk.errors import OptionError
-from pronk.models.decoder import Layer
-from pronk.models.linear import Linear, Norm
-from pronk.models.program import Program
+from pronk.lab.drafters.modules.files import DrafterWeights
 
 HEAD_LAYERS = ("transformer", "linear")
 HEAD_ORDERS = ("parallel", "causal", "anticausal")

@@ -33,9 +33,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.errors import CheckpointError
-from pronk.files.regular import is_file
-from pronk.models.checkpoint import read_json
+from pronk import CheckpointError
+from pronk.base import is_file
+from pronk.checkpoint import read_json
 
 FORMAT = "pronk-datastore/1"
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pronk import Proposer, TokenTree
+from pronk.base import known_keywords
 from pronk.checks import check_integer
-from pronk.drafters.from_outputs._likeliest import initial_draft_token, top_tokens
-from pronk.keywords import known_keywords
-from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
-from pronk.speculation.tree import TokenTree
-from pronk.speculation.trie import Trie
+from pronk.drafting import Capabilities, DraftContext, Outcome, Trie, initial_draft_token, top_tokens
 
 _NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
 _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any measurement

@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pronk import TokenTree
 from pronk.arrays import Array
-from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.drafters.shared.composite import States
-from pronk.drafters.shared.draft import DraftLane, DraftRunner
-from pronk.sampling.draft_token import DraftToken
-from pronk.speculation.proposer import DraftContext
-from pronk.speculation.tree import TokenTree
-from pronk.speculation.trie import Trie
+from pronk.drafting import DraftContext, DraftLane, DraftRunner, DraftToken, ModelProposer, States, Trie
 
 
 class CachedTree(Trie):
