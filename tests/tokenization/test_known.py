@@ -154,14 +154,21 @@ UNKNOWN_ENCODERS = {
         template(single=["$A"]),
     ],
     "model": [
-        None,
         {"type": "Unigram", "vocab": [["a", 0.0]]},
         {"type": "WordPiece", "vocab": {"a": 0}},
         {"vocab": {"a": 0}, "max_input_chars_per_word": 1},
         {"type": "BPE", "vocab": {}, "merges": [], "continuing_subword_prefix": "##"},
         {"type": "BPE", "vocab": {}, "merges": [], "end_of_word_suffix": "</w>"},
     ],
-    "added_tokens": [{}, [1], [{**TOKEN, "lstrip": True}], [{**TOKEN, "single_word": True}], [TOKEN] * 20_000],
+    "added_tokens": [
+        {},
+        [1],
+        [{}],
+        [{**TOKEN, "lstrip": True}],
+        [{**TOKEN, "single_word": True}],
+        [{**TOKEN, "content": "a" * 2**21}],
+        [TOKEN] * 20_000,
+    ],
 }
 UNKNOWN_DECODERS = [
     {"type": "Replace", "pattern": REGEX, "content": ""},
@@ -179,6 +186,22 @@ def test_other_components_are_unknown(key: str, component: Any) -> None:
     file = {**PLAIN, key: component}
     assert not is_known(file)
     assert decodes_as_known(file)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        None,
+        {"type": "WordLevel"},
+        {"type": "WordLevel", "vocab": {"a" * 2000: 0}},
+        {"type": "Unigram", "vocab": [["a" * 2000, 0.0]]},
+        {"type": "Unigram", "vocab": [[1]]},
+    ],
+)
+def test_models_without_usual_tokens_are_unknown(model: Any) -> None:
+    file = {**PLAIN, "model": model}
+    assert not is_known(file)
+    assert not decodes_as_known(file)
 
 
 @pytest.mark.parametrize("component", UNKNOWN_DECODERS)

@@ -15,11 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pronk.quantization.gguf.tokenizer import PRE_TOKENIZERS
+from pronk.quantization.gguf.vocabulary import MAX_TOKEN_CHARACTERS
 
 Component = Mapping[str, Any]
 
 _MAX_PARTS = 16  # components of a sequence, pieces of a template, ids of a special token in a template
-_MAX_ADDED = 2**14  # added tokens; well-known models have up to 6,500
+# Limits of added tokens, for which an automaton is built; those of well-known models are 6,500 with 60,000 characters.
+_MAX_ADDED = 2**14
+_MAX_ADDED_CHARACTERS = 2**18
 
 # That of Qwen 2 with marks as letters.
 _QWEN35_PATTERN = (
@@ -30,7 +33,8 @@ _DEEPSEEK3_PATTERN = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
-# Regular expressions of pre-tokenizers that GGUF files of supported models lack.
+# Regular expressions of pre-tokenizers that GGUF files of supported models lack. Not the ``\s+$`` of DeepSeek LLM, whose
+# time grows with the square of the number of spaces.
 _OTHER_PATTERNS = {
     _QWEN35_PATTERN,
     _DEEPSEEK3_PATTERN,
@@ -41,6 +45,7 @@ _OTHER_PATTERNS = {
     r"\d",
     r"[\r\n]",
 }
+# All known expressions. The time of each grows with the length of a text, also of spaces, line breaks or digits only.
 PATTERNS = _OTHER_PATTERNS.union(*(each.patterns for each in PRE_TOKENIZERS.values()))
 
 
@@ -52,7 +57,8 @@ def is_known(file: Component) -> bool:
 def encodes_as_known(file: Component) -> bool:
     """Return whether model, added tokens and the components for the encoding of texts are known."""
     return (
-        _is_known_model(file.get("model"))
+        _has_usual_tokens(file.get("model"))
+        and _is_known_model(file.get("model"))
         and _are_known_tokens(file.get("added_tokens"))
         and _is_known(file.get("normalizer"), "normalizers", _NORMALIZERS)
         and _is_known(file.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS)
@@ -61,8 +67,8 @@ def encodes_as_known(file: Component) -> bool:
 
 
 def decodes_as_known(file: Component) -> bool:
-    """Return whether the decoder is known."""
-    return _is_known(file.get("decoder"), "decoders", _DECODERS)
+    """Return whether the decoder is known, and no token is very long."""
+    return _has_usual_tokens(file.get("model")) and _is_known(file.get("decoder"), "decoders", _DECODERS)
 
 
 def _is_known(component: object, members: str, known: Mapping[str, Callable[[Component], bool]]) -> bool:
@@ -144,6 +150,17 @@ def _is_known_pieces(pieces: object, special_tokens: Mapping[str, Any]) -> bool:
     return True
 
 
+def _has_usual_tokens(model: object) -> bool:
+    """Return whether no token of a vocabulary is longer than those of well-known models."""
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if isinstance(vocabulary, Mapping):
+        return max(map(len, vocabulary), default=0) <= MAX_TOKEN_CHARACTERS
+    if not isinstance(vocabulary, list):
+        return False
+    texts = (entry[0] for entry in vocabulary if isinstance(entry, list) and entry)
+    return all(isinstance(text, str) and len(text) <= MAX_TOKEN_CHARACTERS for text in texts)
+
+
 def _is_known_model(model: object) -> bool:
     """Return whether a model is BPE without marks of subwords, or a list of words.
 
@@ -172,13 +189,16 @@ _BPE_KEYS = {
 
 
 def _are_known_tokens(tokens: object) -> bool:
-    """Return whether each added token is found without a look at the text before it."""
+    """Return whether few tokens are added, each of which is found without a look at the text before it."""
     if tokens is None:
         return True
     if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED:
         return False
-    flags = ("lstrip", "single_word")
-    return all(isinstance(token, Mapping) and not any(token.get(flag) for flag in flags) for token in tokens)
+    if not all(isinstance(token, Mapping) and isinstance(token.get("content"), str) for token in tokens):
+        return False
+    characters = sum(len(token["content"]) for token in tokens)
+    looks_back = any(token.get("lstrip") or token.get("single_word") for token in tokens)
+    return characters <= _MAX_ADDED_CHARACTERS and not looks_back
 
 
 def _has_length(text: object, length: int) -> bool:

@@ -49,6 +49,9 @@ _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 after
 _TEMPLATE_KEYS = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
 # Limits for the pairs of a vocabulary without merges. One of 262,144 tokens needs a tenth.
 _MAX_SPLIT_CHARACTERS, _MAX_PAIRS = 2**27, 2**22
+# Limit for the tokens that are found before a text is split: the automaton for them takes 4 µs a character. Well-known
+# models have up to 80,000 characters.
+_MAX_ADDED_CHARACTERS = 2**20
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
@@ -118,7 +121,11 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, in
         backend = _MODELS[model](file, vocabulary)
         # Phi-3's SentencePiece tokenizers strip white space after special tokens; the file does not record that.
         takes_space = model == "llama" and file.get("general.architecture") == "phi3"
-        backend.add_tokens(_special_tokens(vocabulary, takes_space=takes_space))
+        added = _special_tokens(vocabulary, takes_space=takes_space)
+        if sum(len(token.content) for token in added) > _MAX_ADDED_CHARACTERS:
+            expected = f"expected at most {_MAX_ADDED_CHARACTERS} characters of special and user-defined tokens"
+            refuse_tokens(file, f"{expected}, found more")
+        backend.add_tokens(added)
     except TokenizerError:
         raise
     except Exception as error:  # the library tokenizers raises Exception itself, no subclass
