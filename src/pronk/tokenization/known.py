@@ -33,8 +33,8 @@ _DEEPSEEK3_PATTERN = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
-# Regular expressions of pre-tokenizers that GGUF files of supported models lack. Not the ``\s+$`` of DeepSeek LLM, whose
-# time grows with the square of the number of spaces.
+# Regular expressions of pre-tokenizers that GGUF files of supported models lack, without the ``\s+$`` of DeepSeek LLM:
+# its time grows with the square of the number of spaces.
 _OTHER_PATTERNS = {
     _QWEN35_PATTERN,
     _DEEPSEEK3_PATTERN,
