@@ -80,6 +80,7 @@ class Tokenizer:
         Files that are missing, damaged, or have ids beyond the model's ``vocab_size`` raise a TokenizerError.
         ``opened``: the GGUF file, if it is open.
         """
+        backend: tokenizers.Tokenizer | GuardedTokenizer
         if is_gguf(folder):
             from pronk.quantization.gguf.tokenizer import read_tokenizer  # noqa: PLC0415 - for GGUF files only
 
@@ -194,6 +195,17 @@ class Tokenizer:
             raise
         except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
             raise encoding_error(text, error) from error
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of each text as :meth:`encode` does, on several threads."""
+        try:
+            with rust_panics_as_errors():
+                encodings = self.backend.encode_batch_fast([*texts], add_special_tokens=add_special_tokens)
+        except PronkError:
+            raise
+        except Exception:  # noqa: BLE001 - raise the error of the text that cannot be encoded
+            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
