@@ -134,6 +134,7 @@ UNKNOWN_ENCODERS = {
         sequence("normalizers", *[NFC] * 17),
         sequence("normalizers", NFC, {"type": "Replace", "pattern": REGEX, "content": ""}),
         {"type": "Sequence", "normalizers": NFC},
+        sequence("normalizers", {"type": "NFKD"}, {"type": "Replace", "pattern": {"String": "ل"}, "content": "ﷺ"}, NFC),
     ],
     "pre_tokenizer": [
         {"type": "FixedLength", "length": 0},

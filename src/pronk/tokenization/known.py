@@ -61,6 +61,7 @@ def encodes_as_known(file: Component) -> bool:
         and _is_known_model(file.get("model"))
         and _are_known_tokens(file.get("added_tokens"))
         and _is_known(file.get("normalizer"), "normalizers", _NORMALIZERS)
+        and _decomposes_once(file.get("normalizer"))
         and _is_known(file.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS)
         and _is_known(file.get("post_processor"), "processors", _POST_PROCESSORS)
     )
@@ -75,14 +76,16 @@ def _is_known(component: object, members: str, known: Mapping[str, Callable[[Com
     """Return whether a component is absent, known, or a sequence of known ones, which are no sequences."""
     if component is None:
         return True
+    parts = _parts(component, members)
+    return parts is not None and all(_is_known_part(part, known) for part in parts)
+
+
+def _parts(component: object, members: str) -> list[Any] | None:
+    """Return a component, or the members of a sequence; ``None`` if it is neither, or the members are many."""
     if not isinstance(component, Mapping):
-        return False
-    parts = [component]
-    if component.get("type") == "Sequence":
-        parts = component.get(members, [])
-    if not isinstance(parts, list) or len(parts) > _MAX_PARTS:
-        return False
-    return all(_is_known_part(part, known) for part in parts)
+        return None
+    parts = component.get(members) if component.get("type") == "Sequence" else [component]
+    return parts if isinstance(parts, list) and len(parts) <= _MAX_PARTS else None
 
 
 def _is_known_part(part: object, known: Mapping[str, Callable[[Component], bool]]) -> bool:
@@ -94,6 +97,15 @@ def _is_known_part(part: object, known: Mapping[str, Callable[[Component], bool]
 
 def _always(_: Component) -> bool:
     return True
+
+
+def _decomposes_once(normalizer: object) -> bool:
+    """Return whether at most one of the known parts of a normalizer decomposes characters.
+
+    A character may become 18 characters, and after replacements, each of these as many again.
+    """
+    forms = ("NFC", "NFD", "NFKC", "NFKD")
+    return sum(part["type"] in forms for part in _parts(normalizer, "normalizers") or ()) <= 1
 
 
 def _prepends_one(part: Component) -> bool:
