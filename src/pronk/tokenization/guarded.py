@@ -34,7 +34,7 @@ class GuardedEncoding(NamedTuple):
 
 
 class GuardedTokenizer:
-    """A tokenizer whose texts are encoded in a child process, and decoded there unless its decoder is known.
+    """A tokenizer that encodes texts in a child process, and decodes there unless its decoder is known.
 
     Its methods are those of :class:`tokenizers.Tokenizer`; the ones that read no text are those of ``backend``. A
     text that exceeds the limits of time or memory raises a ``PromptError``, tokens that do so a ``TokenizerError``.

@@ -81,7 +81,7 @@ def _is_known(component: object, members: str, known: Mapping[str, Callable[[Com
 
 
 def _parts(component: object, members: str) -> list[Any] | None:
-    """Return a component, or the members of a sequence; ``None`` if it is neither, or the members are many."""
+    """Return a component or the members of a sequence; ``None`` for other values and many members."""
     if not isinstance(component, Mapping):
         return None
     parts = component.get(members) if component.get("type") == "Sequence" else [component]
