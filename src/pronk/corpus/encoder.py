@@ -19,6 +19,7 @@ import tokenizers
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import TokenizerError
+from pronk.tokenization.guarded import load_backend
 from pronk.tokenization.tokenizer import Tokenizer
 
 END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
@@ -112,7 +113,7 @@ class Encoder:
     @classmethod
     def of_target(cls, tokenizer: Tokenizer, config: ModelConfig) -> Encoder:
         """Return an encoder that adds special tokens as the target's tokenizer and chat template do."""
-        backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+        backend = load_backend(tokenizer.backend.to_str())
         backend.encode_special_tokens = True
 
         def plain(texts: list[str]) -> list[list[int]]:
