@@ -1,8 +1,7 @@
 """Process that loads model files and says how it went; the tests of hostile files start it.
 
-It reads one JSON object a line, ``{"model": PATH, "adapter": PATH or null, "drafter": NAME}``, loads the model as
-:class:`pronk.LLM` does, generates a few tokens, and answers with one line,
-``{"outcome": …, "message": …}``. The outcomes:
+It reads one JSON object a line with the fields of :class:`Request`, loads the model as :class:`pronk.LLM` does,
+generates a few tokens, and answers with one line, ``{"outcome": …, "message": …}``. The outcomes:
 
 ========  ==========================================================
 loads     the model generates text
@@ -22,13 +21,24 @@ import traceback
 import warnings
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pronk import LLM, PronkError, SamplingParams
 
 SECONDS = 10  # time limit of a case
 _MEMORY = 1 << 30  # bytes that a case may allocate beyond the size of the model's files
 _KV_MEMORY = 1 << 24  # bytes of the KV cache; its default is a share of the machine's memory
+_PROMPT = [1, 2, 3, 4, 2, 1] * 8  # longer than a block of the KV cache
+_TEXT = "Hello  wörld, 漢字 🙂\n\n" + "l" * 2000 + " " * 2000 + "x"
+
+
+class Request(NamedTuple):
+    """What to load."""
+
+    model: str
+    adapter: str | None = None
+    drafter: str = "auto"
+    prompt_cache: str | None = None
 
 
 class _TooSlowError(BaseException):
@@ -48,21 +58,30 @@ def _limit_memory(model: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
-def _load(model: str, adapter: str | None, drafter: str) -> None:
-    adapters = None if adapter is None else {"a": adapter}
-    llm = LLM(model, adapters=adapters, drafter=drafter, kv_memory=_KV_MEMORY, calibration=False)
+def load(request: Request) -> None:
+    """Load a model, generate a few tokens, and encode and decode a text."""
+    llm = LLM(
+        request.model,
+        adapters=None if request.adapter is None else {"a": request.adapter},
+        drafter=request.drafter,
+        prompt_cache=request.prompt_cache,
+        kv_memory=_KV_MEMORY,
+        calibration=False,
+    )
     try:
-        llm.generate([1, 2, 3], SamplingParams(max_tokens=3), adapter=adapter and "a")
+        adapter = None if request.adapter is None else "a"
+        llm.generate(_PROMPT, SamplingParams(max_tokens=5), adapter=adapter)
+        llm.tokenizer.decode(llm.tokenizer.encode(_TEXT))
     finally:
         llm.close()
 
 
-def try_load(model: str, adapter: str | None, drafter: str) -> dict[str, Any]:
+def try_load(request: Request) -> dict[str, Any]:
     """Load a model and return the answer."""
-    _limit_memory(Path(model))
+    _limit_memory(Path(request.model))
     signal.alarm(SECONDS)
     try:
-        _load(model, adapter, drafter)
+        load(request)
     except PronkError as error:
         message = str(error)
         is_one_line = message.isprintable() and 0 < len(message) < 2000
@@ -83,7 +102,7 @@ def main() -> None:
     answers = sys.stdout
     sys.stdout = sys.stderr
     for line in sys.stdin:
-        answers.write(json.dumps(try_load(**json.loads(line))) + "\n")
+        answers.write(json.dumps(try_load(Request(**json.loads(line)))) + "\n")
         answers.flush()
 
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged model files: mutations of JSON documents, GGUF files and safetensors files.
+"""Hostile and damaged model files: mutations of JSON documents, tokenizers, GGUF, safetensors and binary files.
 
 Each function yields changed files with labels that say what was changed. The mutations depend on the file only, so that
 a label always means the same bytes. The bytes are made on demand: most tests use a sample.
@@ -6,6 +6,7 @@ a label always means the same bytes. The bytes are made on demand: most tests us
 
 import json
 import math
+import random
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,137 @@ def json_texts(document: Mapping[str, Any]) -> Iterator[Mutation]:
             yield Mutation(f"{key} twice, first {value!r}", partial(bytes, twice))
             twice = text[:-1] + b"," + json.dumps({key: value}).encode()[1:]
             yield Mutation(f"{key} twice, last {value!r}", partial(bytes, twice))
+
+
+_EXPRESSIONS = (
+    "",
+    "(",
+    "l",
+    "l*l*x",
+    r"\s+$",
+    "(l+)+x",
+    "(?<=l)(l|l)*x",
+    "((l{1,1000}){1,1000}){1,1000}",
+    "(" * 5000 + "l" + ")" * 5000,
+)
+_LONG_COPY = "l" * 100
+
+
+def _sequence(kind: str, members: Sequence[Any]) -> dict[str, Any]:
+    return {"type": "Sequence", kind: [*members]}
+
+
+def _nested(kind: str, member: Any, depth: int) -> Any:
+    for _ in range(depth):
+        member = _sequence(kind, [member])
+    return member
+
+
+def _replacements() -> Iterator[dict[str, Any]]:
+    """Yield components of normalizers and decoders that replace texts."""
+    for expression in _EXPRESSIONS:
+        for content in ("", "y", _LONG_COPY):
+            yield {"type": "Replace", "pattern": {"Regex": expression}, "content": content}
+    for text, content in (("", ""), ("", "ab"), ("l", _LONG_COPY), (" ", "\u2581"), ("\u2581", " ")):
+        yield {"type": "Replace", "pattern": {"String": text}, "content": content}
+
+
+def _templates() -> Iterator[dict[str, Any]]:
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    token = {"SpecialToken": {"id": "x", "type_id": 0}}
+    defined = {"x": {"id": "x", "ids": [0], "tokens": ["x"]}}
+    for count in (1, 20, 10_000):
+        for tokens in ({}, defined, {"x": {**defined["x"], "ids": [0] * 7}}, {"x": {**defined["x"], "ids": [10**9]}}):
+            for single in ([text, *[token] * count], [text] * count, [token] * count):
+                yield {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+
+
+def _tokenizer_parts() -> Iterator[tuple[str, Any]]:
+    """Yield the names of stages of a tokenizer, and components that are hostile or odd."""
+    replacing = [*_replacements()]
+    for stage, members in (("normalizer", "normalizers"), ("decoder", "decoders")):
+        for part in replacing:
+            yield stage, part
+            yield stage, _sequence(members, [part] * 6)
+        yield stage, _nested(members, {"type": "NFC" if stage == "normalizer" else "Fuse"}, 40)
+        yield stage, _sequence(members, [{"type": "NFC" if stage == "normalizer" else "Fuse"}] * 5000)
+    for table in ("", "AAAA", "EAAAAP///////////////////2FiYwA=", "////fw=="):
+        yield "normalizer", {"type": "Precompiled", "precompiled_charsmap": table}
+    yield "normalizer", _sequence("normalizers", [{"type": "Prepend", "prepend": "l" * 10**5}] * 20)
+    for start, stop in ((0, 1), (1, 1), (10**12, 0), (0, 10**12), (2**64 - 1, 2**64 - 1)):
+        yield "decoder", {"type": "Strip", "content": "l", "start": start, "stop": stop}
+    yield "decoder", {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True}
+    yield "decoder", {"type": "BPEDecoder", "suffix": ""}
+    yield "decoder", {"type": "WordPiece", "prefix": "", "cleanup": True}
+    for expression in _EXPRESSIONS:
+        for behavior in ("Isolated", "Removed", "MergedWithPrevious", "Contiguous"):
+            split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": behavior, "invert": False}
+            yield "pre_tokenizer", split
+        yield "pre_tokenizer", _sequence("pretokenizers", [split] * 300)
+    for length in (0, 1, 10**12):
+        yield "pre_tokenizer", {"type": "FixedLength", "length": length}
+    yield "pre_tokenizer", {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False}
+    yield "pre_tokenizer", _nested("pretokenizers", {"type": "Digits", "individual_digits": True}, 40)
+    for template in _templates():
+        yield "post_processor", template
+        yield "post_processor", _sequence("processors", [template] * 3)
+
+
+def _tokenizer_models() -> Iterator[dict[str, Any]]:
+    bpe = {"type": "BPE", "vocab": {"a": 0, "l": 1, "ll": 2, "é": 3, "漢": 4}, "merges": [["l", "l"]]}
+    for prefix in ("##", "é", "l", LONG_TEXT):
+        for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+            yield {**bpe, key: prefix}
+            yield {**bpe, key: prefix, "merges": [["a", "漢"]]}
+    for unknown in (None, "a", "absent"):
+        yield {**bpe, "unk_token": unknown, "byte_fallback": True, "fuse_unk": True}
+    runs = [["l" * length, -1.0] for length in range(1, 1500)]
+    for number in (0, 5, 10**6, None):
+        yield {"type": "Unigram", "unk_id": number, "vocab": runs, "byte_fallback": number == 0}
+        yield {"type": "Unigram", "unk_id": number, "vocab": [["", 0.0], ["l", -1e308], ["ll", 1e308]]}
+    for size in (0, 1, 10**12):
+        words = {"[UNK]": 0, "l": 1, "##l": 2}
+        for prefix in ("##", "", "é"):
+            piece = {"unk_token": "[UNK]", "continuing_subword_prefix": prefix, "max_input_chars_per_word": size}
+            yield {"type": "WordPiece", "vocab": words, **piece}
+    yield {"type": "WordLevel", "vocab": {"l": 2**32 - 1}, "unk_token": "absent"}
+
+
+def _added_tokens() -> Iterator[list[dict[str, Any]]]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), True)
+    for content in ("", "l", " ", "\n", LONG_TEXT):
+        for number in (0, 10**6, 2**32 - 1):
+            yield [{"id": number, "content": content, **flags}]
+    yield [{"id": number, "content": f"<{number}>", **flags} for number in range(50_000)]
+    yield [{"id": number, "content": "l" * number, **flags} for number in range(1, 3000)]
+
+
+def tokenizer_files(document: Mapping[str, Any]) -> Iterator[Mutation]:
+    """Replace stages of a ``tokenizer.json`` by hostile components, and its model and added tokens."""
+    parts = [
+        *_tokenizer_parts(),
+        *(("model", model) for model in _tokenizer_models()),
+        *(("added_tokens", tokens) for tokens in _added_tokens()),
+    ]
+    for number, (stage, part) in enumerate(parts):
+        yield Mutation(f"{stage} {number}: {part!r:.60}", partial(_dump, {**document, stage: part}))
+
+
+def binary_files(content: bytes) -> Iterator[Mutation]:
+    """Cut a binary file, make it longer, and change bytes of it, more of them at its beginning."""
+    for size in (0, 1, 7, 100, len(content) // 2, len(content) - 1):
+        yield Mutation(f"truncated after {size} bytes", partial(bytes, content[:size]))
+    yield Mutation("a byte too many", partial(bytes, content + b"\0"))
+    yield Mutation("twice", partial(bytes, content * 2))
+    for byte in (b"\0", b"\xff", b"\x7f"):
+        yield Mutation(f"only {byte!r}", partial(bytes, byte * len(content)))
+    dice = random.Random(0)
+    for number in range(200):
+        changed = bytearray(content)
+        for _ in range(dice.randint(1, 8)):
+            limit = dice.choice((100, 4096, len(content)))
+            changed[dice.randrange(min(limit, len(content)))] = dice.randrange(256)
+        yield Mutation(f"changed bytes {number}", partial(bytes, changed))
 
 
 def _dump(document: Any) -> bytes:
@@ -262,6 +394,44 @@ def read_gguf(content: bytes) -> GgufImage:
     return GgufImage(tuple(pairs), tuple(tensors), content[position + -position % 32 :])
 
 
+def split_gguf(image: GgufImage) -> tuple[GgufImage, GgufImage]:
+    """Return two parts of a model, each with half of the tensors."""
+    half = len(image.tensors) // 2
+    border = image.tensors[half].offset
+    first, second = image.tensors[:half], image.tensors[half:]
+    moved = tuple(replace(tensor, offset=tensor.offset - border) for tensor in second)
+    parts = []
+    for number, tensors, data in ((0, first, image.data[:border]), (1, moved, image.data[border:])):
+        shared = image.pairs if number == 0 else ()
+        pairs = (
+            GgufPair(b"split.no", 2, struct.pack("<H", number)),
+            GgufPair(b"split.count", 2, struct.pack("<H", 2)),
+            GgufPair(b"split.tensors.count", 5, struct.pack("<i", len(image.tensors))),
+        )
+        parts.append(replace(image, pairs=(*shared, *pairs), tensors=tensors, data=data))
+    return parts[0], parts[1]
+
+
+def with_sentencepiece(image: GgufImage) -> GgufImage:
+    """Return a model with the vocabulary of a SentencePiece BPE, of the same size."""
+    old = {pair.key: pair for pair in image.pairs}
+    count = struct.unpack_from("<Q", old[b"tokenizer.ggml.tokens"].value, 4)[0]
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "l", "ll", "\u2581l"]
+    texts += [f"[PAD{number}]" for number in range(len(texts), count)]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (count - 259)]
+    values = {
+        b"tokenizer.ggml.model": (_STRING, _string(b"llama")),
+        b"tokenizer.ggml.tokens": (_ARRAY, _array(_STRING, [_string(text.encode()) for text in texts])),
+        b"tokenizer.ggml.token_type": (_ARRAY, _array(5, [struct.pack("<i", kind) for kind in kinds])),
+        b"tokenizer.ggml.scores": (_ARRAY, _array(6, [struct.pack("<f", -number) for number in range(count)])),
+        b"tokenizer.ggml.unknown_token_id": (4, struct.pack("<I", 0)),
+        b"tokenizer.ggml.bos_token_id": (4, struct.pack("<I", 1)),
+        b"tokenizer.ggml.eos_token_id": (4, struct.pack("<I", 2)),
+    }
+    kept = tuple(pair for pair in image.pairs if not pair.key.startswith(b"tokenizer."))
+    return replace(image, pairs=(*kept, *(GgufPair(key, kind, value) for key, (kind, value) in values.items())))
+
+
 def _string(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
@@ -312,7 +482,7 @@ def gguf_metadata(image: GgufImage) -> Iterator[Mutation]:
             pairs = (*image.pairs[:index], *changed, *image.pairs[index + 1 :])
             yield Mutation(f"{pair.key.decode()}: {label}", replace(image, pairs=pairs).to_bytes)
     known = {pair.key.decode(): pair.value for pair in image.pairs}
-    architecture = known["general.architecture"][8:].decode()
+    architecture = known["general.architecture"][8:].decode() if "general.architecture" in known else "llama"
     for key in _known_keys(architecture):
         if key not in known:
             for label, kind, value in _gguf_values():

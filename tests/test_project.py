@@ -234,8 +234,8 @@ def test_private_names_are_found(line: str, found: list[str], tmp_path: Path) ->
     [
         ("from pronk.engine.engine import Engine", "engine.engine"),
         ("from pronk import LLM", "llm"),
-        ("from pronk import Glide", "lab.drafters.glide"),
-        ("from pronk.lab.drafters.jacobi import Jacobi", "lab.drafters.jacobi"),
+        ("from pronk import Eagle3", "drafters.from_target.eagle3"),
+        ("from pronk.drafters.from_outputs.recycling import Recycling", "drafters.from_outputs.recycling"),
         ("from pronk.drafters import make_drafter", "drafters"),
         ("from pronk.speculation.tree import TokenTree", None),
         ("from pronk.speculation.trie import Trie", None),

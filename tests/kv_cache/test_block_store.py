@@ -145,12 +145,18 @@ def test_damaged_bytes_of_the_file_give_no_wrong_block(
     assert len(caplog.records) <= 3
 
 
-@pytest.mark.parametrize("what", ["text", "truncated", "zeros"])
+@pytest.mark.parametrize("what", ["text", "truncated", "zeros", "name"])
 def test_a_file_that_is_no_database_is_replaced(what: str, tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, 0, 3)
     data = database(tmp_path).read_bytes()
-    bad = {"text": b"no database" * 1000, "truncated": data[: len(data) // 2], "zeros": bytes(len(data))}
+    bad = {
+        "text": b"no database" * 1000,
+        "truncated": data[: len(data) // 2],
+        "zeros": bytes(len(data)),
+        "name": data.replace(b"sqlite_autoindex_", b"sqlite_autoindex\x85"),  # quoted in SQLite's error, but not UTF-8
+    }
+    assert data not in bad.values()
     database(tmp_path).write_bytes(bad[what])
     for _ in range(2):
         with opened(tmp_path) as store:

@@ -18,15 +18,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tokenizers
+from pronk.drafters.from_text.datastore.builder import write_datastore
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import mutations
 from adapters import write_adapter
-from checkpoints import make_checkpoint
+from checkpoints import VOCAB, make_checkpoint
+from drafters.from_target.trained_eagle import Form, random_head, write_head
 from gguf_files import convert
-from loading_worker import SECONDS
+from loading_worker import SECONDS, Request, load
 from mutations import Mutation
 from pronk.architecture.config_reader import DEFAULTS, UNSUPPORTED_KEYS
 from pronk.architecture.families import FAMILIES
+from pronk.tokenization.tokenizer import Tokenizer
 from quantized_formats import FORMATS, write_quantized
 
 _MODELS = Path(__file__).parents[2] / "models"
@@ -106,13 +111,19 @@ _GGUF_FAMILIES = (
 _FORMATS = ("gptq-4-order", "awq", "packed-4-group-order-zeros", "int-8-channel", "float-group", "fp8-block")
 
 
+_SPLIT = ("split-00001-of-00002.gguf", "split-00002-of-00002.gguf")
+_THIS = "{this}"  # stands for the path of the folder or file with the change
+_MODEL = Request(_THIS)
+
+
 class Case(NamedTuple):
-    """A model, and the change of one of its files."""
+    """A model, or a part of one, and the change of one of its files."""
 
     kind: str
     base: Path  # folder or GGUF file
     file: str  # name of the changed file in the folder
     mutation: Mutation
+    request: Request = _MODEL
 
     @property
     def label(self) -> str:
@@ -139,7 +150,66 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name], _ = write_quantized(plain, root / name, FORMATS[name])
     for family in _GGUF_FAMILIES:
         made[f"{family}.gguf"] = convert(made[family], root / f"{family}.gguf", "F16")
-    return made
+    image = mutations.read_gguf(made["llama.gguf"].read_bytes())
+    made["pieces.gguf"] = root / "pieces.gguf"
+    made["pieces.gguf"].write_bytes(mutations.with_sentencepiece(image).to_bytes())
+    made["split"] = root / "split"
+    made["split"].mkdir()
+    for name, part in zip(_SPLIT, mutations.split_gguf(image), strict=True):
+        (made["split"] / name).write_bytes(part.to_bytes())
+    for name, tokenizer in _tokenizers().items():
+        made[name] = root / name
+        shutil.copytree(made["llama"], made[name])
+        tokenizer.save(str(made[name] / "tokenizer.json"))
+    return made | _drafter_bases(root) | _cache_bases(root, made["llama"])
+
+
+def _tokenizers() -> dict[str, tokenizers.Tokenizer]:
+    """Return tokenizers of the kinds that the tokenizers package has."""
+    letters = [chr(each) for each in range(33, 127)]
+    pieces = [("<unk>", 0.0), *((letter, -3.0) for letter in letters), ("\u2581", -2.0), ("\u2581Hello", -1.0)]
+    unigram = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    unigram.normalizer = normalizers.NFKC()
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.decoder = decoders.Metaspace()
+
+    words = {
+        token: number for number, token in enumerate(["[UNK]", "[SEP]", *letters, *(f"##{each}" for each in letters)])
+    }
+    word_piece = tokenizers.Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    word_piece.normalizer = normalizers.BertNormalizer()
+    word_piece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    word_piece.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 1)])
+    word_piece.decoder = decoders.WordPiece()
+
+    vocab = {token: number for number, token in enumerate(["<unk>", *letters, "\u2581", "ll"])}
+    pieces_bpe = tokenizers.Tokenizer(models.BPE(vocab, [("l", "l")], unk_token="<unk>", byte_fallback=True))
+    pieces_bpe.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    pieces_bpe.decoder = decoders.Sequence(steps)
+    return {"unigram": unigram, "word-piece": word_piece, "pieces": pieces_bpe}
+
+
+def _drafter_bases(root: Path) -> dict[str, Path]:
+    """Return a target, and an EAGLE-3 head and an MTP head for it."""
+    target = make_checkpoint(root / "target", "llama", hidden_size=64, num_hidden_layers=4, num_attention_heads=4)
+    eagle = random_head(Form("eagle3", vocab=VOCAB))
+    mtp = random_head(Form("mtp", vocab=VOCAB, draft=VOCAB, norm_output=True, own_head=False))
+    return {
+        "target": target,
+        "eagle3": write_head(eagle, root / "eagle3"),
+        "mtp": write_head(mtp, root / "mtp", "mtp"),
+    }
+
+
+def _cache_bases(root: Path, model: Path) -> dict[str, Path]:
+    """Return a datastore and a prompt cache of a model."""
+    store, cache = root / "datastore", root / "prompt-cache"
+    store.mkdir()
+    documents = [[1, 2, 3, 4, 2, 1] * 4, [*range(20)] * 2]
+    write_datastore(store, documents, vocabulary=Tokenizer.load(model).fingerprint, vocab_size=VOCAB)
+    load(Request(str(model), prompt_cache=str(cache)))
+    return {"datastore": store, "prompt-cache": cache}
 
 
 def _config_cases(bases: dict[str, Path]) -> Iterator[Case]:
@@ -169,8 +239,9 @@ def _other_json_cases(bases: dict[str, Path]) -> Iterator[Case]:
         ("adapter", "adapter_config.json", _ADAPTER_KEYS),
     ):
         document = _read(bases[base] / file)
+        request = _adapter_request(bases) if base == "adapter" else _MODEL
         for mutation in (*mutations.json_values(document, extra), *mutations.json_texts(document)):
-            yield Case(file, bases[base], file, mutation)
+            yield Case(file, bases[base], file, mutation, request)
     for mutation in mutations.json_texts(_read(bases["llama"] / "config.json")):
         yield Case("config.json text", bases["llama"], "config.json", mutation)
     for mutation in _shard_names(_read(bases["sharded"] / "model.safetensors.index.json")):
@@ -192,30 +263,78 @@ def _safetensors_cases(bases: dict[str, Path]) -> Iterator[Case]:
         ("awq", "model.safetensors"),
         ("adapter", "adapter_model.safetensors"),
     ):
+        request = _adapter_request(bases) if base == "adapter" else _MODEL
         for mutation in mutations.safetensors_files((bases[base] / file).read_bytes()):
-            yield Case("safetensors", bases[base], file, mutation)
+            yield Case("safetensors", bases[base], file, mutation, request)
+
+
+def _adapter_request(bases: dict[str, Path]) -> Request:
+    return Request(str(bases["llama"]), adapter=_THIS)
+
+
+def _tokenizer_cases(bases: dict[str, Path]) -> Iterator[Case]:
+    for name in ("llama", *_tokenizers()):
+        document = _read(bases[name] / "tokenizer.json")
+        kinds = {
+            "tokenizer components": mutations.tokenizer_files(document),
+            "tokenizer values": mutations.json_values(document, ("truncation", "padding", "x")),
+            "tokenizer text": mutations.json_texts(document),
+        }
+        for kind, changes in kinds.items():
+            for mutation in changes:
+                yield Case(kind, bases[name], "tokenizer.json", mutation)
 
 
 def _gguf_cases(bases: dict[str, Path]) -> Iterator[Case]:
-    for family in _GGUF_FAMILIES:
-        base = bases[f"{family}.gguf"]
-        image = mutations.read_gguf(base.read_bytes())
+    names = [f"{name}.gguf" for name in (*_GGUF_FAMILIES, "pieces")]
+    files = [(bases[name], name, _MODEL) for name in names]
+    files += [(bases["split"], name, Request(f"{_THIS}/{_SPLIT[0]}")) for name in _SPLIT]
+    for base, file, request in files:
+        path = base if base.is_file() else base / file
+        image = mutations.read_gguf(path.read_bytes())
         for kind, mutate in (
             ("gguf metadata", mutations.gguf_metadata),
             ("gguf tensors", mutations.gguf_tensors),
             ("gguf file", mutations.gguf_files),
         ):
             for mutation in mutate(image):
-                yield Case(kind, base, base.name, mutation)
+                yield Case(kind, base, file, mutation, request)
 
 
-def _drafter_cases(_: dict[str, Path]) -> Iterator[Case]:
+def _drafter_cases(bases: dict[str, Path]) -> Iterator[Case]:
     for name in ("glide", "kangaroo", "medusa", "multi-token"):
         base = _MODELS / f"pronk-tiny-{name}"
+        request = Request("pronk-tiny", drafter=f"{name.replace('-', '_')}(model='{_THIS}')")
         document = _read(base / "drafter.json")
         shown = {key: value for key, value in document.items() if key not in ("figures", "command")}
         for mutation in (*mutations.json_values(shown), *mutations.json_texts(shown)):
-            yield Case("drafter", base, "drafter.json", mutation)
+            yield Case("drafter", base, "drafter.json", mutation, request)
+        for mutation in mutations.safetensors_files((base / "model.safetensors").read_bytes()):
+            yield Case("drafter weights", base, "model.safetensors", mutation, request)
+    for name in ("eagle3", "mtp"):
+        base = bases[name]
+        request = Request(str(bases["target"]), drafter=f"{name}(model='{_THIS}')")
+        document = _read(base / "config.json")
+        for mutation in (*mutations.json_values(document), *mutations.json_texts(document)):
+            yield Case("head", base, "config.json", mutation, request)
+        for mutation in mutations.safetensors_files((base / "model.safetensors").read_bytes()):
+            yield Case("head weights", base, "model.safetensors", mutation, request)
+
+
+def _cache_cases(bases: dict[str, Path]) -> Iterator[Case]:
+    model = str(bases["llama"])
+    request = Request(model, drafter=f"retrieval(datastore='{_THIS}')")
+    base = bases["datastore"]
+    document = _read(base / "datastore.json")
+    for mutation in (*mutations.json_values(document), *mutations.json_texts(document)):
+        yield Case("datastore", base, "datastore.json", mutation, request)
+    for file in ("tokens.bin", "suffixes.bin"):
+        for mutation in mutations.binary_files((base / file).read_bytes()):
+            yield Case("datastore data", base, file, mutation, request)
+    base = bases["prompt-cache"]
+    for file in sorted(base.iterdir()):
+        for mutation in mutations.binary_files(file.read_bytes()):
+            yield Case("prompt cache", base, file.name, mutation, Request(model, prompt_cache=_THIS))
 
 
 def _sample(cases: Iterable[Case], count: int) -> list[Case]:
@@ -250,8 +369,8 @@ class _Loader:
         with self._log.open("a") as log:
             return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
 
-    def load(self, case: Case, model: Path) -> tuple[str, str]:
-        """Return the outcome of a case, and the message; an adapter is loaded with ``model``."""
+    def load(self, case: Case) -> tuple[str, str]:
+        """Return the outcome of a case, and the message."""
         path = self._folder / "case"
         is_file = case.base.is_file()
         if is_file:
@@ -260,14 +379,9 @@ class _Loader:
         else:
             shutil.copytree(case.base, path)
             (path / case.file).write_bytes(case.mutation.make())
-        request = {"model": str(path), "adapter": None, "drafter": "auto"}
-        if case.file.startswith("adapter_"):
-            request |= {"model": str(model), "adapter": str(path)}
-        elif case.kind == "drafter":
-            name = case.base.name.removeprefix("pronk-tiny-").replace("-", "_")
-            request |= {"model": "pronk-tiny", "drafter": f'{name}(model="{path}")'}
+        given = {key: text and text.replace(_THIS, str(path)) for key, text in case.request._asdict().items()}
         try:
-            return self._ask(request)
+            return self._ask(given)
         finally:
             if is_file:
                 path.unlink()
@@ -309,14 +423,16 @@ _KINDS: dict[str, Callable[[dict[str, Path]], Iterator[Case]]] = {
     "json": _other_json_cases,
     "safetensors": _safetensors_cases,
     "gguf": _gguf_cases,
+    "tokenizer": _tokenizer_cases,
     "drafter": _drafter_cases,
+    "cache": _cache_cases,
 }
 
 
 def _check(bases: dict[str, Path], loader: _Loader, kind: str, count: int) -> None:
     failures, outcomes = [], Counter[tuple[str, str]]()
     for case in _sample(_KINDS[kind](bases), count):
-        outcome, message = loader.load(case, bases["llama"])
+        outcome, message = loader.load(case)
         outcomes[case.kind, outcome] += 1
         if outcome not in ("loads", "refused"):
             failures.append(f"{case.label}: {outcome}: {message}")
@@ -332,7 +448,7 @@ def test_undamaged_files_load(bases: dict[str, Path], loader: _Loader) -> None:
     for case in by_base.values():
         file = case.base if case.base.is_file() else case.base / case.file
         undamaged = case._replace(mutation=Mutation("none", file.read_bytes))
-        assert loader.load(undamaged, bases["llama"]) == ("loads", ""), undamaged.label
+        assert loader.load(undamaged) == ("loads", ""), undamaged.label
 
 
 @pytest.mark.parametrize("kind", _KINDS)

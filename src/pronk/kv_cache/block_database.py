@@ -30,6 +30,9 @@ CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 _WRITE_TIMEOUT = 10.0  # seconds to wait for the lock of another process
 _PAGE_BYTES = 1 << 14  # page size of the database: large pages read faster, small ones waste less
 
+# The message of an error may quote a name in the database; Python fails to decode it if it is damaged.
+DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
 
 class DatabaseErrors:
     """Errors of the database: the first one of each kind is logged, and a damaged database is deleted."""
@@ -43,14 +46,14 @@ class DatabaseErrors:
         """Catch the errors of SQLite, and a lack of memory, in the ``with`` block; then call ``on_error``."""
         try:
             yield
-        except (sqlite3.Error, MemoryError) as error:
+        except (*DATABASE_ERRORS, MemoryError) as error:
             if (kind := str(error)) not in self._logged:
                 self._logged.add(kind)
                 _log.warning(
                     "prompt cache %s: %s; prompts are computed meanwhile", self._path.parent, kind or "no memory"
                 )
             # The next process begins with an empty database, unless another one has replaced the damaged file already.
-            if isinstance(error, sqlite3.Error) and _is_damage(error) and file_number(self._path) == self.file:
+            if _is_damage(error) and file_number(self._path) == self.file:
                 _delete(self._path)
             if on_error is not None:
                 on_error()
@@ -89,7 +92,7 @@ def open_database(path: Path, errors: DatabaseErrors, timeout: float | None = No
         raise sqlite3.OperationalError(describe_reason(error)) from error
     try:
         _create_tables(path)
-    except sqlite3.DatabaseError as error:
+    except DATABASE_ERRORS as error:
         if not _is_damage(error):
             raise
         _delete(path)
@@ -146,7 +149,7 @@ def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:
                     raise
                 time.sleep(0.02)
         connection.execute("PRAGMA synchronous = NORMAL")
-    except sqlite3.Error:
+    except DATABASE_ERRORS:
         connection.close()
         raise
     return connection
@@ -160,7 +163,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # SQLite has rolled back already after some errors
+        with suppress(*DATABASE_ERRORS):  # SQLite has rolled back already after some errors
             connection.execute("ROLLBACK")
         raise
 
@@ -173,11 +176,12 @@ def used_bytes(connection: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
-def _is_damage(error: sqlite3.Error) -> bool:
-    return _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+def _is_damage(error: Exception) -> bool:
+    is_unreadable = isinstance(error, UnicodeDecodeError)
+    return is_unreadable or _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     """Return the primary result code of SQLite; 0 for errors of Python's module itself."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 

@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pronk.kv_cache.block_database import (
+    DATABASE_ERRORS,
     DatabaseErrors,
     create_database,
     open_database,
@@ -262,7 +263,7 @@ class _Writer:
             with transaction(connection):
                 for job in jobs:
                     self._write_job(connection, job)
-        except (sqlite3.Error, MemoryError):
+        except (*DATABASE_ERRORS, MemoryError):
             self._counts.blocks_written, self._counts.bytes_written, self._counts.blocks_evicted = before
             raise
 

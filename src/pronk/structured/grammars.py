@@ -125,7 +125,7 @@ class Grammars:
         grammar = _to_grammar(guide)
         with _kind_in_errors(guide.kind):
             if guide.kind != "choice" and len(guide.source) > MAX_UNTRIED_CHARS:
-                serialized = self._model_tokenizer.backend.to_str()
+                serialized = self._model_tokenizer.vocabulary_json
                 try_in_child(grammar, serialized, self._vocab_size, self._stop_token_ids)
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
             if matcher.is_error():
@@ -148,7 +148,7 @@ class Grammars:
             raise GuideError(msg)
         try:
             return LLTokenizer(
-                self._model_tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._stop_token_ids]
+                self._model_tokenizer.vocabulary_json, n_vocab=self._vocab_size, eos_token=[*self._stop_token_ids]
             )
         except ValueError as error:
             reason = describe_error(error)[:MAX_MESSAGE]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import tokenizers
 
+from pronk.tokenization.guarded import GuardedEncoding
 from pronk.tokenization.stream import IncrementalDecoder
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -59,7 +60,7 @@ def prompt_offsets(tokenizer: Tokenizer, name: Name, prompt: str | Sequence[int]
     return [offsets.position if added else offsets.push(token) for token, added in tokens]
 
 
-def _stated_offsets(prompt: str, encoding: tokenizers.Encoding, name: Name) -> list[int]:
+def _stated_offsets(prompt: str, encoding: tokenizers.Encoding | GuardedEncoding, name: Name) -> list[int]:
     """Return positions as a tokenizer states them that changes the text, for example to NFC.
 
     The position is that of the characters that a token stands for. A space that belongs to a token is one of them.

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import tokenizers
-
+from pronk.tokenization.guarded import load_backend
 from pronk.tokenization.tokenizer import Tokenizer
 
 Prefix = Literal["never", "first", "always"]
@@ -59,7 +58,7 @@ def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
     """Return a copy of a tokenizer that adds no space and encodes names of special tokens as plain text."""
     raw = json.loads(tokenizer.backend.to_str())
     raw |= {key: _remove_prefix(raw[key]) for key in ("normalizer", "pre_tokenizer")}
-    backend = tokenizers.Tokenizer.from_str(json.dumps(raw))
+    backend = load_backend(json.dumps(raw))
     backend.encode_special_tokens = True
     return Tokenizer(backend)
 

@@ -16,7 +16,7 @@ from tokenizers import decoders
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.end_tokens import find_end_tokens
-from pronk.errors import PromptError, TokenizerError, describe_error, refuse
+from pronk.errors import PromptError, PronkError, TokenizerError, describe_error, refuse
 from pronk.files.atomic import write_json, write_text
 from pronk.files.text import read_text
 from pronk.models.checkpoint import read_json
@@ -31,7 +31,12 @@ from pronk.tokenization.chat.messages import (
     reveal,
 )
 from pronk.tokenization.chat.template import ChatTemplate
-from pronk.tokenization.limits import check_tokenizer, rust_panics_as_errors
+from pronk.tokenization.guarded import (
+    GuardedTokenizer,
+    encoding_error,
+    load_backend,
+    rust_panics_as_errors,
+)
 
 _TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 
@@ -51,7 +56,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | GuardedTokenizer,
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
@@ -75,6 +80,7 @@ class Tokenizer:
         Files that are missing, damaged, or have ids beyond the model's ``vocab_size`` raise a TokenizerError.
         ``opened``: the GGUF file, if it is open.
         """
+        backend: tokenizers.Tokenizer | GuardedTokenizer
         if is_gguf(folder):
             from pronk.quantization.gguf.tokenizer import read_tokenizer  # noqa: PLC0415 - for GGUF files only
 
@@ -134,6 +140,14 @@ class Tokenizer:
         return hashlib.sha256(f"{self.backend.to_str()}{rest}".encode()).hexdigest()[:16]
 
     @cached_property
+    def vocabulary_json(self) -> str:
+        """``tokenizer.json`` for packages that need the tokens: without components that may be slow or fail."""
+        text = self.backend.to_str()
+        if not isinstance(self.backend, GuardedTokenizer):
+            return text
+        return json.dumps(json.loads(text) | dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor")))
+
+    @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """Id of the tokenizer's end-of-text token, or nothing; the model's config may list further ids."""
         token = self._id_of("eos_token")
@@ -177,9 +191,21 @@ class Tokenizer:
                 if len(text) > _LONG:
                     return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
                 return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except PronkError:
+            raise
         except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
-            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({describe_error(error)})"
-            raise PromptError(msg) from error
+            raise encoding_error(text, error) from error
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of each text as :meth:`encode` does, on several threads."""
+        try:
+            with rust_panics_as_errors():
+                encodings = self.backend.encode_batch_fast([*texts], add_special_tokens=add_special_tokens)
+        except PronkError:
+            raise
+        except Exception:  # noqa: BLE001 - raise the error of the text that cannot be encoded
+            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -273,7 +299,7 @@ def _read_optional(path: Path) -> dict[str, Any]:
     return read_json(path, TokenizerError) if path.is_file() else {}
 
 
-def _read_backend(path: Path) -> tokenizers.Tokenizer:
+def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
     if not path.is_file():
         others = [name for name in ("tokenizer.model", "vocab.json", "merges.txt") if path.with_name(name).is_file()]
         msg = (
@@ -283,20 +309,14 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(msg)
     text = read_text(path, error=TokenizerError)
     try:
-        check_tokenizer(text)
+        return load_backend(text)
     except TokenizerError as error:
         msg = f"{path}: {error}; restore it from its source"
         raise TokenizerError(msg) from error
-    try:
-        with rust_panics_as_errors():
-            backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the tokenizers package raises Exception itself
         reason = describe_error(error)
         msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
         raise TokenizerError(msg) from error
-    if getattr(backend.model, "dropout", None):
-        backend.model.dropout = None  # for training: it would draw the tokens of a text at random
-    return backend
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -472,3 +472,22 @@ def test_vocabularies_of_runs_are_refused(
     path = write(tmp_path / "a.gguf", lambda writer: write_pieces(writer, dict.fromkeys(tokens, 0.0)))
     with pytest.raises(TokenizerError, match=problem):
         Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("kind", [TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED])
+def test_too_long_special_tokens_are_refused(kind: TokenKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for the sum of their lengths; ordinary tokens may be longer."""
+    monkeypatch.setattr(tokenizer, "_MAX_ADDED_CHARACTERS", 1000)
+
+    def write_tokens(count: int) -> Path:
+        names = ["b" * 1000, *(f"<{'a' * 97}{number}>" for number in range(count))]
+
+        def fill(writer: gguf.GGUFWriter) -> None:
+            no_merges(writer, *names)
+            writer.add_token_types([int(TokenKind.NORMAL), *[int(kind)] * count])
+
+        return write(tmp_path / f"{count}.gguf", fill)
+
+    assert Tokenizer.load(write_tokens(10)).vocab_size == 11
+    with pytest.raises(TokenizerError, match="at most 1000 characters of special and user-defined tokens, found more"):
+        Tokenizer.load(write_tokens(11))

@@ -129,9 +129,10 @@ def test_threads_share_a_renderer(hasty: Renderer) -> None:
 
 def test_a_child_process_that_ended_is_replaced(renderer: Renderer) -> None:
     template = ChatTemplate("{{ messages[0].content }}", {}, renderer=renderer)
-    assert renderer._child is not None
-    renderer._child.kill()
-    renderer._child.wait()
+    child = renderer._process._child
+    assert child is not None
+    child.kill()
+    child.wait()
     assert template.render([USER]) == "Hi"
     renderer.close()
     assert template.render([USER]) == "Hi"

@@ -125,9 +125,9 @@ def _encode(source: SourceSpec, tokenizer: "Tokenizer") -> Iterator[tuple[list[i
         encoded_texts = [text.encode(errors="replace") for text in chunk]
         pieces = [list(_split_text(text.decode())) for text in encoded_texts]
         flat = [*chain.from_iterable(pieces)]
-        encoded = iter(tokenizer.backend.encode_batch_fast(flat, add_special_tokens=False))
+        encoded = iter(tokenizer.encode_batch(flat, add_special_tokens=False))
         for text, text_pieces in zip(encoded_texts, pieces, strict=True):
-            yield [token for encoding in islice(encoded, len(text_pieces)) for token in encoding.ids], len(text)
+            yield [*chain.from_iterable(islice(encoded, len(text_pieces)))], len(text)
 
 
 def _text_bytes(path: Path) -> int:

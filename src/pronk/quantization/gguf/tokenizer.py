@@ -49,10 +49,13 @@ _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 after
 _TEMPLATE_KEYS = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
 # Limits for the pairs of a vocabulary without merges. One of 262,144 tokens needs a tenth.
 _MAX_SPLIT_CHARACTERS, _MAX_PAIRS = 2**27, 2**22
+# Limit for the tokens that are found before a text is split: the automaton for them takes 4 µs a character. Well-known
+# models have up to 80,000 characters.
+_MAX_ADDED_CHARACTERS = 2**20
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
-class _PreTokenizer(NamedTuple):
+class PreTokenizer(NamedTuple):
     """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
 
     # Regular expressions, applied in order: each splits every piece into its matches and the texts between matches.
@@ -62,25 +65,25 @@ class _PreTokenizer(NamedTuple):
     nfc: bool = False  # whether the text is first normalized to Unicode NFC
 
 
-_DBRX = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",))
+_DBRX = PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",))
 _LLAMA3 = _DBRX._replace(ignore_merges=True, add_bos=True)
-_SINGLE_DIGITS = _PreTokenizer((r"\p{N}", _GPT2_PATTERN))
-_PRE_TOKENIZERS = {
+_SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
+PRE_TOKENIZERS = {
     # llama.cpp uses this one for models whose own pre-tokenizer is unknown to its converter
-    "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
     "dbrx": _DBRX,  # OLMo 2 and 3, Phi-4, Granite 4
-    "gpt-2": _PreTokenizer((_GPT2_PATTERN,)),
-    "gpt-4o": _PreTokenizer((_GPT4O_PATTERN,)),  # Phi-4-mini
+    "gpt-2": PreTokenizer((_GPT2_PATTERN,)),
+    "gpt-4o": PreTokenizer((_GPT4O_PATTERN,)),  # Phi-4-mini
     "lfm2": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
-    "qwen2": _PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True),
+    "qwen2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True),
     "refact": _SINGLE_DIGITS,  # Granite 3
     "smaug-bpe": _DBRX,  # SmolLM3
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
-    "tekken": _PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
+    "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
 }
 
 
@@ -118,7 +121,11 @@ def read_tokenizer(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, in
         backend = _MODELS[model](file, vocabulary)
         # Phi-3's SentencePiece tokenizers strip white space after special tokens; the file does not record that.
         takes_space = model == "llama" and file.get("general.architecture") == "phi3"
-        backend.add_tokens(_special_tokens(vocabulary, takes_space=takes_space))
+        added = _special_tokens(vocabulary, takes_space=takes_space)
+        if sum(len(token.content) for token in added) > _MAX_ADDED_CHARACTERS:
+            expected = f"expected at most {_MAX_ADDED_CHARACTERS} characters of special and user-defined tokens"
+            refuse_tokens(file, f"{expected}, found more")
+        backend.add_tokens(added)
     except TokenizerError:
         raise
     except Exception as error:  # the library tokenizers raises Exception itself, no subclass
@@ -145,10 +152,10 @@ def _chat_templates(file: GgufFile) -> dict[str, str]:
 
 def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     name = file.get("tokenizer.ggml.pre")
-    settings = _PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
+    settings = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if settings is None:
         remedy = "use the model's original folder, or convert it again with a current llama.cpp"
-        known = ", ".join(_PRE_TOKENIZERS)
+        known = ", ".join(PRE_TOKENIZERS)
         refuse_tokens(file, f"expected tokenizer.ggml.pre to be one of {known}, found {name!r:.40}; {remedy}")
     merges = _parse_merges(read_array(file, "merges", str))
     backend = tokenizers.Tokenizer(models.BPE(vocabulary.ids_by_text, merges, ignore_merges=settings.ignore_merges))

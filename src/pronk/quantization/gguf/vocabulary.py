@@ -19,7 +19,7 @@ _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # those of t
 _SPECIAL_NAMES = ("bos", *_END_KEYS, "unknown", "padding")
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids if ``tokenizer.ggml.model`` is ``llama``
 # Longer tokens, which only damaged files have, are refused: computing their merges tries every split.
-_MAX_TOKEN_CHARACTERS = 1024
+MAX_TOKEN_CHARACTERS = 1024
 
 
 class TokenKind(IntEnum):
@@ -111,8 +111,8 @@ def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:
     longest = max(map(len, tokens), default=0)
-    if longest > _MAX_TOKEN_CHARACTERS:
-        refuse_tokens(file, f"expected tokens of at most {_MAX_TOKEN_CHARACTERS} characters, found one of {longest}")
+    if longest > MAX_TOKEN_CHARACTERS:
+        refuse_tokens(file, f"expected tokens of at most {MAX_TOKEN_CHARACTERS} characters, found one of {longest}")
     if len(set(tokens)) < len(tokens):
         ((token, _),) = Counter(tokens).most_common(1)
         refuse_tokens(file, f"expected every token once, found {token[:40]!r} twice; convert the model again")

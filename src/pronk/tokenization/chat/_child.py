@@ -1,27 +1,21 @@
-"""Child process of :mod:`pronk.tokenization.chat.template`, which compiles and renders chat templates.
+"""Compilation and rendering of chat templates in a limited child process.
 
-It imports Jinja and no module of pronk. The standard output begins with the line ``ready``. Then each line of the
-standard input is a request in JSON, and each line of the standard output the reply in JSON. A request without
-``values`` only compiles the template::
+This is the program of :mod:`pronk.tokenization.chat.template`. It imports no module of pronk. Requests and replies
+are lines of JSON. A request without ``values`` only compiles the template::
 
     {"source": "{{ x }}", "values": {"x": "a"}}         ->  {"text": "a", "loops_over_content": false}
     {"source": "{{"}                                    ->  {"error": "unexpected 'end of template'"}
     {"source": "{{ 'x' * 10**8 }}", "values": {}}       ->  {"over_limit": true}
 
 ``loops_over_content`` is true if the template loops over the parts of a message's content; other templates expect a
-string. ``over_limit`` means that memory, recursion or the length of the text exceeded a limit. If a request exceeds the
-time limit, this process ends without a reply.
+string. ``over_limit`` means that memory, recursion or the length of the text exceeded a limit.
 
 The Jinja environment is that of transformers (``utils/chat_template_utils.py``), so a template gives the same text.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import json
-import signal
-import sys
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -126,7 +120,7 @@ def _is_content(node: nodes.Node) -> bool:
     return getattr(node, "attr" if isinstance(node, nodes.Getattr) else "name", None) == "content"
 
 
-def _answer(line: bytes) -> bytes:
+def answer(line: bytes) -> bytes:
     """Return the reply to a request: compile the template and, if there are ``values``, render it."""
     reply: dict[str, Any]
     try:
@@ -142,27 +136,3 @@ def _answer(line: bytes) -> bytes:
         lines = str(error).strip().splitlines()
         reply = {"error": lines[0][:_MAX_ERROR] if lines else type(error).__name__}
     return json.dumps(reply).encode()
-
-
-def _main(time_limit: float, memory_limit: int) -> None:
-    # Limit the address space where the system enforces it (Linux). Without it, the time limit still holds.
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource  # noqa: PLC0415 - not on Windows
-
-        resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C, and may go on
-    reply = b"ready"
-    while True:
-        sys.stdout.buffer.write(reply + b"\n")
-        sys.stdout.buffer.flush()
-        line = sys.stdin.buffer.readline()
-        if not line:
-            break
-        # A C thread ends this process at the time limit, even within one operation of Python ('x' * 10**10).
-        faulthandler.dump_traceback_later(time_limit, exit=True)
-        reply = _answer(line)
-        faulthandler.cancel_dump_traceback_later()
-
-
-if __name__ == "__main__":
-    _main(float(sys.argv[1]), int(sys.argv[2]))

@@ -1,21 +1,14 @@
 """Chat templates: Jinja sources in checkpoints that convert a conversation to a prompt.
 
 A template comes with the model and is not trusted. It receives the messages, the tools and the special tokens as plain
-data. Jinja's sandbox keeps it from files and from Python's internals, but not from running forever: ``'x' * 10**10`` is
-a single operation, which no thread can interrupt. A process can be killed at any point. One child process renders all
-templates of this process, because starting it takes longer (0.1 s) than rendering (1 ms).
+data. Jinja's sandbox keeps it from files and from Python's internals, but not from running forever. One child process
+with limits renders all templates of this process, because starting it takes longer (0.1 s) than rendering (1 ms).
 """
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -30,23 +23,19 @@ from pronk.tokenization.chat.messages import (
     shorten_ids,
     write_calls,
 )
+from pronk.tokenization.limited_process import LimitedProcess
 
 
 class Renderer:
     """Compiles and renders chat templates in a child process that is started on demand, for any thread.
 
     A request is limited to ``seconds``: a usual prompt takes 1 ms, one of a million tokens 1 s. ``memory`` is the
-    maximum size of the child's address space in bytes, enforced on Linux only; elsewhere, only the time bounds the
-    memory.
+    maximum size of the child's address space in bytes (:class:`LimitedProcess`).
     """
 
     def __init__(self, seconds: float = 10.0, memory: int = 2**30) -> None:
-        self._seconds, self._memory = seconds, memory
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        atexit.register(self.close)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+        program = Path(__file__).with_name("_child.py")
+        self._process = LimitedProcess(program, purpose="chat template", needs="jinja2", seconds=seconds, memory=memory)
 
     def ask(self, source: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Compile a template in Jinja and, if ``values`` (its variables, nested JSON) are given, render it.
@@ -59,55 +48,15 @@ class Renderer:
             TypeError, ValueError, RecursionError: ``values`` is not JSON.
         """
         request = {"source": source} if values is None else {"source": source, "values": values}
-        line = json.dumps(request, ensure_ascii=False, default=_to_dict).encode("utf-8", "surrogatepass")
-        with self._lock:
-            child = self._child
-            if child is None or child.poll() is not None:
-                child = self._start()
-            assert child.stdin is not None
-            assert child.stdout is not None
-            reply = b""
-            with suppress(OSError):  # the process has ended
-                child.stdin.write(line + b"\n")
-                child.stdin.flush()
-                reply = child.stdout.readline()
-            if not reply:
-                self._stop()
-                return {"over_limit": True}
+        line = json.dumps(request, ensure_ascii=False, default=_to_dict)
+        reply = self._process.ask(line.encode("utf-8", "surrogatepass"))
+        if not reply:
+            return {"over_limit": True}
         return json.loads(reply.decode("utf-8", "surrogatepass"))
 
     def close(self) -> None:
         """End the child process; the next request starts another one."""
-        with self._lock:
-            self._stop()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._stop()
-        program = Path(__file__).with_name("_child.py")
-        self._child = child = subprocess.Popen(  # noqa: S603 - our own file, by our own interpreter
-            [sys.executable, "-P", str(program), str(self._seconds), str(self._memory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        assert child.stdout is not None
-        if not child.stdout.readline():  # the line "ready", or nothing if the process has ended
-            msg = (
-                f"chat template: expected the child process {sys.executable} {program.name} to start, found that it "
-                f"ended with code {child.wait()}; check that this Python has jinja2"
-            )
-            raise TokenizerError(msg)
-        return child
-
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
-
-    def _forget(self) -> None:
-        """Forget the child process in a fork of this process: two processes cannot share the child's pipes."""
-        self._lock, self._child = threading.Lock(), None
+        self._process.close()
 
 
 def _to_dict(value: object) -> dict[Any, Any]:

@@ -19,7 +19,7 @@ import tokenizers
 
 from pronk import TokenizerError
 from pronk.checkpoint import ModelConfig
-from pronk.text import Tokenizer
+from pronk.text import Tokenizer, load_backend
 
 END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
 
@@ -112,7 +112,7 @@ class Encoder:
     @classmethod
     def of_target(cls, tokenizer: Tokenizer, config: ModelConfig) -> Encoder:
         """Return an encoder that adds special tokens as the target's tokenizer and chat template do."""
-        backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+        backend = load_backend(tokenizer.backend.to_str())
         backend.encode_special_tokens = True
 
         def plain(texts: list[str]) -> list[list[int]]:
