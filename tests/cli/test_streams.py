@@ -94,7 +94,8 @@ def run_here(arguments: str, **faults: str) -> Ended:
     stdin = io.TextIOWrapper(io.BytesIO(b"hi\n"), encoding="utf-8")
     with ExitStack() as closing, pytest.MonkeyPatch.context() as patch:
         for name, stream in {"stdin": stdin, **texts}.items():
-            used = closing.enter_context(faulty_stream(faults[name])) if name in faults else stream
+            buffering = 1 if name == "stderr" else -1  # of a process: by lines, or by blocks
+            used = closing.enter_context(faulty_stream(faults[name], buffering)) if name in faults else stream
             patch.setattr(sys, name, used)
         with pytest.raises(SystemExit) as stop:
             main(arguments.split())
@@ -111,20 +112,20 @@ def run_here(arguments: str, **faults: str) -> Ended:
 
 
 @contextmanager
-def faulty_stream(fault: str) -> Iterator[Any]:
+def faulty_stream(fault: str, buffering: int = -1) -> Iterator[Any]:
     """Yield a stream with a descriptor of its own; ``None``, as in ``sys``, if it is closed."""
     if fault == CLOSED:
         yield None
     elif fault == READER_HAS_ENDED:
         reader, writer = os.pipe()
         os.close(reader)
-        with suppress(BrokenPipeError), open(writer, "w", encoding="utf-8") as stream:  # noqa: PTH123 - a descriptor
+        with suppress(BrokenPipeError), open(writer, "w", buffering, encoding="utf-8") as stream:  # noqa: PTH123
             yield stream
     elif fault == UNBUFFERED:
         with io.TextIOWrapper(FULL.open("wb", buffering=0), write_through=True) as stream:
             yield stream
     else:
-        with FULL.open("w", encoding="utf-8") as stream:
+        with FULL.open("w", buffering, encoding="utf-8") as stream:
             yield stream
 
 
