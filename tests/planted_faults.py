@@ -346,6 +346,20 @@ _TEXTS = (
 
 _SERVER = (
     Fault(
+        "values within lists have no limit of levels",
+        "server/bodies.py",
+        "isinstance(other, (dict, list))]\n",
+        "isinstance(other, dict)]\n",
+        "server/test_body_reader.py",
+    ),
+    Fault(
+        "an answer that was cut within its call is refused in the next request",
+        "server/protocol/tools.py",
+        '    return text.encode("utf-16", "surrogatepass")',
+        '    return None and text.encode("utf-16", "surrogatepass")',
+        "server/test_own_output.py::test_cut_answers_are_accepted_again",
+    ),
+    Fault(
         "only the beginnings of API keys are compared",
         "server/guard.py",
         "    return hashlib.sha256(key.encode()).digest()\n",
@@ -375,4 +389,21 @@ _SERVER = (
     ),
 )
 
-FAULTS = (*_SAMPLING, *_CACHE, *_SCHEDULER, *_DRAFTERS, *_FILES, *_TEXTS, *_SERVER)
+_COMMANDS = (
+    Fault(
+        "an error of standard error ends the command",
+        "cli/streams.py",
+        "            _discard(self._stream)\n            return len(text)\n",
+        "            raise\n",
+        "cli/test_streams.py",
+    ),
+    Fault(
+        "a command whose reader has ended reports no failure",
+        "cli/main.py",
+        "    if isinstance(error, BrokenPipeError):\n        return 1\n",
+        "    if isinstance(error, BrokenPipeError):\n        return 0\n",
+        "cli/test_streams.py",
+    ),
+)
+
+FAULTS = (*_SAMPLING, *_CACHE, *_SCHEDULER, *_DRAFTERS, *_FILES, *_TEXTS, *_SERVER, *_COMMANDS)
