@@ -42,6 +42,9 @@ from quantized_formats import FORMATS, write_quantized
 from tiny_models import kernels, text_logits
 from waiting import HUNG
 
+# ``test_lost_driver.py`` starts workers as new interpreters.
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
 FURTHER = ("suffix", "lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
 
