@@ -29,7 +29,7 @@ from pronk.speculation.tree import TokenTree
 from tiny_models import make_cache, make_engine
 from waiting import HUNG
 
-__all__ = ["partition_randomly", "tree_parallel_engine"]
+__all__ = ["partition_randomly", "thread_groups", "tree_parallel_engine"]
 
 
 class RandomPartition:

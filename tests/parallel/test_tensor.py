@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
+from parallel.dealt import thread_groups
 from parallel.test_trees import PROMPTS, tokens_and_logprobs
 from pronk import LLM, OptionError, PronkError, SamplingParams
 from pronk.architecture.config import ConvolutionConfig, ModelConfig
@@ -79,7 +80,7 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
         with suppress(ConnectionLostError):
             serve_layer_commands(peer, TensorParallelExecutor(decoder, cache, split, group))
 
-    with ThreadPoolExecutor(workers) as pool:
+    with thread_groups(workers), ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
         peers = [PeerConnection(store, rank, driver=True, timeout=HUNG) for rank in range(1, workers)]
         group = AllReduceGroup(store, 0, workers, timeout=HUNG)
