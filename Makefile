@@ -14,6 +14,8 @@
 .PHONY: demo docs test lint test-slow coverage sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+# Without bytecode on disk, each process of the tests compiles the package, and pytest rewrites all tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 PY := $(VENV)/bin/python

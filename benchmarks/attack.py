@@ -298,6 +298,13 @@ def memory(process: int) -> float | None:
     return None
 
 
+def wait_until_served(probe: Probe) -> None:
+    """Wait until /health and the stream of the other client have answered once, at most ``SECONDS``."""
+    end = time.perf_counter() + SECONDS
+    while not (probe.delays and probe.gaps) and time.perf_counter() < end:
+        time.sleep(0.01)
+
+
 def phase(name: str, port: int, process: int, attack: Callable[[], Counter[str]]) -> dict[str, Any]:
     """Run an attack beside the probe; return a row of the report."""
     before = memory(process)
@@ -305,7 +312,7 @@ def phase(name: str, port: int, process: int, attack: Callable[[], Counter[str]]
     threads = [threading.Thread(target=run, daemon=True) for run in (probe.ask_health, probe.read_stream)]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    wait_until_served(probe)
     start = time.perf_counter()
     answers = attack()
     seconds = time.perf_counter() - start

@@ -2,6 +2,7 @@
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def merged_logits(checkpoint: Path, adapter: Path, tokens: list[int]) -> Array:
     """Return logits ``[len(tokens), vocab]`` of transformers in float32 with ``W + scale B A`` in place of ``W``."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
-    model = load_with_transformers(checkpoint, torch.float32)
+    model = deepcopy(load_with_transformers(checkpoint, torch.float32))
     with torch.no_grad():
         for key in [key for key in tensors if ".lora_A." in key]:
             name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")

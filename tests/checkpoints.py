@@ -6,6 +6,7 @@ and a comparison of logits shows nothing.
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,13 @@ def _auto_class(family: str) -> Any:
 
 
 def load_with_transformers(folder: Path, dtype: torch.dtype) -> Any:
-    """Return the model of a folder in transformers."""
+    """Return the model of a folder in transformers; calls one after the other share it, so copy it to change it."""
+    written = tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir()))
+    return _load_with_transformers(folder, dtype, written)
+
+
+@lru_cache(maxsize=2)
+def _load_with_transformers(folder: Path, dtype: torch.dtype, written: tuple[tuple[str, int], ...]) -> Any:
     family = json.loads((folder / "config.json").read_text())["model_type"]
     return _auto_class(family).from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
@@ -191,6 +198,15 @@ def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int
         for _ in range(count):
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
     return tokens[len(prompt) :]
+
+
+def transformers_choices(folder: Path, prompt: list[int], output: list[int]) -> list[int]:
+    """Return the greedy choice of transformers, in float32, after each beginning of ``output``; in one pass.
+
+    The choices equal ``output`` if and only if it is transformers' own greedy output.
+    """
+    logits = transformers_logits(folder, [*prompt, *output[:-1]])
+    return [int(token) for token in logits[len(prompt) - 1 :].argmax(axis=-1)]
 
 
 def transformers_hidden(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Array:

@@ -346,6 +346,20 @@ _TEXTS = (
 
 _SERVER = (
     Fault(
+        "values within lists have no limit of levels",
+        "server/bodies.py",
+        "isinstance(other, (dict, list))]\n",
+        "isinstance(other, dict)]\n",
+        "server/test_body_reader.py",
+    ),
+    Fault(
+        "an answer that was cut within its call is refused in the next request",
+        "server/protocol/tools.py",
+        '    return text.encode("utf-16", "surrogatepass")',
+        '    return None and text.encode("utf-16", "surrogatepass")',
+        "server/test_own_output.py::test_cut_answers_are_accepted_again",
+    ),
+    Fault(
         "only the beginnings of API keys are compared",
         "server/guard.py",
         "    return hashlib.sha256(key.encode()).digest()\n",
@@ -375,4 +389,83 @@ _SERVER = (
     ),
 )
 
-FAULTS = (*_SAMPLING, *_CACHE, *_SCHEDULER, *_DRAFTERS, *_FILES, *_TEXTS, *_SERVER)
+_COMMANDS = (
+    Fault(
+        "an error of standard error ends the command",
+        "cli/streams.py",
+        "            _discard(self._stream)\n            return len(text)\n",
+        "            raise\n",
+        "cli/test_streams.py",
+    ),
+    Fault(
+        "a command whose reader has ended reports no failure",
+        "cli/main.py",
+        "    if isinstance(error, BrokenPipeError):\n        return 1\n",
+        "    if isinstance(error, BrokenPipeError):\n        return 0\n",
+        "cli/test_streams.py",
+    ),
+)
+
+# Found by tests with fewer cases, shared references, forked workers or threads in place of processes.
+_SHORTENED = (
+    Fault(
+        "a budget of thoughts ends too early after a rejection, with every drafter",
+        "sampling/thinking.py",
+        "        del self._states[len(self._states) - count :]\n",
+        "        del self._states[-1:]\n",
+        "engine/test_equality.py::test_options_beside_each_other",
+    ),
+    Fault(
+        "more than three threads change a logit",
+        "kernels/library.py",
+        "        _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)\n",
+        "        _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)\n"
+        "        if call.threads > 3 and call.logits:\n"
+        "            ctypes.cast(call.logits, ctypes.POINTER(ctypes.c_int32))[0] ^= 1\n",
+        "kernels/test_products.py::test_a_row_does_not_depend_on_the_batch",
+    ),
+    Fault(
+        "workers keep KV rows that the driver has replaced",
+        "parallel/mirrored_cache.py",
+        "            remote_pool.valid[slots] = False\n",
+        "            pass\n",
+        "parallel/test_runner.py",
+    ),
+    Fault(
+        "worker processes stay when their model is closed",
+        "parallel/processes.py",
+        "            runner.drop_workers()\n        self.processes.end()\n",
+        "            pass\n",
+        "parallel/test_trees.py::test_workers_end_with_their_model_and_with_close",
+    ),
+    Fault(
+        "branches of a model are added with a slightly wrong scale",
+        "models/program.py",
+        "        scale = config.residual_scale\n",
+        "        scale = 1.01 * config.residual_scale\n",
+        "models/test_logits.py::test_120_greedy_tokens_equal_transformers",
+    ),
+    Fault(
+        "a grammar of one call allows several",
+        "tokenization/chat/answer_grammar.py",
+        "        if allow_multiple and dialect.repeats_markers:",
+        "        if dialect.repeats_markers:",
+        "tokenization/chat/test_tools.py::test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools",
+    ),
+    Fault(
+        "the state of a drafter lacks tokens of long steps",
+        "drafters/from_text/prompt_lookup.py",
+        "        outcome.state.extend(outcome.committed)\n",
+        "        outcome.state.extend(outcome.committed[-3:])\n",
+        "drafters/test_conformance.py::test_state_depends_on_the_text_and_the_targets_outputs_alone",
+    ),
+    Fault(
+        "the time of drafters does not count as spent",
+        "speculation/policy.py",
+        "        self.policy.spent += counted\n",
+        "",
+        "speculation/test_policy.py::test_the_bound_of_the_loss_holds_in_every_trace",
+    ),
+)
+
+FAULTS = (*_SAMPLING, *_CACHE, *_SCHEDULER, *_DRAFTERS, *_FILES, *_TEXTS, *_SERVER, *_COMMANDS, *_SHORTENED)

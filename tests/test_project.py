@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -98,6 +98,11 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> Sequence[ast.AST]:
+    return [*ast.walk(tree(path))]
+
+
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
@@ -142,7 +147,7 @@ def test_drafters_by_name() -> None:
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
     """Yield the modules of pronk that a file imports, also in functions, as names below ``pronk``."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pronk":
             if node.module != "pronk":
                 yield tuple(str(node.module).split(".")[1:])
@@ -284,7 +289,7 @@ def test_modules() -> None:
 def test_library_neither_prints_nor_reads_the_environment() -> None:
     found = []
     for path in MODULES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Name) and node.id == "print":
                 found.append(f"{relative(path)}:{node.lineno}: print")
             if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and relative(path) not in USES_ENVIRONMENT:
@@ -294,7 +299,7 @@ def test_library_neither_prints_nor_reads_the_environment() -> None:
 
 def imported_modules(path: Path) -> Iterator[str]:
     """Yield the modules that a file imports, also in functions."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -505,7 +510,7 @@ PERSONS = re.compile(r"\b(who|whoever|whom|nobody|somebody|anybody)\b", re.IGNOR
 
 def prose_faults(path: Path) -> Iterator[str]:
     """Yield violations of three rules: length and first word of docstrings, and no persons as subjects."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node) or ""
             first = text.partition("\n")[0]

@@ -20,6 +20,7 @@ from huggingface_hub import constants
 
 from cli.conftest import Command, command  # noqa: F401 - a fixture
 from fake_hub import fake_hub
+from pronk.bench import machine, measure
 from pronk.hub import names
 from waiting import HUNG
 
@@ -48,6 +49,9 @@ Run = Callable[[list[str]], None]
 def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:  # noqa: F811
     """Return functions that run the words of a command, by its beginning."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)  # pronk bench reads less memory
+    monkeypatch.setattr(measure, "_ROUNDS", 1)
+    monkeypatch.setattr(measure, "ROWS", (1, 4))
 
     def pronk(words: list[str]) -> None:
         Path("in.jsonl").write_text(json.dumps(REQUEST) + "\n")

@@ -149,11 +149,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str) -> None:
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 9), marks=pytest.mark.slow)], ids=str)
+def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str, seeds: range) -> None:
     """Draft tokens do not change a state, except in drafters that read the outputs for them or are ``ADAPTIVE``."""
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
-    for seed in range(6):
+    for seed in seeds:
         dice = random.Random(seed)
         # Few letters, so that drafters propose much and some of it is right.
         tokens, prompt = [dice.randrange(4) for _ in range(80)], dice.randint(1, 60)

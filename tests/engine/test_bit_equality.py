@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from oracle import dense_logits
+from own_process import in_own_process
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is_finite
 from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
@@ -377,6 +378,7 @@ def test_block_sizes_and_scattered_blocks(block_size: int, dtype: DType, *, scat
 
 @DTYPES
 @pytest.mark.parametrize("threads", [2, 3, 5, 8])
+@in_own_process
 def test_numbers_of_threads(threads: int, dtype: DType) -> None:
     set_threads(threads, 1)
     decoder, odd, wide = (tiny_decoder(dtype, **each) for each in (VARIANTS["group 8"], VARIANTS["odd sizes"], WIDE))

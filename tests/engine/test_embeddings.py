@@ -138,6 +138,7 @@ def test_prompt_cache_on_disk(tmp_path: Any) -> None:
     second.close()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("parallel", ["tree", "tensor"])
 def test_workers(parallel: str) -> None:
     one, two = LLM(threads=1, dtype="float32"), LLM(threads=1, dtype="float32", workers=2, parallel=parallel)

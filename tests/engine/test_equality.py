@@ -56,9 +56,8 @@ def decode(
     return requests
 
 
-# Drafters that run with all options; the others run with few options, and the rest are slow tests.
+# Drafters that run with all options, each in a batch of its own; for the others most such cases are slow tests.
 CLOSE = ("suffix", "merged with trained", "oracle", "adversarial")
-SLOW = ("staged", "beam")  # trees of draft models take as long as all other drafters
 DRAFTING = [name for name in DRAFTERS if name != "autoregressive"]
 
 
@@ -72,7 +71,7 @@ def matrix(names: Sequence[str], close: Sequence[str], others: Sequence[str], dt
     """
     cases = []
     for name, options, each in product(names, OPTIONS, (FLOAT32, BFLOAT16)):
-        runs = each == dtype and options in others and not (options == "all" and name in SLOW)
+        runs = each == dtype and options in others
         if name in CLOSE:
             runs = options in (close if each == FLOAT32 else ("all",))
         cases.append(pytest.param(name, options, each, marks=() if runs else pytest.mark.slow))
@@ -105,7 +104,7 @@ def assert_stats_add_up(request: Request) -> None:
     matrix(
         [*DRAFTERS],
         (*CORE, "top_k", "min_tokens", "repetitive", "stop"),
-        ("greedy", "all", "repetitive", "thinking", "stop"),
+        (),
         FLOAT32,
     ),
     ids=str,
@@ -118,6 +117,28 @@ def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
     for request in got:
         assert_stats_add_up(request)
     assert any(any(request.from_draft) for request in got) == (total(got, "accepted") > 0)
+
+
+BESIDE = ("greedy", "all", "repetitive", "thinking", "stop")
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
+def test_options_beside_each_other(name: str) -> None:
+    """The requests of a batch have different options; in two batches, each option has two or three prompts."""
+    by_options: dict[str, list[Request]] = {options: [] for options in BESIDE}
+    for shift in (0, 2):
+        chosen = [BESIDE[(index + shift) % len(BESIDE)] for index in range(len(PROMPTS))]
+        want = [plain(FLOAT32, options)[index] for index, options in enumerate(chosen)]
+        engine = make_engine(tiny_decoder())
+        proposer = drafter(name, want).bind(engine.target)
+        got = [ask(PROMPTS[index], params(options, index), proposer) for index, options in enumerate(chosen)]
+        run(engine, got)
+        assert_same(got, want)
+        for options, request in zip(chosen, got, strict=True):
+            assert_stats_add_up(request)
+            by_options[options].append(request)
+    for requests in by_options.values():
+        assert_not_vacuous(name, requests)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -142,17 +142,32 @@ def check_schemas(llm: LLM, found: Sequence[dict[str, Any]], names: Sequence[str
     return counts
 
 
+@cache
+def plain_tokens(prompt: str, case: Callable[[int], SamplingParams], seed: int) -> list[int]:
+    """Return the tokens of plain decoding, computed once for all drafters."""
+    return [*reference().generate(prompt, case(seed)).token_ids]
+
+
+@cache
+def reference() -> LLM:
+    return LLM(threads=1, prefix_cache=True, drafter="autoregressive")
+
+
+def ending(seed: int) -> SamplingParams:
+    guide = Guide(json={"type": "array", "items": {"type": ["object", "integer", "string"]}})
+    return SamplingParams(max_tokens=24, temperature=1.5, seed=seed, guide=guide, guide_mode="jump")
+
+
 @pytest.mark.parametrize("name", ["auto", "medusa", "suffix"])
 def test_texts_have_one_end_without_the_model(llm: LLM, name: str) -> None:
     """With ``jump``, the end of a text that must end is not the model's choice, drafted or not."""
-    guide, num_ended = Guide(json={"type": "array", "items": {"type": ["object", "integer", "string"]}}), 0
+    prompt, num_ended = "ab abb ab acd ab x ", 0
     ends = llm.config.eos_ids
     assert len(ends) > 1
     for seed in range(24):
-        params = SamplingParams(max_tokens=24, temperature=1.5, seed=seed, guide=guide, guide_mode="jump")
-        want = llm.generate("ab abb ab acd ab x ", params, drafter="autoregressive")
-        assert llm.generate("ab abb ab acd ab x ", params, drafter=name).token_ids == want.token_ids, seed
-        num_ended += want.token_ids[-1] == min(ends)
+        want = plain_tokens(prompt, ending, seed)
+        assert llm.generate(prompt, ending(seed), drafter=name).token_ids == want, seed
+        num_ended += want[-1] == min(ends)
     assert num_ended > 8
 
 
@@ -169,15 +184,17 @@ NESTED = {
 CALL = f'start: " [{{\\"name\\": \\"f\\", \\"arguments\\": " %json {json.dumps(NESTED)} "}}]"'
 
 
+def nested(seed: int) -> SamplingParams:
+    return SamplingParams(max_tokens=90, temperature=1.0, seed=seed, guide=Guide(grammar=CALL))
+
+
 @pytest.mark.parametrize("name", ["recycling", "merged(recycling, suffix)", "auto"])
 def test_texts_of_nested_grammars_are_those_of_plain_decoding(llm: LLM, name: str) -> None:
     """Trees of draft tokens make the grammar go back and forth between open values."""
     num_accepted = 0
     for seed in range(24, 40):
-        params = SamplingParams(max_tokens=90, temperature=1.0, seed=seed, guide=Guide(grammar=CALL))
-        got = llm.generate("{", params, drafter=name)
-        want = llm.generate("{", params, drafter="autoregressive")
-        assert got.token_ids == want.token_ids, seed
+        got = llm.generate("{", nested(seed), drafter=name)
+        assert got.token_ids == plain_tokens("{", nested, seed), seed
         num_accepted += got.stats.accepted
     assert num_accepted > 50
 

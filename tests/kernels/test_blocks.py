@@ -7,6 +7,7 @@ import pytest
 
 from gguf_files import QUANTIZED, SCALES, decode, random_blocks
 from kernels.test_products import ROWS, same, some_rows
+from own_process import in_own_process
 from pronk.arrays import Array
 from pronk.kernels.library import candidates
 from pronk.kernels.threads import set_threads
@@ -146,6 +147,7 @@ def test_groups_equal_the_loop(kind: str) -> None:
 
 
 @KINDS
+@in_own_process
 def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: str, pytestconfig: pytest.Config) -> None:
     sanitized = pytestconfig.getoption("--library") is not None  # such a library takes a minute for hundreds of rows
     inputs, most = INPUTS.get(kind, 352), 70 if sanitized else 600

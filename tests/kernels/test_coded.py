@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kernels.test_products import ROWS, same, some_rows
+from own_process import in_own_process
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
@@ -41,6 +42,7 @@ def test_outputs_equal_the_loop(kind: tuple[Bits, Minima, bool]) -> None:
 
 
 @KINDS
+@in_own_process
 def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: tuple[Bits, Minima, bool]) -> None:
     for outputs, inputs, group in SHAPES:
         weight, bias = some_codes((outputs, inputs), *kind, group), some_rows(1, outputs, seed=2)[0]

@@ -26,6 +26,7 @@ from pronk.models.kernels import load_kernels, self_check
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 OPTIONS = SamplingParams(max_tokens=12, ignore_eos=True)
+FEW_ROWS = (1, 4, 20, 40)  # batch sizes of the self-check for libraries that are built without optimization
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_every_instruction_set_passes_its_self_check(
 ) -> None:
     counts = (1, 3)
     if pytestconfig.getoption("--library"):  # a sanitizer build takes a minute for hundreds of rows
-        monkeypatch.setattr(loading, "_BATCH_SIZES", (1, 4, 20, 40))
+        monkeypatch.setattr(loading, "_BATCH_SIZES", FEW_ROWS)
         counts = (3,)
     for threads in counts:
         set_threads(threads, 1)
@@ -343,6 +344,7 @@ def test_a_build_for_one_processor(
         patch.setattr(Path, "read_text", lambda *_, **__: "flags : fma f16c avx2")
         macros, left_out = build._left_out(build.BuildTarget.current())
     monkeypatch.setattr(build, "_left_out", lambda _: (macros, left_out))
+    monkeypatch.setattr(loading, "_BATCH_SIZES", FEW_ROWS)
     path = tmp_path / "libpronk.so"
     build.build(path, extra=["-O0", "-DPRONK_FEW_TILES"], native=True)
     found = candidates(path=path)

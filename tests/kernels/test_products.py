@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch.nn.functional as F
 
+from own_process import in_own_process
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
@@ -44,6 +45,7 @@ def same(one: Array, other: Array) -> bool:
 
 @ALL
 @EVERY
+@in_own_process
 def test_a_row_does_not_depend_on_the_batch(kernels: Kernels, name: str) -> None:
     """Batches of the first or the last 1 to 1040 rows, on 1 to 5 threads, give each row the same bits."""
     for shape in SHAPES:

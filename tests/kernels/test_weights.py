@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from own_process import in_own_process
 from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, MemoryPool, mapped_zeros
 from pronk.kernels import weights
 from pronk.kernels.library import candidates
@@ -134,6 +135,7 @@ def test_fewer_bits_take_less_memory() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
+@in_own_process
 def test_threads_pack_the_same(threads: int) -> None:
     for weight in (
         *(some_weight((131, 70), dtype) for dtype in FLOATS),

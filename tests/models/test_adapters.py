@@ -2,6 +2,7 @@
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_an_adapter_that_peft_saves(checkpoint: MakeCheckpoint, tmp_path: Path) 
     model = checkpoint("qwen2")
     options = {"r": 16, "lora_alpha": 5, "rank_pattern": {"q_proj": 5, "layers.1.mlp.up_proj": 9}, "use_rslora": True}
     config = peft.LoraConfig(target_modules="all-linear", alpha_pattern={"down_proj": 40}, **options)
-    made = peft.get_peft_model(load_with_transformers(model, torch.float32), config)
+    made = peft.get_peft_model(deepcopy(load_with_transformers(model, torch.float32)), config)
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in made.named_parameters():

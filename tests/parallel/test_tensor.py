@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
+from parallel.dealt import thread_groups
 from parallel.test_trees import PROMPTS, tokens_and_logprobs
 from pronk import LLM, OptionError, PronkError, SamplingParams
 from pronk.architecture.config import ConvolutionConfig, ModelConfig
@@ -41,6 +42,9 @@ from pronk.speculation.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
 from tiny_models import kernels, text_logits
 from waiting import HUNG
+
+# ``test_lost_driver.py`` starts workers as new interpreters.
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
 FURTHER = ("suffix", "lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
@@ -76,7 +80,7 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
         with suppress(ConnectionLostError):
             serve_layer_commands(peer, TensorParallelExecutor(decoder, cache, split, group))
 
-    with ThreadPoolExecutor(workers) as pool:
+    with thread_groups(workers), ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
         peers = [PeerConnection(store, rank, driver=True, timeout=HUNG) for rank in range(1, workers)]
         group = AllReduceGroup(store, 0, workers, timeout=HUNG)

@@ -33,6 +33,9 @@ from sockets import sockets
 from tiny_models import run, tiny_decoder
 from waiting import HUNG
 
+# ``test_lost_driver.py`` starts workers as new interpreters.
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 LISTED = Path("/proc/net/tcp").exists()
 PROMPTS = ["def add(a, b):\n    return a + b\n\n\nclass Stack:\n", "for i in range(10):\n    print(i)\n\ndef", "x"]
 
@@ -219,7 +222,7 @@ def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slow(serving: WorkerLoop, given: WorkRequest) -> None:
         if threading.current_thread().name.endswith("_0"):
-            slowly.append(0.1 * len(slowly) % 0.5)
+            slowly.append(0.4 if len(slowly) == 2 else 0.0)
             sleep(slowly[-1])
         work(serving, given)
 

@@ -12,7 +12,7 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from real.questions import QUESTIONS, conversation
 
-TOKENS = 32
+TOKENS = 20
 GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 COPY = """Repeat this code exactly:
 def area(width, height):

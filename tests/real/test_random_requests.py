@@ -72,7 +72,7 @@ def check(seed: int, count: int, llm: LLM, models: list[LLM]) -> None:
 
 
 def test_random_requests(llm: LLM, models: list[LLM]) -> None:
-    check(1, 30, llm, models)
+    check(1, 20, llm, models)
 
 
 @pytest.mark.slow

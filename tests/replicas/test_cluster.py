@@ -379,7 +379,7 @@ def test_too_few_cores_are_a_one_line_error(
     from pronk.replicas import cluster
 
     del dispatcher  # the fixture's replicas occupy both cores
-    monkeypatch.setattr(cluster, "_FREE_CORES_TIMEOUT", 1.0)
+    monkeypatch.setattr(cluster, "_FREE_CORES_TIMEOUT", 0.2)
     with pytest.raises(OptionError, match=message), cluster.deploy(cluster.ReplicaPlan(OPTIONS, replicas, cpus=cpus)):
         pass
 
@@ -391,7 +391,7 @@ def test_address_of_another_service_is_a_one_line_error(monkeypatch: pytest.Monk
         def log_message(self, *_: object) -> None:
             """Write no log."""
 
-    monkeypatch.setattr(cluster, "_CONNECT_TIMEOUT", 1.0)
+    monkeypatch.setattr(cluster, "_CONNECT_TIMEOUT", 0.2)
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()

@@ -40,6 +40,12 @@ def llm() -> Iterator[LLM]:
     return LLM(threads=1, prefix_cache=True)
 
 
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go on with the next replica at once: those of the tests need no time to start."""
+    monkeypatch.setattr("pronk.replicas.dispatcher._PAUSE", 0.0)
+
+
 class DyingReplicas:
     """Replicas in this process; ``lives`` has the number of steps after which each dies."""
 
@@ -154,9 +160,8 @@ def test_request_without_a_seed_keeps_one_seed(llm: LLM) -> None:
     asyncio.run(main())
 
 
-def test_another_model_does_not_resume(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_does_not_resume(llm: LLM) -> None:
     """Another model may start a text, but a text in progress waits for a replica of its own model."""
-    monkeypatch.setattr("pronk.replicas.dispatcher._PAUSE", 0.0)
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
 
     async def main() -> None:
@@ -290,8 +295,7 @@ def test_replay_with_other_tokens_fails(llm: LLM) -> None:
         asyncio.run(collect(dispatcher(llm, OtherSeed(llm, [6])), params))
 
 
-def test_request_that_kills_every_replica_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.replicas.dispatcher._PAUSE", 0.0)
+def test_request_that_kills_every_replica_fails(llm: LLM) -> None:
     replicas = DyingReplicas(llm, [0] * 50)
     with pytest.raises(ClosedError, match="found 3 that ended in a row"):
         asyncio.run(collect(dispatcher(llm, replicas), SamplingParams(max_tokens=4)))
@@ -344,9 +348,8 @@ def test_deadline_ends_a_request_on_a_stalled_replica(llm: LLM, monkeypatch: pyt
     asyncio.run(main())
 
 
-def test_deaths_during_replay_carry_no_blame(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_during_replay_carry_no_blame(llm: LLM) -> None:
     """With ``prompt_logprobs`` each replica replays the text from its beginning."""
-    monkeypatch.setattr("pronk.replicas.dispatcher._PAUSE", 0.0)
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, prompt_logprobs=0, temperature=0.8)
 
     async def main() -> None:

@@ -9,6 +9,19 @@ from playwright.sync_api import Browser, sync_playwright
 from pronk.llm import LLM
 from server.browsing import ARGS, CHROMIUM
 from server.serving import Running, running
+from server.tool_models import FEW_LAYERS, write_layers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let clients look for certificates in an empty folder: each client would read those of all authorities.
+
+    All servers of the tests speak HTTP. Reading the certificates takes longer than most tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("certificates")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +53,12 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], None]:
 
 
 @pytest.fixture(scope="session")
-def model() -> LLM:
-    return LLM(prefix_cache=True, max_batch=8, threads=1, budget="all")  # drafting does not depend on measured times
+def model(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """Return a model with few layers of pronk-tiny; its drafting does not depend on measured times."""
+    folder = tmp_path_factory.mktemp("shallow") / "pronk-tiny"
+    folder.mkdir()
+    write_layers(folder, FEW_LAYERS)
+    return LLM(folder, prefix_cache=True, max_batch=8, threads=1, budget="all")
 
 
 @pytest.fixture(scope="module")

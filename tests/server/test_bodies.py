@@ -11,12 +11,12 @@ import pytest
 from server.bodies import COMPLETIONS, LIMIT, RESPONSES, ROUTES, Bodies, shrink
 from server.replies import answer_of, results
 from server.serving import Running, running
-from server.tool_models import tool_model
+from server.tool_models import FEW_LAYERS, tool_model
 
 
 @pytest.fixture(scope="module", params=["qwen3", "mistral list"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tool_model(tmp_path_factory.mktemp("model"), request.param)) as made:
+    with running(tool_model(tmp_path_factory.mktemp("model"), request.param, FEW_LAYERS)) as made:
         yield made
 
 

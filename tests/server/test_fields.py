@@ -13,7 +13,7 @@ from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.fields import IGNORED_HEADER, report_header
 from server.serving import KEY, Running, running
-from server.tool_models import tool_model
+from server.tool_models import FEW_LAYERS, tool_model
 
 ASK: dict[str, Any] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
@@ -28,7 +28,7 @@ CLEAR_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": {"type":
 @pytest.fixture(scope="module")
 def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Server of a model that calls tools and thinks."""
-    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3")) as made:
+    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3", FEW_LAYERS)) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from server.serving import KEY, Running, running
 from server.test_tools import SCHEMAS
-from server.tool_models import BEGIN_THOUGHT, END_THOUGHT, tool_model
+from server.tool_models import ALL_LAYERS, BEGIN_THOUGHT, END_THOUGHT, FEW_LAYERS, tool_model
 
 ASK: Any = [{"role": "user", "content": "How is it in Oslo?"}]
 TOOLS: Any = [{"name": name, "description": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
@@ -29,7 +29,9 @@ BUDGET: Any = {"type": "enabled", "budget_tokens": 9}
 
 @pytest.fixture(scope="module", params=["qwen3", "deepseek", "hermes", "mistral", "channels"])
 def tooled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tool_model(tmp_path_factory.mktemp(request.param), request.param)) as made:
+    # Some tests need the texts of all layers: thoughts between texts as markers, and answers that end.
+    layers = ALL_LAYERS if request.param in ("deepseek", "hermes") else FEW_LAYERS
+    with running(tool_model(tmp_path_factory.mktemp(request.param), request.param, layers)) as made:
         yield made
 
 

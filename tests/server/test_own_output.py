@@ -11,7 +11,7 @@ import pytest
 from pronk.server.protocol.tools import complete_arguments
 from server.replies import answer_of, results
 from server.serving import Running, running
-from server.tool_models import SOURCES, tool_model
+from server.tool_models import FEW_LAYERS, SOURCES, tool_model
 
 FIELDS = {"city": {"type": "string"}, "days": {"type": "array", "items": {"type": "integer"}}, "deep": {}}
 SCHEMA = {"type": "object", "properties": FIELDS, "required": ["city", "days", "deep"]}
@@ -30,7 +30,7 @@ FAMILIES = tuple(SOURCES)
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tool_model(tmp_path_factory.mktemp("model"), request.param)) as made:
+    with running(tool_model(tmp_path_factory.mktemp("model"), request.param, FEW_LAYERS)) as made:
         yield made
 
 
@@ -41,14 +41,15 @@ def ask(route: str, client: httpx.Client, body: dict[str, Any]) -> list[Any]:
     return answer_of(route, reply, stream=body["stream"])
 
 
+@pytest.mark.parametrize("count", [4, pytest.param(24, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
-def test_cut_answers_are_accepted_again(server: Running, route: str) -> None:
+def test_cut_answers_are_accepted_again(server: Running, route: str, count: int) -> None:
     """Answers that ``max_tokens`` cuts at a random place: within thoughts, texts, names and arguments of calls."""
-    draw = random.Random(f"{route}")
+    draw = random.Random(f"{route} {count}")
     field = "input" if route == RESPONSES else "messages"
     num_calls = 0
     with server.client() as client:
-        for number in range(8):
+        for number in range(count):
             options = (TOOLS if number % 3 else TEXT)[route]
             body = {field: [USER], LIMIT[route]: draw.randint(1, 90), "seed": number, "temperature": 1.0, **options}
             body["thinking_budget"] = draw.randint(1, 40)

@@ -20,11 +20,18 @@ import pytest
 
 from pronk.engine.request import Request
 from pronk.llm import LLM
+from pronk.server import run
 from pronk.server.settings import RequestLimits
 from server.serving import KEY, Running, hold_requests, running
 from waiting import HUNG, eventually, processor_limit
 
 LONG = {"prompt": "def f(x):", "max_tokens": 1800, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+
+
+def shorten_stop_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers that stop wait only a little for clients that read nothing and engines that hang."""
+    for name in ("_FLUSH_SECONDS", "_STOP_SECONDS"):
+        monkeypatch.setattr(run, name, 0.1)
 
 
 @contextmanager
@@ -373,10 +380,13 @@ def test_clients_that_read_nothing_are_disconnected(model: LLM, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_client_that_reads_nothing_does_not_delay_shutdown(model: LLM, signals: int) -> None:
+def test_a_client_that_reads_nothing_does_not_delay_shutdown(
+    model: LLM, signals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pipelined responses fill all buffers; without a limit, shutdown would wait a minute for the client."""
+    shorten_stop_limits(monkeypatch)
     body = json.dumps({"prompt": "x y z " * 200, "max_tokens": 1, "echo": True, "logprobs": 20}).encode()
-    with running(model, drain_seconds=1.0) as made, connected(made) as sock:
+    with running(model, drain_seconds=0.1) as made, connected(made) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         sock.sendall((head("/v1/completions", len(body)) + body) * 6)
         connections = made.server.server_state.connections
@@ -387,7 +397,8 @@ def test_a_client_that_reads_nothing_does_not_delay_shutdown(model: LLM, signals
         assert not made.thread.is_alive()
 
 
-def test_incomplete_body_is_answered_with_503_at_shutdown(model: LLM) -> None:
+def test_incomplete_body_is_answered_with_503_at_shutdown(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_stop_limits(monkeypatch)
     with running(model, drain_seconds=0.0) as made, connected(made) as sock:
         sock.sendall(head("/v1/completions", 100) + b"{")
         assert eventually(lambda: bool(made.server.server_state.tasks))
@@ -551,6 +562,7 @@ def test_streams_end_with_an_error_when_the_server_stops(
 ) -> None:
     if not engine_ends:
         monkeypatch.setattr("pronk.server.model_pool.ModelPool.stop", lambda _: None)
+        shorten_stop_limits(monkeypatch)
     body = {**ASKS[route], "stream": True, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
     with running(model) as made, made.client() as client:
 

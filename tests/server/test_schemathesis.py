@@ -15,7 +15,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from server.serving import KEY, Running, running
-from server.tool_models import tool_model
+from server.tool_models import FEW_LAYERS, tool_model
 from waiting import HUNG
 
 # Routes that generate text, and the field with the maximum number of tokens; without it an answer fills the context.
@@ -65,7 +65,7 @@ TOOL_FIELDS = ("tool_calls", "tool_call_id")
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Server of a model that thinks and calls tools."""
-    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3")) as made:
+    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3", FEW_LAYERS)) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ from pronk.server.protocol.tools import Function, FunctionTool, ToolCall, comple
 from pronk.tokenization.chat.answer_grammar import relax_tools
 from server.bodies import CHAT, MESSAGES, RESPONSES, Bodies
 from server.serving import Running, running
-from server.tool_models import tool_model
+from server.tool_models import FEW_LAYERS, tool_model
 
 TURNS = [{"role": "user", "content": "Hi"}]
 LIMIT = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
@@ -31,7 +31,7 @@ COUNT = "/v1/messages/count_tokens"
 @pytest.fixture(scope="module")
 def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Server of a model that calls tools and thinks."""
-    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3")) as made:
+    with running(tool_model(tmp_path_factory.mktemp("qwen3"), "qwen3", FEW_LAYERS)) as made:
         yield made
 
 

@@ -41,15 +41,16 @@ def random_trace(seed: int) -> World:
     return world
 
 
-def test_the_bound_of_the_loss_holds_in_every_trace() -> None:
+@pytest.mark.parametrize("first", [0, pytest.param(800, marks=pytest.mark.slow)])
+def test_the_bound_of_the_loss_holds_in_every_trace(first: int) -> None:
     drafted, lossy = 0, 0
-    for seed in range(2000):
+    for seed in range(first, first + 800):
         world = random_trace(seed)
         assert world.loss <= world.worst + 1e-9, seed
         drafted += any(world.num_draft_tokens)
         lossy += world.policy.spent > world.policy.saved
-    assert drafted > 1000
-    assert lossy > 500
+    assert drafted > 400
+    assert lossy > 200
 
 
 def test_the_bound_of_the_loss_holds_in_long_traces() -> None:
@@ -136,7 +137,7 @@ def test_the_choice_follows_a_change_of_the_text(change: int, wanted: bool, most
     """A source that stops paying is asked for up to 30 steps more: its expected contribution halves in 7 steps."""
     phases = {"copy": (0.05, 0.05, 0.97), "draft": (0.85, 0.2, 0.85)}
     delays = []
-    for seed in range(20):
+    for seed in range(11):
         world = World(random.Random(seed))
         copy, draft = (
             Source(world, name, seconds, lambda step, name=name: phases[name][step // 120 % 3], count)  # type: ignore[misc]

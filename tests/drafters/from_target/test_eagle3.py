@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covering import covering
 from drafters.drafting import (
     Asked,
     Watched,
@@ -149,10 +150,10 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("target", TARGETS)
-@EACH
+@pytest.mark.parametrize(
+    ("kind", "shape", "target", "temperature", "rule"),
+    covering(KINDS, [*SHAPES], [*TARGETS], [0.0, 0.8], ["coupled", "rejection", "block"], strength=3),
+)
 def test_texts_are_equal_and_draft_tokens_right(
     kind: str, shape: str, target: str, temperature: float, rule: Rule
 ) -> None:

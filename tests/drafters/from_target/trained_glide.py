@@ -104,10 +104,17 @@ class DenseGlide:
         self.module = GlideDecoderModule(shape(layers, cross=cross), target.config)
         tensors = load_file(Path(folder) / "model.safetensors")
         self.module.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+        self._known = dict[tuple[tuple[int, ...], int, int], Array]()
 
-    @torch.no_grad()
     def __call__(self, tokens: Sequence[int], verified: int, oldest: int = 0) -> Array:
         """Return logits ``[vocab]`` after ``tokens``, with target keys of positions ``oldest .. verified - 1``."""
+        key = (tuple(tokens), verified, oldest)
+        if key not in self._known:
+            self._known[key] = self._compute(*key)
+        return self._known[key]
+
+    @torch.no_grad()
+    def _compute(self, tokens: tuple[int, ...], verified: int, oldest: int) -> Array:
         places = torch.arange(len(tokens))
         seen = (places < places[:, None].clamp(max=verified)) & (places >= oldest)
-        return to_array(dense_drafter_logits(self.module, self.target, torch.tensor([tokens]), seen)[-1])
+        return to_array(dense_drafter_logits(self.module, self.target, torch.tensor([[*tokens]]), seen)[-1])

@@ -1,12 +1,15 @@
 """Requests of agents are answered, in events that their libraries read; so is the next turn."""
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 
+from covering import covering
+from pronk.llm import LLM
 from pronk.tokenization.tokenizer import Tokenizer
 from server.agents import recorded
 from server.agents.recorded import Recorded
@@ -27,6 +30,7 @@ from server.serving import Running
 from server.tool_models import END_THOUGHT
 
 Fields = dict[str, Any]
+FAMILIES = ["hermes", "qwen3"]  # the second one also writes thoughts
 ANSWERED = [each for each in recorded.ALL if each.route != COUNT]
 CALLING = [each for each in ANSWERED if each.functions()]
 CONVERSATIONS = [each for each in ANSWERED if each.route == MESSAGES]
@@ -39,7 +43,13 @@ def has_system_message(request: Recorded) -> bool:
 
 
 def named(requests: list[Recorded]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("request_", requests, ids=[each.name for each in requests])
+    """Run a test with each request; the families of models take turns, all other combinations are slow tests."""
+    cases = covering(FAMILIES, requests, strength=1)
+    return pytest.mark.parametrize(("served", "request_"), cases, indirect=["served"], ids=case_id)
+
+
+def case_id(value: str | Recorded) -> str:
+    return value if isinstance(value, str) else value.name
 
 
 @pytest.fixture
@@ -48,13 +58,18 @@ def client(served: Running) -> Iterator[httpx.Client]:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def short(served: Running) -> Fields:
     """Return fields that end each answer soon: a bias for ends of thoughts, JSON, schemes of URIs and answers."""
-    tokenizer = served.llm.tokenizer
+    return fields_of_short_answers(served.llm)
+
+
+@cache
+def fields_of_short_answers(llm: LLM) -> Fields:
+    tokenizer = llm.tokenizer
     bias = {str(token): 50.0 for token in _closing(tokenizer)}
     bias |= {str(token): 40.0 for token in tokenizer.encode(":", add_special_tokens=False)}
-    bias |= {str(token): 100.0 for token in served.llm.config.eos_ids}
+    bias |= {str(token): 100.0 for token in llm.config.eos_ids}
     if tokenizer.backend.id_to_token(END_THOUGHT) == "</think>":
         bias[str(END_THOUGHT)] = 80.0
     return {"logit_bias": bias, "temperature": 0.0, "do_sample": None}

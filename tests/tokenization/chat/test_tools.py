@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from checkpoints import byte_tokenizer
+from covering import covering
 from pronk.errors import OptionError, PromptError, TokenizerError
 from pronk.sampling.guide import Guide
 from pronk.structured.grammars import Grammars
@@ -407,12 +409,18 @@ def test_hostile_texts_are_parsed_in_linear_time(text: str) -> None:
     assert results[0] == results[1]
 
 
+@cache
+def grammars_of(tokenizer: Tokenizer) -> Grammars:
+    """Return the grammars of a tokenizer, which keep the guides that they have compiled."""
+    return Grammars(tokenizer, tokenizer.vocab_size, [0])
+
+
 def random_text(
     tokenizer: Tokenizer, guide: Guide, seed: int, wanted: Mapping[int, float], length: int = 400
 ) -> list[int]:
     """Draw random tokens that the guide allows, up to an end token; ``wanted``: token ids with a probability each."""
     rng = random.Random(seed)
-    follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
+    follower = grammars_of(tokenizer).compile(guide).new_processor()
     tokens = list[int]()
     while len(tokens) < length:
         mask = follower.mask(np.zeros(tokenizer.vocab_size, np.float32))
@@ -456,7 +464,7 @@ def test_the_grammar_guides_calls_whose_markers_are_ordinary_text(free: bool) ->
     for family, begin in (("hermes", '<tool_call>\n{"name": "'), ("llama", '{"name": "')):
         tokenizer = tool_tokenizer(family, tokens=False)
         form = Form(tokenizer)
-        grammars = Grammars(tokenizer, tokenizer.vocab_size, [0])
+        grammars = grammars_of(tokenizer)
         follower = grammars.compile(form.guide(SCHEMAS, allow_text=free, allow_multiple=True)).new_processor()
         good = f'{begin}add{form.row.before_arguments}{{"a": 7, "b": "x}}"}}}}'
         for at, letter in enumerate(good):
@@ -474,7 +482,7 @@ def test_schemas_cannot_change_how_json_is_written() -> None:
     assert arguments_schema(loose) == SCHEMAS["add"]
     tokenizer = tool_tokenizer("llama")
     form = Form(tokenizer)
-    compile_guide = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile
+    compile_guide = grammars_of(tokenizer).compile
     follower = compile_guide(
         form.guide({"add": arguments_schema(loose)}, allow_text=False, allow_multiple=False)
     ).new_processor()
@@ -522,10 +530,8 @@ def test_schemas_that_are_too_large_together_are_left_out() -> None:
     assert [each.dropped for each in described] == [(), (), ()]
 
 
-@pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("count", [pytest.param(500, marks=pytest.mark.slow), 1024])
-@pytest.mark.parametrize("equal", [False, True])
-@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize(("family", "equal", "free"), covering([*TEMPLATES], [False, True], [False, True]))
 def test_each_of_a_thousand_tools_can_be_called(family: str, equal: bool, count: int, free: bool) -> None:
     form = Form(tool_tokenizer(family))
     properties = [{"a": {"type": "string", "maxLength": 5 if equal else 5 + number}} for number in range(count)]
@@ -533,7 +539,7 @@ def test_each_of_a_thousand_tools_can_be_called(family: str, equal: bool, count:
     names = [f"a/b.{number:_>60}" for number in range(count)]
     schemas = {name: json.dumps(each.schema) for name, each in zip(names, found, strict=True)}
     guide = form.guide(schemas, allow_text=free, allow_multiple=True)
-    compiled = Grammars(form.tokenizer, form.tokenizer.vocab_size, [0]).compile(guide)
+    compiled = grammars_of(form.tokenizer).compile(guide)
     for name in (names[0], names[count // 2], names[-1]):
         processor = compiled.new_processor()
         for text, marker in form.written((name, '{"a": "x"}')):
@@ -576,7 +582,7 @@ def test_arguments_in_python_may_have_any_names_if_any_object_fits() -> None:
     tokenizer = tool_tokenizer("lfm2")
     guide = Guide(grammar="\n".join(keyword_rules("start", arguments_schema({}))))
     for text in (")", "a=1)", 'city="Oslo", exact_1=null)'):
-        processor = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
+        processor = grammars_of(tokenizer).compile(guide).new_processor()
         for token in tokenizer.encode(text):
             assert processor.allows(token), text
             processor.advance(token)
@@ -589,9 +595,7 @@ def test_multiples_of_all_tools_have_a_small_common_multiple() -> None:
     assert found == [(), (), (), (), ("properties.a.multipleOf",)]
     tokenizer = tool_tokenizer("hermes")
     schemas = {f"tool_{number}": arguments_schema(each) for number, each in enumerate(parameters[:4])}
-    Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(
-        Form(tokenizer).guide(schemas, allow_text=True, allow_multiple=True)
-    )
+    grammars_of(tokenizer).compile(Form(tokenizer).guide(schemas, allow_text=True, allow_multiple=True))
 
 
 def test_ids_that_mistral_models_write_are_dropped() -> None:
@@ -599,7 +603,7 @@ def test_ids_that_mistral_models_write_are_dropped() -> None:
     template = NEW_MISTRAL.replace("+ '[ARGS]'", "+ '[CALL_ID]' + call.id + '[ARGS]'")
     assert template != NEW_MISTRAL
     for tokens in (True, False):
-        more = {"[CALL_ID]": True} if tokens else {}
+        more = (("[CALL_ID]", True),) if tokens else ()
         backend = tool_tokenizer("mistral", tokens=tokens, more=more).backend
         form = Form(Tokenizer(backend, special_tokens=old._special_tokens, chat_template=template))
         assert (form.row.name, form.row.before_ident) == ("mistral", "[CALL_ID]")
@@ -611,7 +615,7 @@ def test_ids_that_mistral_models_write_are_dropped() -> None:
             calls = read(form, pieces_of(form.tokenizer, bad))[1]
             assert calls == [("add", "")]  # the name was emitted before; what follows is text
         # The grammar allows an id, and does not require one.
-        compile_guide = Grammars(form.tokenizer, form.tokenizer.vocab_size, [0]).compile
+        compile_guide = grammars_of(form.tokenizer).compile
         guide = form.guide(SCHEMAS, allow_text=False, allow_multiple=True)
         for text in ("[TOOL_CALLS]add_more[CALL_ID]a1B2c3D4e[ARGS]{}", "[TOOL_CALLS]add_more[ARGS]{}"):
             follower = compile_guide(guide).new_processor()
@@ -684,7 +688,7 @@ FREE = [
 
 def follow(tokenizer: Tokenizer, guide: Guide, text: str) -> Any:
     """Return the guide's processor after a text, written letter by letter; check that the text is allowed."""
-    follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).new_processor()
+    follower = grammars_of(tokenizer).compile(guide).new_processor()
     for at, letter in enumerate(text):
         (token,) = tokenizer.encode(letter)[:1]
         assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(letter), text[: at + 1]
@@ -857,7 +861,7 @@ def test_keywords_that_calls_in_python_leave_out(
     assert not_followed(relaxed.schema) == left_out
     form = Form(tokenizer)
     guide = form.guide({"f": json.dumps(relaxed.schema)}, allow_text=True, allow_multiple=True)
-    Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide)
+    grammars_of(tokenizer).compile(guide)
 
 
 def test_calls_of_lfm2_5_are_written_without_a_list_of_tools_in_markers() -> None:

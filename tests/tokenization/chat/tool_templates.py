@@ -1,7 +1,6 @@
 """Chat templates with tools, one of each dialect, and tokenizers for them."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from functools import cache
 
 from tokenizers import AddedToken
 
@@ -223,15 +222,19 @@ TOKENS: dict[str, dict[str, bool]] = {
 }  # fmt: skip
 
 
+AddedTokens = tuple[tuple[str, bool], ...]  # names, and whether they are special
+
 # Added tokens of thoughts. The markers of Qwen3 have text when decoded, those of Mistral have none.
-THOUGHT_TOKENS = {"mistral": {"[THINK]": True, "[/THINK]": True}, "channels": {}}
+THOUGHTS: AddedTokens = (("<think>", False), ("</think>", False))
+THOUGHT_TOKENS: dict[str, AddedTokens] = {"mistral": (("[THINK]", True), ("[/THINK]", True)), "channels": ()}
 # Text that makes a template one of a model that thinks.
 THOUGHT_TEXTS = {"mistral": "{# [THINK] [/THINK] #}", "channels": "{# <|channel|>analysis #}"}
 
 
+@cache
 def thinking_tokenizer(family: str, *, tokens: bool = True) -> Tokenizer:
     """Return the tokenizer of a family whose models think; Mistral's list and Llama have the markers of Qwen3."""
-    made = tool_tokenizer(family, tokens=tokens, more=THOUGHT_TOKENS.get(family, {"<think>": False, "</think>": False}))
+    made = tool_tokenizer(family, tokens=tokens, more=THOUGHT_TOKENS.get(family, THOUGHTS))
     template = TEMPLATES[family] + THOUGHT_TEXTS.get(family, "{# <think> </think> #}")
     return Tokenizer(made.backend, special_tokens=SPECIAL, chat_template=template)
 
@@ -239,11 +242,15 @@ def thinking_tokenizer(family: str, *, tokens: bool = True) -> Tokenizer:
 SPECIAL = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
 
 
-def tool_tokenizer(family: str, *, tokens: bool = True, more: Mapping[str, bool] = MappingProxyType({})) -> Tokenizer:
-    """Return a byte-level tokenizer of about 300 tokens, with or without the added tokens of the family."""
+@cache
+def tool_tokenizer(family: str, *, tokens: bool = True, more: AddedTokens = ()) -> Tokenizer:
+    """Return a byte-level tokenizer of about 300 tokens, with or without the added tokens of the family.
+
+    Equal ones are shared; tests must not change them.
+    """
     backend = byte_tokenizer(300)
     if tokens:
-        for name, silent in {**TOKENS[family], **more}.items():
+        for name, silent in {**TOKENS[family], **dict(more)}.items():
             backend.add_tokens([AddedToken(name, special=silent, normalized=False)])
             if silent:
                 backend.add_special_tokens([AddedToken(name, special=True, normalized=False)])
