@@ -44,8 +44,8 @@ USES_TORCH = (
 NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/worker.py")
 
 
-# Layers of the engine, lowest first; guests are above it. A module may import from its own entry and from lower layers. A module belongs to
-# the longest entry that is a prefix of its name, so its layer may differ from that of its package.
+# Layers of the engine, lowest first; guests are above it. A module may import from its own entry and from lower layers.
+# A module belongs to the longest entry that is a prefix of its name, so its layer may differ from that of its package.
 LAYERS = (
     {"arrays", "errors", "interrupts", "lazy", "quantization.__init__"},
     {"speculation.tree"},

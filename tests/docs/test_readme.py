@@ -20,8 +20,8 @@ from huggingface_hub import constants
 
 from cli.conftest import Command, command  # noqa: F401 - a fixture
 from fake_hub import fake_hub
-from pronk.bench import machine, measure
 from pronk.hub import names
+from pronk.lab.bench import machine, measure
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[2]
