@@ -13,8 +13,8 @@ from drafters.drafting import LIKELY, assert_no_blocks, assert_plain, bound, dec
 from drafters.from_draft.drafts import draft_folder
 from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from pronk.drafters import REGISTRY
-from pronk.drafters.from_target.modules import files as trained
 from pronk.errors import CheckpointError
+from pronk.lab.drafters.modules import files as trained
 from pronk.sampling.params import SamplingParams
 from pronk.train.cli.main import app
 from tiny_models import make_engine, run, samples, tiny_decoder

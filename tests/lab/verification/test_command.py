@@ -14,8 +14,8 @@ import typer
 import pronk.lab.verification
 import pronk.llm
 from lab.verification.cases import NO_PROPOSALS
-from pronk.cli import verify as cli_verify
 from pronk.errors import OptionError
+from pronk.lab.cli import verify as cli_verify
 from pronk.lab.cli.verify import verify
 from pronk.lab.verification import VerifyReport
 from pronk.llm import LLM
