@@ -17,6 +17,7 @@ import torch
 
 import tiny_models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
+from command_line import command  # noqa: F401 - a fixture
 from pronk.hub import resolve
 from pronk.kernels import library
 from pronk.kernels.library import Kernels

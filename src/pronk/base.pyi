@@ -1,8 +1,12 @@
+from pronk.errors import ConnectionLostError as ConnectionLostError
+from pronk.errors import ResumeError as ResumeError
 from pronk.errors import describe_error as describe_error
+from pronk.errors import describe_json_error as describe_json_error
 from pronk.errors import describe_reason as describe_reason
 from pronk.errors import locate_error as locate_error
 from pronk.errors import refuse as refuse
 from pronk.estimate import TimeEstimate as TimeEstimate
+from pronk.fair_executor import FairExecutor as FairExecutor
 from pronk.files.atomic import convert_write_errors as convert_write_errors
 from pronk.files.atomic import new_folder as new_folder
 from pronk.files.atomic import replace_file as replace_file
@@ -12,6 +16,7 @@ from pronk.files.atomic import write_text as write_text
 from pronk.files.atomic import write_tokens as write_tokens
 from pronk.files.cards import render_card as render_card
 from pronk.files.json_lines import read_json_lines as read_json_lines
+from pronk.files.regular import check_regular as check_regular
 from pronk.files.regular import is_file as is_file
 from pronk.files.regular import read_input as read_input
 from pronk.files.results import save_result as save_result

@@ -5,7 +5,10 @@ from pronk.architecture.config import llama_config as llama_config
 from pronk.architecture.families import parse_config as parse_config
 from pronk.architecture.rope import RopeConfig as RopeConfig
 from pronk.architecture.rope import RopeTable as RopeTable
+from pronk.hub.cache import model_label as model_label
+from pronk.hub.names import gguf_models as gguf_models
 from pronk.hub.names import parse_name as parse_name
+from pronk.hub.recommendations import add_known_sampling as add_known_sampling
 from pronk.hub.resolve import DEFAULT_MODEL as DEFAULT_MODEL
 from pronk.hub.resolve import resolve_model as resolve_model
 from pronk.models.checkpoint import Checkpoint as Checkpoint
@@ -18,6 +21,7 @@ from pronk.models.families import FAMILY_NAMES as FAMILY_NAMES
 from pronk.models.inventory import Inventory as Inventory
 from pronk.models.inventory import tensor_names as tensor_names
 from pronk.models.loader import Fingerprint as Fingerprint
+from pronk.models.loader import load_decoder as load_decoder
 from pronk.models.loader import parse_dtype as parse_dtype
 from pronk.models.loader import read_config as read_config
 from pronk.models.tensor_plan import CheckpointTensor as CheckpointTensor

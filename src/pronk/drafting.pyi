@@ -29,7 +29,9 @@ from pronk.drafters.shared.stepwise import StepwiseProposer as StepwiseProposer
 from pronk.drafters.shared.vocabulary.translation import Translation as Translation
 from pronk.sampling.draft_token import DraftToken as DraftToken
 from pronk.sampling.noise import derive_seed as derive_seed
+from pronk.sampling.noise import random_seed as random_seed
 from pronk.sampling.sampler import Sampler as Sampler
+from pronk.sampling.stateless import StatelessSampler as StatelessSampler
 from pronk.speculation.acceptance_stats import SourceRates as SourceRates
 from pronk.speculation.account import Regret as Regret
 from pronk.speculation.cost_model import CostCurve as CostCurve

@@ -9,6 +9,7 @@ group               object of an entry point
 ``pronk.backends``  a function of device and dtype that returns a :class:`~pronk.models.backend.Backend`
 ``pronk.commands``  a :class:`Command` of the command line
 ``pronk.drafters``  a subclass of :class:`~pronk.speculation.proposer.Drafter`, by its name
+``pronk.workers``   ``processes``: a function that starts worker processes (:mod:`pronk.engine.workers`)
 ==================  =====================================================================================
 
 An entry point may name the extra of pronk that installs what the guest needs: ``"package.module:name [extra]"``.
@@ -27,7 +28,7 @@ from pronk.errors import OptionError, describe_error
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Group = Literal["pronk.backends", "pronk.commands", "pronk.drafters"]
+Group = Literal["pronk.backends", "pronk.commands", "pronk.drafters", "pronk.workers"]
 
 
 @dataclass(frozen=True)

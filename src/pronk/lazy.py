@@ -1,4 +1,4 @@
-"""Public modules whose names come from other modules, each imported at its first use."""
+"""Modules whose names come from other modules: public ones, and former names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 
 def export(file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -28,3 +29,14 @@ def export(file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], li
         return getattr(import_module(module), own_name)
 
     return get, lambda: names, names
+
+
+def former(name: str, home: str) -> Callable[[str], Any]:
+    """Return ``__getattr__`` of module ``name``, whose content has moved to ``home``; its use warns."""
+
+    def get(attribute: str) -> Any:
+        found = getattr(import_module(home), attribute)
+        warn(f"{name} is deprecated; use {home}", DeprecationWarning, stacklevel=2)
+        return found
+
+    return get

@@ -17,6 +17,7 @@ from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.engine.scheduler import MAX_WAIT
 from pronk.engine.scoring import score
+from pronk.engine.workers import is_launched, start_workers
 from pronk.hub.recommendations import add_known_sampling
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
@@ -28,7 +29,6 @@ from pronk.models.choice import choose_backend
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.prompt_cache import open_prompt_cache
 from pronk.outputs import Choice, Completion, Piece
-from pronk.parallel.worker_group import is_launched, start_workers
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts

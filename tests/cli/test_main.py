@@ -20,8 +20,8 @@ import typer
 
 import pronk.llm
 from checkpoints import MakeCheckpoint
-from cli.conftest import Command as Run
-from cli.conftest import assert_mistake
+from command_line import Command as Run
+from command_line import assert_mistake
 from pronk.cli.main import _all_commands, main
 from pronk.cli.options import sampling_params
 from pronk.cli.repl import ChatSession

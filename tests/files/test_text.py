@@ -12,7 +12,6 @@ import pytest
 
 import pronk
 from pronk.cli.repl import _read_messages
-from pronk.cli.serve import _guardrails
 from pronk.cli.values import read_guide, read_prompt
 from pronk.errors import OptionError, TokenizerError
 from pronk.files.json_lines import read_json_lines
@@ -20,6 +19,7 @@ from pronk.files.text import decode_text, read_text
 from pronk.lab.bench.prompts import load_prompts
 from pronk.models.checkpoint import read_json
 from pronk.server.batch import read_batch
+from pronk.server.cli.serve import _guardrails
 from pronk.server.settings import read_keys
 from pronk.testing import byte_tokenizer
 from pronk.tokenization.tokenizer import Tokenizer

@@ -35,10 +35,6 @@ _COMMANDS = {
         "List the models on this machine, and the drafters that make them faster; --json also has the paths.",
     ),
     "rm": Command("pronk.cli.models:remove", "Remove a model from this machine."),
-    "serve": Command(
-        "pronk.cli.serve:serve", "Serve one or more models to clients of OpenAI and Anthropic, with a chat page at /."
-    ),
-    "batch": Command("pronk.cli.batch:batch", "Answer a file of requests."),
 }
 
 

@@ -15,17 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig
 from pronk.arrays import DTYPES, INT8, Array, as_bytes
-from pronk.errors import ConnectionLostError, describe_error
-from pronk.execution.model_runner import ModelRunner
-from pronk.kernels.threads import set_threads
-from pronk.kv_cache.budget import BLOCK_SIZE
-from pronk.kv_cache.paged import PagedCache
-from pronk.models.choice import choose_backend
-from pronk.models.decoder import Decoder
-from pronk.models.loader import Fingerprint, load_decoder, read_config
-from pronk.models.split import TensorSplit
+from pronk.backends import BLOCK_SIZE, Decoder, ModelRunner, PagedCache, TensorSplit, choose_backend, set_threads
+from pronk.base import ConnectionLostError, describe_error
+from pronk.checkpoint import Fingerprint, ModelConfig, load_decoder, read_config
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor, serve_layer_commands
 from pronk.parallel.wire_format import WorkRequest, WorkRows

@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from starlette.types import Scope
 
-from pronk.errors import OptionError
+from pronk import OptionError
 from pronk.server.app import make_app
 from pronk.server.guard import Guard
 from pronk.server.http_protocol import HttpProtocol

@@ -12,8 +12,8 @@ from pronk.errors import OptionError
 from pronk.lab.bench import moderation
 from pronk.lab.bench.moderation import Case, Counts, evaluate, read_cases
 from pronk.llm import LLM
-from pronk.moderation import ModerationPrompt
 from pronk.sampling.params import SamplingParams
+from pronk.server.moderation import ModerationPrompt
 
 CORPUS = Path(__file__).parents[2] / "benchmarks" / "papers" / "moderation.jsonl"
 TEXTS = ["Hello.", "How do I rob a bank?", "I hate you.", "What is 2 + 2?", "Should I take these pills?"]

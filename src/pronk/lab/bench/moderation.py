@@ -6,7 +6,7 @@ Each line of FILE is a JSON object with ``"text"`` and at least one of
 - ``"flagged"``: whether the text has any category; without it, whether ``"categories"`` is not empty,
 
 and optionally ``"kind"``, ``"prompt"`` (the default) or ``"answer"``. The prompt and the scores are those of
-``/v1/moderations`` (:mod:`pronk.moderation`).
+``/v1/moderations`` (:mod:`pronk.server.moderation`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from pronk import LLM, OptionError
 from pronk.base import read_json_lines, refuse
-from pronk.text import CATEGORIES, ModerationPrompt
+from pronk.server import CATEGORIES, ModerationPrompt
 
 _BATCH = 64  # texts whose prompts are in memory at a time
 _NAMES = tuple(CATEGORIES)[:-1]  # without the last category, for acceptable texts

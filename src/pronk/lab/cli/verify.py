@@ -62,7 +62,7 @@ def remote_options(
     if url is None:
         return None
     from pronk.lab.verification.remote import RemoteServer, RemoteSettings
-    from pronk.server.settings import read_keys
+    from pronk.server import read_keys
 
     settings = RemoteSettings(max_tokens, rounds, tolerance=tolerance, seed=seed)
     key = None if api_key_file is None else read_keys(api_key_file)[0]

@@ -25,8 +25,8 @@ import pytest
 from pronk import LLM, SamplingParams
 from pronk.errors import OptionError, PronkError
 from pronk.outputs import Piece
-from pronk.replicas.dispatcher import Dispatcher, ModelReader
-from pronk.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted
+from pronk.server.replicas.dispatcher import Dispatcher, ModelReader
+from pronk.server.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted
 from waiting import HUNG, eventually
 
 pytestmark = [
@@ -50,7 +50,7 @@ def cluster() -> Iterator[Any]:
     """Start two nodes with room for one replica each."""
     from ray.cluster_utils import Cluster
 
-    from pronk.replicas.cluster import connect
+    from pronk.server.replicas.cluster import connect
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -67,7 +67,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def dispatcher(cluster: Any) -> Iterator[Dispatcher]:
-    from pronk.replicas.cluster import ReplicaPlan, deploy
+    from pronk.server.replicas.cluster import ReplicaPlan, deploy
 
     del cluster
     with deploy(ReplicaPlan(OPTIONS, 2, drain=5.0)) as deployed:
@@ -273,7 +273,7 @@ def test_number_of_replicas_follows_the_load(dispatcher: Dispatcher, llm: LLM) -
     """Streams of a replica that is removed continue on the other one."""
     from ray import serve
 
-    from pronk.replicas.cluster import ReplicaPlan, deploy
+    from pronk.server.replicas.cluster import ReplicaPlan, deploy
 
     del dispatcher
     serve.shutdown()  # type: ignore[no-untyped-call]  # frees both cores
@@ -301,7 +301,7 @@ def test_number_of_replicas_follows_the_load(dispatcher: Dispatcher, llm: LLM) -
 def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: LLM) -> None:
     from ray import serve
 
-    from pronk.replicas.application import ApplicationArgs, app
+    from pronk.server.replicas.application import ApplicationArgs, app
 
     del dispatcher
     serve.shutdown()  # type: ignore[no-untyped-call]
@@ -355,7 +355,7 @@ def replicas_named(name: str) -> list[int]:
 
 @pytest.mark.slow
 def test_missing_model_is_a_one_line_error(cluster: Any) -> None:
-    from pronk.replicas.cluster import ReplicaPlan, deploy
+    from pronk.server.replicas.cluster import ReplicaPlan, deploy
 
     del cluster
     plan = replace(ReplicaPlan({**OPTIONS, "model": "/nowhere"}, 1), cpus=0.1)
@@ -376,7 +376,7 @@ def test_missing_model_is_a_one_line_error(cluster: Any) -> None:
 def test_too_few_cores_are_a_one_line_error(
     dispatcher: Dispatcher, replicas: int, cpus: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pronk.replicas import cluster
+    from pronk.server.replicas import cluster
 
     del dispatcher  # the fixture's replicas occupy both cores
     monkeypatch.setattr(cluster, "_FREE_CORES_TIMEOUT", 0.2)
@@ -385,7 +385,7 @@ def test_too_few_cores_are_a_one_line_error(
 
 
 def test_address_of_another_service_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pronk.replicas import cluster
+    from pronk.server.replicas import cluster
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:

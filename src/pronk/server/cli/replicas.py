@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from pronk import OptionError
 from pronk.checks import install_extra, require_extra
-from pronk.cli.options import panel
-from pronk.errors import OptionError
+from pronk.commands import panel
 
 if TYPE_CHECKING:
-    from pronk.cli.console import TerminalOutput
-    from pronk.replicas.cluster import ReplicaPlan
+    from pronk.commands import TerminalOutput
+    from pronk.server.replicas.cluster import ReplicaPlan
 
 _replica_option = panel("Replicas")
 
@@ -61,9 +61,8 @@ class ReplicaOptions:
         plan = self._plan(options, extra_drafters, max_requests, drain)
         import ray
 
-        from pronk.hub.cache import model_label
-        from pronk.hub.resolve import resolve_model
-        from pronk.replicas.cluster import connect
+        from pronk.checkpoint import model_label, resolve_model
+        from pronk.server.replicas.cluster import connect
 
         path = resolve_model(options["model"])
         screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {model_label(path)}")
@@ -77,7 +76,7 @@ class ReplicaOptions:
         self, options: dict[str, Any], extra_drafters: Sequence[str], max_requests: int, drain: float
     ) -> "ReplicaPlan":
         """Check the options before the cluster starts, and return the plan of the replicas."""
-        from pronk.drafters import make_drafter
+        from pronk.drafting import make_drafter
 
         for spec in (options["drafter"], *extra_drafters):
             make_drafter(spec)  # raises for an unknown drafter
@@ -89,11 +88,11 @@ class ReplicaOptions:
             model = str(Path(model).resolve())  # also valid on a machine that lacks this working directory
         if self.ray_address is None:
             threads = self._fit_threads(workers, threads)
-            from pronk.replicas import be_private
+            from pronk.server.replicas import be_private
 
             be_private()  # sets environment variables that Ray reads when it is imported
         try:
-            from pronk.replicas.cluster import ReplicaPlan
+            from pronk.server.replicas.cluster import ReplicaPlan
         except ImportError as error:
             msg = f"replicas: expected Ray Serve, found no package {error.name}; {install_extra('ray')}"
             raise OptionError(msg) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import Command, assert_mistake
+from command_line import Command, assert_mistake
 
 TWO = ["--model", "pronk-tiny", "--model", "other=pronk-tiny"]
 

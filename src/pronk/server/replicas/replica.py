@@ -10,10 +10,9 @@ from typing import Any
 
 from ray import get_actor, get_runtime_context, serve
 
-from pronk.async_llm import AsyncLLM
-from pronk.errors import ClosedError, ConnectionLostError, PronkError
-from pronk.llm import LLM
-from pronk.replicas.messages import (
+from pronk import LLM, AsyncLLM, ClosedError, PronkError
+from pronk.base import ConnectionLostError
+from pronk.server.replicas.messages import (
     GenerateRequest,
     ReplicaInfo,
     ReplicaMessage,

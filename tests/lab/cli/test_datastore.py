@@ -10,8 +10,8 @@ import pytest
 
 import pronk.lab.cli.datastore as module
 from checkpoints import MakeCheckpoint
-from cli.conftest import Command as Run
-from cli.conftest import assert_mistake
+from command_line import Command as Run
+from command_line import assert_mistake
 from pronk.lab.drafters.datastore import builder as datastore_build
 from pronk.lab.drafters.datastore.reader import HEADER, SUFFIXES, TOKENS, Datastore
 from pronk.models.clone_models import tiny_model

@@ -18,8 +18,8 @@ from pronk.drafters import Suffix
 from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PronkError, ResumeError
 from pronk.kv_cache.budget import BLOCK_SIZE
 from pronk.outputs import Piece
-from pronk.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
-from pronk.replicas.messages import (
+from pronk.server.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
+from pronk.server.replicas.messages import (
     GenerateRequest,
     ReplicaInfo,
     ReplicaMessage,
@@ -28,7 +28,7 @@ from pronk.replicas.messages import (
     StepReply,
     identity,
 )
-from pronk.replicas.prefix_routes import InFlightRequests, PrefixRoutes, prefix_digests
+from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes, prefix_digests
 from waiting import HUNG, ShiftedClock, until
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n"
@@ -43,7 +43,7 @@ def llm() -> Iterator[LLM]:
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Go on with the next replica at once: those of the tests need no time to start."""
-    monkeypatch.setattr("pronk.replicas.dispatcher._PAUSE", 0.0)
+    monkeypatch.setattr("pronk.server.replicas.dispatcher._PAUSE", 0.0)
 
 
 class DyingReplicas:
@@ -329,8 +329,8 @@ def test_invalid_requests_are_not_retried(llm: LLM) -> None:
 
 def test_deadline_ends_a_request_on_a_stalled_replica(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ShiftedClock()
-    monkeypatch.setattr("pronk.replicas.dispatcher._GRACE", 0.05)
-    monkeypatch.setattr("pronk.replicas.dispatcher.perf_counter", clock)
+    monkeypatch.setattr("pronk.server.replicas.dispatcher._GRACE", 0.05)
+    monkeypatch.setattr("pronk.server.replicas.dispatcher.perf_counter", clock)
 
     class Stalled(DyingReplicas):
         async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
@@ -493,8 +493,8 @@ def test_embeddings_are_refused_by_name(llm: LLM) -> None:
 
 
 def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", HUNG)
-    monkeypatch.setattr("pronk.replicas.dispatcher._READY_SECONDS", HUNG)
+    monkeypatch.setattr("pronk.server.replicas.dispatcher._READY_TIMEOUT", HUNG)
+    monkeypatch.setattr("pronk.server.replicas.dispatcher._READY_SECONDS", HUNG)
 
     class Answering(DyingReplicas):
         answers: Sequence[str] = ("lost", "fine", "silent")  # of the next calls; the last one is repeated
@@ -517,12 +517,12 @@ def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.Monkey
         assert await made.is_ready()  # the answer is still valid
         assert replicas.calls == 2
         made._ready_until = 0.0  # the answer is not valid any more
-        monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", 0.3)
+        monkeypatch.setattr("pronk.server.replicas.dispatcher._READY_TIMEOUT", 0.3)
         assert not await made.is_ready()
         replicas.answers = ("lost",)
         assert not await made.is_ready()
         replicas.answers = ("fine",)
-        monkeypatch.setattr("pronk.replicas.dispatcher._READY_TIMEOUT", HUNG)
+        monkeypatch.setattr("pronk.server.replicas.dispatcher._READY_TIMEOUT", HUNG)
         assert await made.is_ready()
         made.stop()
         assert not await made.is_ready()

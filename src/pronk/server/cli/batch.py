@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from pronk import OptionError
+from pronk.base import refuse
 from pronk.checks import require_extra
-from pronk.cli.options import Progress, model_options, option, shares
-from pronk.cli.progress import announce, interruptible, status_bar
-from pronk.cli.replicas import ReplicaOptions
-from pronk.cli.serve import SERVER_MODULES
-from pronk.errors import OptionError, refuse
+from pronk.commands import Progress, announce, interruptible, model_options, option, shares, status_bar
+from pronk.server.cli.replicas import ReplicaOptions
+from pronk.server.cli.serve import SERVER_MODULES
 
 if TYPE_CHECKING:
-    from pronk.llm import LLM
+    from pronk import LLM
     from pronk.server.batch import BatchOutput
 
 
@@ -50,10 +50,10 @@ def batch(
 
     echo '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "def f("}}' > in.jsonl
     """
-    from pronk.cli.console import TerminalOutput
+    from pronk.commands import TerminalOutput
 
     require_extra("batch", "serve", *SERVER_MODULES)
-    from pronk.hub.cache import model_label
+    from pronk.checkpoint import model_label
     from pronk.server.batch import BatchOutput, read_batch
 
     if source.resolve() == target.resolve():
@@ -71,7 +71,7 @@ def batch(
             if replicas := replication():
                 cluster = replicas.connect(screen, options(max_batch, prefix_cache))
                 with cluster as (path, plan), _progress_bar(done, len(ids)) as progress:
-                    from pronk.replicas.batch import run_on_replicas
+                    from pronk.server.replicas.batch import run_on_replicas
 
                     refused = run_on_replicas(plan, name or model_label(path), read_batch(source), answers, progress)
             else:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import groupby
 from time import perf_counter
 
-from pronk.engine.stats import SourceStats, Stats, StepStats
-from pronk.errors import ResumeError
-from pronk.outputs import Piece
-from pronk.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted, RequestFailed
+from pronk import Piece
+from pronk.base import ResumeError
+from pronk.server.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted, RequestFailed
+from pronk.serving import SourceStats, Stats, StepStats
 
 _MAX_PRIORITY = 2**31
 

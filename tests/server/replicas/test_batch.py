@@ -91,7 +91,7 @@ def command_of(process: int) -> bytes:
 
 def test_lost_worker_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray starts another replica, which answers the same requests."""
-    from pronk.replicas import batch
+    from pronk.server.replicas import batch
 
     async def lost(*_: Any) -> Any:
         raise ConnectionLostError("worker 1 is gone")

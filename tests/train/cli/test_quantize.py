@@ -9,8 +9,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 
-from cli.conftest import Command as Run
-from cli.conftest import assert_mistake
+from command_line import Command as Run
+from command_line import assert_mistake
 from drafters.from_target.trained_eagle import Form, random_head, write_head
 from pronk import LLM
 from pronk.files import shards

@@ -20,16 +20,16 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pronk.errors import OptionError, PronkError
-from pronk.replicas import is_private
-from pronk.replicas.dispatcher import ReplicaLostError
-from pronk.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage
-from pronk.replicas.replica import NAMESPACE, Replica, ServerProcess
+from pronk import OptionError, PronkError
+from pronk.server.replicas import is_private
+from pronk.server.replicas.dispatcher import ReplicaLostError
+from pronk.server.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage
+from pronk.server.replicas.replica import NAMESPACE, Replica, ServerProcess
 
 _log = logging.getLogger(__name__)
 
 MODEL = "model"  # Ray Serve's name of the deployment whose replicas run the model
-_ROUTER = "pronk.replicas.routing.PrefixRouter"
+_ROUTER = "pronk.server.replicas.routing.PrefixRouter"
 _QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
 
 # All timeouts, periods, intervals and delays are in seconds.

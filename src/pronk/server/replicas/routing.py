@@ -6,15 +6,15 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from pronk.replicas.messages import GenerateRequest
-from pronk.replicas.prefix_routes import InFlightRequests, PrefixRoutes
-from pronk.sampling.params import SamplingParams
+from pronk import SamplingParams
+from pronk.server.replicas.messages import GenerateRequest
+from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes
 
 _EMPTY_REQUEST = GenerateRequest([], SamplingParams())  # stands in for calls without a request, such as Replica.about()
 
 
 class PrefixRouter(RequestRouter):
-    """Route requests by :mod:`pronk.replicas.prefix_routes`; each calling process has its own router."""
+    """Route requests by the prefixes of their prompts; each calling process has its own router."""
 
     def initialize_state(self, **options: Any) -> None:
         """Start without known prefixes and without requests in flight."""

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from pronk.kv_cache.budget import BLOCK_SIZE
+from pronk.backends import BLOCK_SIZE
 
 Name = TypeVar("Name")
 

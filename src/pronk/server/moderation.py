@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from string import ascii_uppercase
 from typing import Any
 
-from pronk.errors import OptionError, TokenizerError
-from pronk.outputs import Choice
-from pronk.sampling.params import SamplingParams
-from pronk.tokenization.chat.messages import thinking_options
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk import Choice, OptionError, SamplingParams, TokenizerError
+from pronk.text import Tokenizer, thinking_options
 
 # System prompt of section 5.1 of the paper, word for word.
 MISTRAL_PROMPT = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import assert_mistake
+from command_line import assert_mistake
 from pronk.testing import tiny_checkpoint
 
 PROMPT = "the cat and the dog and the cat and the dog and the cat and the"

@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from pronk import OptionError
+from pronk.base import read_text, refuse
 from pronk.checks import refuse_choice, require_extra
-from pronk.cli.options import model_options, one_model, panel, shares
-from pronk.cli.replicas import ReplicaOptions
-from pronk.errors import OptionError, refuse
-from pronk.files.text import read_text
+from pronk.commands import model_options, one_model, panel, shares
+from pronk.server.cli.replicas import ReplicaOptions
 
 if TYPE_CHECKING:
-    from pronk.cli.console import TerminalOutput
-    from pronk.replicas.cluster import ReplicaPlan
-    from pronk.replicas.dispatcher import Dispatcher
+    from pronk.commands import TerminalOutput
     from pronk.server.model_pool import ModelPool
+    from pronk.server.replicas.cluster import ReplicaPlan
+    from pronk.server.replicas.dispatcher import Dispatcher
     from pronk.server.settings import ServerSettings
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -121,16 +121,16 @@ def serve(
 
     curl http://localhost:8000/v1/completions -d '{"prompt": "def fib(n):"}'
     """
-    from pronk.cli.console import TerminalOutput
+    from pronk.commands import TerminalOutput
 
     require_extra("serve", "serve", *SERVER_MODULES)
-    from pronk.hub.cache import model_label
-    from pronk.moderation import MODERATION_TEMPLATE, ModerationPrompt
-    from pronk.parallel.worker_group import check_launched, is_launched
+    from pronk.checkpoint import model_label
     from pronk.server.model_pool import ModelPool
+    from pronk.server.moderation import MODERATION_TEMPLATE, ModerationPrompt
     from pronk.server.run import Server, check_free
     from pronk.server.service import Service
     from pronk.server.settings import RequestLimits, ServerSettings, read_keys
+    from pronk.serving import check_launched, is_launched
 
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
     is_local = host in _LOOPBACK
@@ -194,8 +194,8 @@ def serve(
 
 def _start_replicas(path: Path, plan: "ReplicaPlan", stack: ExitStack, *, shared: bool) -> "Dispatcher":
     """Start the replicas, which ``stack`` stops, and return their dispatcher."""
-    from pronk.replicas.cluster import deploy
-    from pronk.replicas.dispatcher import Dispatcher, ModelReader
+    from pronk.server.replicas.cluster import deploy
+    from pronk.server.replicas.dispatcher import Dispatcher, ModelReader
 
     deployed, options = stack.enter_context(deploy(plan)), plan.options
     fields = {"context": options["context"], "adapters": tuple(options["adapters"])}
@@ -219,7 +219,7 @@ def _open_models(
     The others load at their first request. A single model is pinned, unless ``idle_minutes`` is set. ``options`` are
     the arguments of ``LLM``.
     """
-    from pronk.kv_cache.budget import machine_memory, parse_memory
+    from pronk.backends import machine_memory, parse_memory
     from pronk.server.model_loader import ModelLoader
     from pronk.server.model_pool import ModelPool, PooledModel
     from pronk.server.names import AdapterNames, find_models
@@ -288,7 +288,7 @@ def _print_waiting(screen: "TerminalOutput", num_requests: int) -> None:
 def _guardrails(which: str | None) -> str | None:
     if which is None:
         return None
-    from pronk.moderation import MISTRAL_PROMPT
+    from pronk.server.moderation import MISTRAL_PROMPT
 
     if which == "mistral":
         return MISTRAL_PROMPT

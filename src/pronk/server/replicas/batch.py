@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
-from pronk.errors import ClosedError, ConnectionLostError, PronkError
-from pronk.llm import LLM
-from pronk.replicas.cluster import ReplicaPlan, cause_of, check_cores
-from pronk.replicas.replica import change_directory
+from pronk import LLM, ClosedError, PronkError
+from pronk.base import ConnectionLostError
 from pronk.server.batch import BatchLine, BatchOutput, answer_line, batch_service
+from pronk.server.replicas.cluster import ReplicaPlan, cause_of, check_cores
+from pronk.server.replicas.replica import change_directory
 
 Rows = Mapping[str, NDArray[Any]]
 

@@ -10,17 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pronk.architecture.config import ModelConfig
-from pronk.async_llm import EngineLoad
-from pronk.errors import OptionError
-from pronk.kernels.library import installed_library
-from pronk.llm import LLM
-from pronk.models.loader import Fingerprint
-from pronk.outputs import Piece
-from pronk.sampling.params import SamplingParams
-from pronk.speculation.proposer import Drafter
-from pronk.tokenization.chat.answers import AnswerCalls
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk import LLM, Drafter, OptionError, Piece, SamplingParams
+from pronk.backends import installed_library
+from pronk.checkpoint import Fingerprint, ModelConfig
+from pronk.serving import EngineLoad
+from pronk.text import AnswerCalls, Tokenizer
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,23 @@
-"""Start of the processes of a model; torch is imported only for ``workers`` above 1."""
+"""Processes that compute a model together: the interface, and the case of one process.
+
+A guest, such as :mod:`pronk.parallel`, registers a function by the entry point ``processes`` of ``pronk.workers``. It is
+called with the arguments of :func:`start_workers`, and returns a :class:`Workers`.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pronk.architecture.config import ModelConfig
-from pronk.checks import check_choice, require_extra
+from pronk.checks import check_choice
 from pronk.errors import OptionError
 from pronk.execution.model_runner import ModelRunner
+from pronk.guests import load_guest
 from pronk.kernels.library import Kernels
-from pronk.kernels.threads import num_threads
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
-
-if TYPE_CHECKING:
-    from pronk.parallel.processes import WorkerGroup
+from pronk.models.split import TensorSplit
 
 # Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
 PARALLEL = ("tree", "tensor")
@@ -37,28 +39,48 @@ def check_launched(workers: int) -> None:
         raise OptionError(msg)
 
 
+class Workers(Protocol):
+    """The processes of a model; this one is the first of them."""
+
+    @property
+    def split(self) -> TensorSplit | None:
+        """Shard of this process in tensor parallelism; ``None`` if each process has the whole model."""
+
+    @property
+    def shard_config(self) -> ModelConfig:
+        """Sizes of this process's layers and cache."""
+
+    @property
+    def pool(self) -> type[PagedCache] | None:
+        """Class of the KV cache; ``None``: that of the backend."""
+
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
+        """Return a runner that uses all processes; ``None``: the engine makes one for this process alone."""
+
+    def end(self) -> None:
+        """End the other processes."""
+
+
 class SingleProcess:
-    """Substitute for :class:`WorkerGroup` if the model has no worker processes (``workers=1``)."""
+    """A model that this process computes alone (``workers=1``)."""
 
     split = None
-    pool = None  # ``Backend.make_cache`` chooses the class of the KV cache
+    pool = None
 
     def __init__(self, config: ModelConfig) -> None:
         self.shard_config = config
 
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """Return ``None``: the engine then makes a model runner for this process alone."""
+        """Return ``None``: the engine makes the runner."""
 
     def end(self) -> None:
         """Do nothing: no processes were started."""
 
 
-def start_workers(
-    workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **options: Any
-) -> SingleProcess | WorkerGroup:
-    """Spawn workers; if ``torchrun`` launched the processes, return in rank 0 and serve in other ranks.
+def start_workers(workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **options: Any) -> Workers:
+    """Start the processes of a model, or join those that ``torchrun`` has started.
 
-    ``options`` are the other entries of :class:`~pronk.parallel.worker.WorkerSettings`.
+    ``options`` are ``model``, ``dtype``, ``context``, ``weights`` and ``kv_dtype`` of :class:`~pronk.llm.LLM`.
     Raises ``OptionError`` if ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the
     batch) or without torch (whose processes exchange messages), too large for tensor parallelism, or not the number of
     processes that ``torchrun`` launched.
@@ -69,12 +91,6 @@ def start_workers(
     if kernels is None:
         msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
         raise OptionError(msg)
-    require_extra("workers", "parallel", "torch")
-    from pronk.parallel.processes import WorkerGroup, join_torchrun, spawn_workers  # noqa: PLC0415 - imports torch
-    from pronk.parallel.worker import WorkerSettings  # noqa: PLC0415
-
-    names = {name: str(options[name]) for name in ("model", "dtype")}
-    others = {"kernels": kernels.name, "threads": num_threads(), "parallel": parallel, "workers": workers}
-    settings = WorkerSettings(options | names | others)
-    settings.split(0, config)  # raises for too many workers, before a worker is started
-    return WorkerGroup(config, settings, (join_torchrun if is_launched(workers) else spawn_workers)(settings))
+    start = load_guest("pronk.workers", "processes", "workers")
+    started: Workers = start(workers, parallel, config, kernels, **options)
+    return started

@@ -12,17 +12,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from pronk import ClosedError, DeadlineError, Drafter, OptionError, Piece, SamplingParams
 from pronk.arrays import Array
-from pronk.async_llm import REQUEST_THREADS, AdmissionLimit, EngineLoad
-from pronk.drafters import Drafter, make_drafter
-from pronk.engine.request_factory import RequestFactory, params_per_prompt
-from pronk.errors import ClosedError, DeadlineError, OptionError, ResumeError
-from pronk.fair_executor import FairExecutor
-from pronk.hub.recommendations import add_known_sampling
-from pronk.llm import Prompt
-from pronk.models.loader import read_config
-from pronk.outputs import Piece
-from pronk.replicas.messages import (
+from pronk.base import FairExecutor, ResumeError
+from pronk.checkpoint import add_known_sampling, read_config
+from pronk.drafting import make_drafter, random_seed
+from pronk.server.replicas.messages import (
     GenerateRequest,
     ReplicaInfo,
     ReplicaMessage,
@@ -30,15 +25,13 @@ from pronk.replicas.messages import (
     StepReply,
     check_model,
 )
-from pronk.replicas.prefix_routes import prefix_digests
-from pronk.replicas.stream_resume import ReplicaMismatchError, ResumableStream
-from pronk.sampling.noise import random_seed
-from pronk.sampling.params import SamplingParams
-from pronk.tokenization.chat.answers import AnswerCalls
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.server.replicas.prefix_routes import prefix_digests
+from pronk.server.replicas.stream_resume import ReplicaMismatchError, ResumableStream
+from pronk.serving import REQUEST_THREADS, AdmissionLimit, EngineLoad, Prompt, RequestFactory, params_per_prompt
+from pronk.text import AnswerCalls, Tokenizer
 
 if TYPE_CHECKING:  # the dispatcher itself works without Ray
-    from pronk.replicas.cluster import RayReplicas
+    from pronk.server.replicas.cluster import RayReplicas
 
 # Limits of the fields of :class:`_FailureCounts`; a request fails when a field reaches its limit.
 _MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS, _MAX_MISMATCHES = 3.0, 50, 8, 3

@@ -1,0 +1,1 @@
+"""Former place of :mod:`pronk.lab.bench`, until 0.4."""
