@@ -1,7 +1,7 @@
 """Processes that compute a model together: the interface, and the case of one process.
 
-A guest, such as :mod:`pronk.parallel`, registers a function by the entry point ``processes`` of ``pronk.workers``. It is
-called with the arguments of :func:`start_workers`, and returns a :class:`Workers`.
+A guest registers a function by the entry point ``processes`` of ``pronk.workers``; pronk's own is in
+:mod:`pronk.parallel`. It is called with the arguments of :func:`start_workers`, and returns a :class:`Workers`.
 """
 
 from __future__ import annotations
