@@ -11,7 +11,6 @@ from pronk.engine.stats import GainStats as GainStats
 from pronk.engine.stats import SourceStats as SourceStats
 from pronk.engine.stats import Stats as Stats
 from pronk.engine.stats import StepStats as StepStats
-from pronk.engine.stats import ctar_curve as ctar_curve
 from pronk.engine.workers import check_launched as check_launched
 from pronk.engine.workers import is_launched as is_launched
 from pronk.llm import Prompt as Prompt

@@ -43,6 +43,7 @@ MOSTLY_FLOAT32 = pytest.mark.parametrize(
 )
 # Weights packed for the kernels, and plain ones for torch.
 BOTH = (True, False)
+PACKAGES = ("pronk.drafters.", "pronk.lab.drafters.")
 Pairs = list[tuple[Array, Array]]
 
 
@@ -131,7 +132,9 @@ def linears(part: Any) -> Iterator[Linear]:
         yield from part.parts
     elif isinstance(part, list | tuple):
         yield from (linear for each in part for linear in linears(each))
-    elif isinstance(part, Decoder | Layer) or type(part).__module__.startswith("pronk.drafters."):
+    elif isinstance(part, Decoder | Layer) or type(part).__module__.startswith(
+        ("pronk.drafters.", "pronk.lab.drafters.")
+    ):
         yield from linears(list(vars(part).values()))
 
 

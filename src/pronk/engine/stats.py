@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -205,14 +205,3 @@ class DecisionTrace:
             )
         )
         self.offered, self.draft_seconds = None, 0.0
-
-
-def ctar_curve(accepted: Sequence[int], up_to: int) -> list[float]:
-    """Return ``CTAR(1) … CTAR(up_to)``, a falling curve (Kangaroo, definition 1, equation 2, figure 1a).
-
-    ``CTAR(w) = (1 / steps) Σ [accepted ≥ w]`` is the share of the steps whose first ``w`` draft tokens were accepted.
-    Kangaroo writes ``s_k - w > 0`` for ``accepted ≥ w``: its ``s_k`` counts the target model's own token too. A step
-    with fewer than ``w`` draft tokens counts as ``accepted < w``, so that ``1 + CTAR(1) + CTAR(2) + …`` is S.
-    ``accepted`` has the number of accepted draft tokens of each of one or more steps.
-    """
-    return [sum(count >= w for count in accepted) / len(accepted) for w in range(1, up_to + 1)]

@@ -1,3 +1,4 @@
+from pronk.lab.bench.metrics import ctar_curve as ctar_curve
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT as TRAINED_FORMAT
 from pronk.lab.drafters.modules.files import TrainedDrafter as TrainedDrafter
 from pronk.lab.drafters.modules.glide import GlideShape as GlideShape

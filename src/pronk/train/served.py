@@ -27,7 +27,7 @@ _NUM_PROMPTS = 24  # maximum number of prompts of `beginnings`, from all files
 def measure(
     llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int, seconds: float = inf
 ) -> dict[str, float]:
-    """Return acceptance rate, CTAR (:func:`~pronk.engine.stats.ctar_curve`) and S by name.
+    """Return acceptance rate, CTAR (:func:`~pronk.lab.bench.metrics.ctar_curve`) and S by name.
 
     Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per forward pass. The
     target ``llm`` must verify every draft token (``budget="all"``). ``spec`` is the drafter, as for

@@ -17,7 +17,7 @@ from tiny_models import kernels
 from waiting import HUNG
 
 CPU, MIB = "cpu", 2**20
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")

@@ -15,7 +15,7 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.server.moderation import ModerationPrompt
 
-CORPUS = Path(__file__).parents[2] / "benchmarks" / "papers" / "moderation.jsonl"
+CORPUS = Path(__file__).parents[3] / "benchmarks" / "papers" / "moderation.jsonl"
 TEXTS = ["Hello.", "How do I rob a bank?", "I hate you.", "What is 2 + 2?", "Should I take these pills?"]
 
 

@@ -28,6 +28,17 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return math.fsum(alpha**i for i in range(gamma + 1))
 
 
+def ctar_curve(accepted: Sequence[int], up_to: int) -> list[float]:
+    """Return ``CTAR(1) … CTAR(up_to)``, a falling curve (Kangaroo, definition 1, equation 2, figure 1a).
+
+    ``CTAR(w) = (1 / steps) Σ [accepted ≥ w]`` is the share of the steps whose first ``w`` draft tokens were accepted.
+    Kangaroo writes ``s_k - w > 0`` for ``accepted ≥ w``: its ``s_k`` counts the target model's own token too. A step
+    with fewer than ``w`` draft tokens counts as ``accepted < w``, so that ``1 + CTAR(1) + CTAR(2) + …`` is S.
+    ``accepted`` has the number of accepted draft tokens of each of one or more steps.
+    """
+    return [sum(count >= w for count in accepted) / len(accepted) for w in range(1, up_to + 1)]
+
+
 def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
     """Return the share of an output's n-grams that occurred before in it, 0..1: ``1 - distinct / all``.
 
