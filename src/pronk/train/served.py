@@ -10,7 +10,8 @@ import numpy as np
 
 from pronk import LLM
 from pronk.drafting import make_drafter
-from pronk.serving import Stats, ctar_curve
+from pronk.lab import ctar_curve
+from pronk.serving import Stats
 from pronk.train.clock import limit_time
 from pronk.train.corpus.encoder import token_dtype
 from pronk.train.own_text import continuation_params
