@@ -15,12 +15,12 @@ import pytest
 
 from drafters.drafting import Watched
 from drafters.from_target import trained_eagle
-from drafters.from_target.exits import WINDOWS, Slow, kangaroo_of
-from drafters.from_target.test_glide import model_of, record_rows
-from drafters.from_target.trained_glide import DenseGlide, glide_folder
-from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, calm_module
-from drafters.from_target.trained_medusa import head_logits, medusa_folder, plain_heads
-from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder
+from lab.drafters.exits import WINDOWS, Slow, kangaroo_of
+from lab.drafters.test_glide import model_of, record_rows
+from lab.drafters.trained_glide import DenseGlide, glide_folder
+from lab.drafters.trained_kangaroo import adapter_folder, calm_decoder, calm_module
+from lab.drafters.trained_medusa import head_logits, medusa_folder, plain_heads
+from lab.drafters.trained_multi_token import SHAPE, dense_heads, heads_folder
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.drafters import make_drafter
 from pronk.kernels.weights import PackedMatrix

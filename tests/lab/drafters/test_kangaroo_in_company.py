@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from drafters.drafting import abort_one_and_finish, assert_no_blocks, decode, early_tables, early_tokens, text
-from drafters.from_target.exits import (
+from drafters.kernel_calls import burning
+from engine.cases import total, watch
+from lab.drafters.exits import (
     OPTIONS,
     PROMPTS,
     WINDOWS,
@@ -16,9 +18,7 @@ from drafters.from_target.exits import (
     named,
     watched,
 )
-from drafters.from_target.trained_kangaroo import calm_decoder
-from drafters.kernel_calls import burning
-from engine.cases import total, watch
+from lab.drafters.trained_kangaroo import calm_decoder
 from pronk.arrays import BFLOAT16, FLOAT32
 from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer, make_drafter
 from pronk.engine.engine import Engine

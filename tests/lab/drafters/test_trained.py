@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from drafters.drafting import LIKELY, assert_no_blocks, assert_plain, bound, decode
 from drafters.from_draft.drafts import draft_folder
-from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
+from lab.drafters import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from pronk.drafters import REGISTRY
 from pronk.errors import CheckpointError
 from pronk.lab.drafters.modules import files as trained

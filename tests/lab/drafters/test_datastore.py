@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.from_text.stores import VOCABULARY, Documents, followers, make, random_documents, write
+from lab.drafters.stores import VOCABULARY, Documents, followers, make, random_documents, write
 from pronk.errors import CheckpointError, OptionError, PronkError
 from pronk.lab.drafters.datastore import builder as datastore_build
 from pronk.lab.drafters.datastore import reader as module

@@ -12,10 +12,10 @@ import pytest
 
 from drafters.drafting import LIKELY, Asked, Turns, assert_plain, bound, decode, paths, plain_output, watched
 from drafters.from_draft.drafts import draft_folder
-from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder, spec
 from drafters.test_conformance import Stage
 from drafters.trees import TreeDrafter, off_chain
 from engine.cases import total
+from lab.drafters.trained_multi_token import SHAPE, dense_heads, heads_folder, spec
 from pronk.arrays import Array
 from pronk.drafters import make_drafter
 from pronk.drafters.shared.chain import Chain

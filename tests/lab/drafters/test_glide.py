@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from drafters.drafting import assert_no_blocks, bound, decode, watch_draft, watched
-from drafters.from_target.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
 from drafters.helpers import within
+from lab.drafters.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
 from pronk.arrays import Array
 from pronk.drafters import Proposer, make_drafter
 from pronk.drafters.from_draft.draft_model import ModelProposer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
-from drafters.from_target.trained_multi_token import make_heads
+from lab.drafters.trained_multi_token import make_heads
 from pronk.arrays import Array
 from pronk.errors import OptionError
 from pronk.lab.drafters.modules.heads import HeadsShape, MultiTokenHeads, heads_config

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from drafters.drafting import Watched, sampler_at
-from drafters.from_target.trained_kangaroo import adapter_folder
 from drafters.helpers import within
+from lab.drafters.trained_kangaroo import adapter_folder
 from pronk.arrays import Array
 from pronk.drafters import make_drafter
 from pronk.engine.engine import Engine

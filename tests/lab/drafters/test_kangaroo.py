@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 
 from drafters.drafting import Turns, assert_no_blocks, decode, plain_output, text
-from drafters.from_target.exits import (
+from drafters.helpers import context, priced
+from drafters.kernel_calls import Calls
+from drafters.trees import TreeDrafter, off_chain
+from engine.cases import total, watch
+from lab.drafters.exits import (
     OPTIONS,
     PROMPTS,
     WINDOWS,
@@ -17,11 +21,7 @@ from drafters.from_target.exits import (
     slow_chain,
     watched,
 )
-from drafters.from_target.trained_kangaroo import calm_decoder, calm_module
-from drafters.helpers import context, priced
-from drafters.kernel_calls import Calls
-from drafters.trees import TreeDrafter, off_chain
-from engine.cases import total, watch
+from lab.drafters.trained_kangaroo import calm_decoder, calm_module
 from pronk.arrays import Array
 from pronk.drafters import make_drafter
 from pronk.execution.forward_job import EarlyTokens, Segment

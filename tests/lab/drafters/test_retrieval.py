@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drafters.from_text.stores import VOCABULARY, followers, random_documents, write
 from drafters.helpers import bind, context
+from lab.drafters.stores import VOCABULARY, followers, random_documents, write
 from pronk import LLM
 from pronk.errors import CheckpointError, OptionError
 from pronk.lab.drafters.datastore.reader import SUFFIXES, Header

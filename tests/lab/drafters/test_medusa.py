@@ -11,9 +11,9 @@ import torch
 
 from drafters.drafting import LIKELY, bound, decode, paths, watched
 from drafters.from_draft.drafts import draft_folder
-from drafters.from_target.trained_medusa import SHAPE, TREE, head_logits, medusa_folder, plain_heads, spec, write_heads
 from drafters.helpers import context
 from engine.cases import total
+from lab.drafters.trained_medusa import SHAPE, TREE, head_logits, medusa_folder, plain_heads, spec, write_heads
 from pronk.arrays import Array
 from pronk.drafters import Medusa, Outcome, make_drafter
 from pronk.errors import OptionError
