@@ -118,6 +118,11 @@ class ModelPool:
         return pool
 
     @property
+    def num_requests(self) -> int:
+        """Number of requests that use a model or wait for one."""
+        return sum(model.num_running + model.num_waiting for model in self.models)
+
+    @property
     def is_busy(self) -> bool:
         """Whether a request waits or runs."""
         return any(

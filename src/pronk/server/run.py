@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         del sockets
         end = perf_counter() + self._drain_seconds
         connections = self.server_state.connections
-        num_requests = len(self.server_state.tasks)
+        num_requests = self.models.num_requests
         if num_requests and self._on_wait is not None:
             self._on_wait(num_requests)
         try:
