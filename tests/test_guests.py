@@ -1,5 +1,8 @@
 """Packages of others add backends, drafters and commands; a missing or broken one is an error of one line."""
 
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +14,9 @@ from pronk import LLM, OptionError, SamplingParams
 from pronk.cli.main import main
 from pronk.drafters import REGISTRY, make_drafter
 from pronk.guests import guests, load_guest
+from pronk.models.clone_models import clone_model
 from pronk.torch.backend import TorchBackend
+from waiting import HUNG
 
 # A function that installs a package ``stranger``: its code, and its entry points by group and name.
 Install = Callable[[str, Mapping[str, str]], None]
@@ -125,3 +130,62 @@ def test_an_unregistered_guest() -> None:
         load_guest("pronk.backends", "abacus", "device")
     found = "expected a package that registers abacus in pronk.backends, found none; install pronk again"
     assert str(error.value) == f"device: {found}"
+
+
+# Generates with every drafter of the engine, and prints what it says of the guests that are missing.
+ALONE = """
+import importlib, pkgutil, sys
+import pronk
+from pronk import LLM, Guide, SamplingParams
+from pronk.cli.main import main
+from pronk.drafters.registry import DRAFTERS
+
+for module in pkgutil.walk_packages(pronk.__path__, "pronk."):
+    if not module.name.endswith(("__main__", ".libpronk", ".libpronk_suffix")):
+        importlib.import_module(module.name)
+llm = LLM(MODEL, threads=1, budget="all")
+guide = Guide(regex="[a-z ]{8,20}")
+for params in (SamplingParams(max_tokens=12), SamplingParams(max_tokens=12, temperature=0.8, seed=3, guide=guide)):
+    plain = llm.generate("a = 1; b = 1; a =", params, drafter="autoregressive").token_ids
+    for name in DRAFTERS:
+        if name not in ("eagle3", "mtp", "draft_model", "threshold"):  # no model for them comes with this one
+            assert llm.generate("a = 1; b = 1; a =", params, drafter=name).token_ids == plain, name
+for use in (
+    lambda: pronk.Kangaroo,
+    lambda: LLM(MODEL, drafter="lookahead"),
+    lambda: LLM(MODEL, workers=2),
+    lambda: LLM(MODEL, kernels="torch"),
+):
+    try:
+        use()
+    except pronk.PronkError as error:
+        print(error, flush=True)
+for command in ("serve", "train", "bench"):
+    try:
+        main([command])
+    except SystemExit as stop:
+        assert stop.code == 2
+"""
+
+
+def test_the_engine_runs_without_its_guests(tmp_path: Path) -> None:
+    """In a copy without the folders of the guests, a line says what is missing, and all else works."""
+    source = Path(pronk.__file__).parent
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(source, tmp_path / "pronk", ignore=left_out)
+    for guest in ("lab", "parallel", "server", "torch", "train"):
+        shutil.rmtree(tmp_path / "pronk" / guest)
+    command = [sys.executable, "-W", "error", "-c", f"MODEL = {str(clone_model('pronk-tiny'))!r}\n{ALONE}"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HUNG, check=False)
+    assert done.returncode == 0, done.stderr
+    again = "found none; install pronk again"
+    assert done.stdout.splitlines() == [
+        f"drafter: kangaroo: expected pronk.lab, {again}",
+        f"drafter: lookahead: expected pronk.lab, {again}",
+        f"workers: expected pronk.parallel, {again}",
+        f"kernels='torch', device='cpu': expected pronk.torch, {again}",
+    ]
+    packages = {"serve": "server", "train": "train", "bench": "lab"}
+    lines = [f"pronk: error: {name}: expected pronk.{package}, {again}" for name, package in packages.items()]
+    assert done.stderr.splitlines() == lines

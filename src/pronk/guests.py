@@ -71,8 +71,13 @@ def load_guest(group: Group, name: str, purpose: str) -> Any:
 
 def _import_failure(entry: EntryPoint, error: ImportError) -> str:
     """Return why a guest cannot be imported, and what helps."""
-    advice = install_extra(entry.extras[0]) if entry.extras else f"install {entry.module.partition('.')[0]} again"
-    if isinstance(error, ModuleNotFoundError):
-        return f"expected {error.name}, found none; {advice}"
-    package = entry.extras[0] if entry.extras else entry.module
-    return f"expected {package} that can be imported, found {describe_error(error)[:80]!r}; {advice}"
+    package = entry.module.partition(".")[0]
+    missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    is_own = missing.partition(".")[0] == package
+    advice = f"install {package} again" if is_own or not entry.extras else install_extra(entry.extras[0])
+    if missing:
+        return f"expected {missing}, found none; {advice}"
+    found = describe_error(error)[:80]
+    return (
+        f"expected {entry.extras[0] if entry.extras else entry.module} that can be imported, found {found!r}; {advice}"
+    )
