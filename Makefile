@@ -18,6 +18,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
+# Some tests wait, for processes or browsers: one more process than processors keeps them busy.
+PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 PY := $(VENV)/bin/python
 
 # A stamp's name carries the checksum of all that the installation depends on, the folder included, so that a
@@ -38,7 +40,7 @@ demo: $(INSTALLED)
 # mypy has one thread: meanwhile the compiler builds what the sanitizers test.
 test: $(INSTALLED_DEV)
 	@$(MAKE) --jobs=2 lint $(SANITIZED)
-	$(PY) -m pytest --numprocesses=auto --dist=worksteal
+	$(PY) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 	@$(MAKE) sanitize
 
 lint: $(INSTALLED_DEV)
@@ -47,10 +49,10 @@ lint: $(INSTALLED_DEV)
 	$(PY) -m mypy
 
 test-slow: $(INSTALLED_DEV)
-	$(PY) -m pytest --numprocesses=auto --dist=worksteal -m slow
+	$(PY) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal -m slow
 
 coverage: $(INSTALLED_DEV)
-	$(PY) -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term
+	$(PY) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal --cov --cov-report=term
 
 # Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks.
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
@@ -59,7 +61,7 @@ $(SANITIZED): Makefile src/pronk/kernels/build.py $(wildcard src/pronk/kernels/c
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 sanitize: $(SANITIZED)
-	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=auto --dist=worksteal \
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=$(PROCESSES) --dist=worksteal \
 		tests/kernels/test_weights.py tests/kernels/test_blocks.py tests/kernels/test_adapters.py tests/kernels/test_coded.py::test_outputs_equal_the_loop \
 		tests/kernels/test_coded.py::test_the_largest_sums_do_not_overflow tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
 		tests/kernels/test_choices.py tests/kernels/test_convolutions.py tests/kernels/test_experts.py tests/kernels/test_suffixes.py \

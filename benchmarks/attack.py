@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pronk.bench.machine import describe_hardware
+from pronk.lab.bench.machine import describe_hardware
 
 HOST = "127.0.0.1"
 ATTACKER, OTHER = "key-of-the-attacker", "key-of-another-client"

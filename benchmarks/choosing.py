@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import mean
 
 from pronk import LLM, SamplingParams
-from pronk.bench.metrics import repeated_ngrams
-from pronk.bench.prompts import Prompt, encode, load_suite
 from pronk.files.results import save_result
+from pronk.lab.bench.metrics import repeated_ngrams
+from pronk.lab.bench.prompts import Prompt, encode, load_suite
 
 PLAIN, AUTO, WITHOUT = "autoregressive", "auto", "auto(bundled=False)"
 SINGLE = ("suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")

@@ -16,10 +16,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from pronk.corpus.collection import Exclusion
-from pronk.corpus.sources import read_python
 from pronk.files.json_lines import read_json_lines
 from pronk.files.results import save_result
+from pronk.train.corpus.collection import Exclusion
+from pronk.train.corpus.sources import read_python
 
 # Bytes of text per source, about 3.4 per token.
 BYTES = {"python": 360_000, "openai/grade-school-math": 150_000, "mlschmitt/": 100_000, "python/peps": 100_000}

@@ -30,13 +30,13 @@ import numpy as np
 
 from pronk import LLM, SamplingParams
 from pronk.arrays import Array
-from pronk.bench.metrics import expected_tokens, repeated_ngrams
 from pronk.drafters import Drafter, make_drafter
-from pronk.drafters.from_draft.cape import CapeProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.engine.stats import Stats, StepStats
 from pronk.files.shards import ShardEntry, write_weights
 from pronk.hub.resolve import resolve_model
+from pronk.lab.bench.metrics import expected_tokens, repeated_ngrams
+from pronk.lab.drafters.cape import CapeProposer
 from pronk.models.checkpoint import Checkpoint
 from pronk.models.tensor_plan import CheckpointTensor
 from pronk.sampling.sampler import DraftToken

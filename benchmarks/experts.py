@@ -35,9 +35,9 @@ from safetensors.numpy import save_file
 
 from pronk import LLM, SamplingParams
 from pronk.arrays import Array, mapped_zeros
-from pronk.bench.machine import describe_hardware
 from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
+from pronk.lab.bench.machine import describe_hardware
 from pronk.models.decoder import count_parameters, expert_costs, forward_weights
 from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.tree import TokenTree
@@ -82,7 +82,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     """Measure passes over ``ROWS`` rows of random tokens, between readings of memory."""
     runner, dice = llm.engine.runner, random.Random(0)
-    kernels = runner.decoder.kernels
+    kernels = runner.decoder.backend.kernels
     assert kernels is not None, "expected pronk's kernels, found torch"
     buffer = mapped_zeros((READ_BYTES,), np.dtype(np.uint8))
     buffer[:] = 1  # zeros that were never written take no memory

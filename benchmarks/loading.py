@@ -20,7 +20,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from pronk.bench.machine import describe_hardware
+from pronk.lab.bench.machine import describe_hardware
 
 _MEASURE = """
 import json, re, sys, time

@@ -28,11 +28,11 @@ from typing import Any
 
 from pronk import LLM, SamplingParams
 from pronk.arrays import Array
-from pronk.bench.machine import describe_hardware
 from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
 from pronk.kernels.threads import set_threads
 from pronk.kv_cache.blocks import BlockTable
+from pronk.lab.bench.machine import describe_hardware
 from pronk.models.decoder import forward_weights
 from pronk.speculation.tree import TokenTree
 
@@ -74,7 +74,7 @@ def weights(llm: LLM) -> list[Array]:
 
 
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
-    kernels = llm.engine.runner.decoder.kernels
+    kernels = llm.engine.runner.decoder.backend.kernels
     if kernels is None:
         sys.exit("passes: expected pronk's kernels, found none on this machine")
     packed = weights(llm)
@@ -168,7 +168,7 @@ def outside(llm: LLM) -> dict[str, float]:
     runs = []
     for _ in range(5):
         inside = [0.0]
-        kernels = llm.engine.runner.decoder.kernels
+        kernels = llm.engine.runner.decoder.backend.kernels
         library, original = kernels.library, kernels.library.pronk_run
 
         def timed(*arguments: object, original: Any = original, inside: list[float] = inside) -> int:

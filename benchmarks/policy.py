@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 from priced import PricedClock
 
 from pronk import LLM, SamplingParams
-from pronk.bench.machine import describe_hardware
 from pronk.files.results import save_result
 from pronk.kernels.threads import num_threads
+from pronk.lab.bench.machine import describe_hardware
 from pronk.speculation.account import Regret
 
 PLAIN, AUTO = "autoregressive", "auto"

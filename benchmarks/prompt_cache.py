@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk import LLM, SamplingParams
-from pronk.bench.machine import describe_hardware
+from pronk.lab.bench.machine import describe_hardware
 from pronk.tokenization.tokenizer import Tokenizer
 
 Conversation = list[dict[str, str]]

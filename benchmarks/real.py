@@ -30,8 +30,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pronk.bench.records import PLAIN, Model, PeerRecord, Record, Sample, Start, read_trace
 from pronk.files.results import save_result
+from pronk.lab.bench.records import PLAIN, Model, PeerRecord, Record, Sample, Start, read_trace
 
 SUITES = Path(__file__).parent / "suites"
 # Number of prompts taken from each suite; few of long_context, which take minutes with large models.

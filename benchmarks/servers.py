@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pronk.verification.remote.checks import CHECKS
-from pronk.verification.remote.client import ROUTES
+from pronk.lab.verification.remote.checks import CHECKS
+from pronk.lab.verification.remote.client import ROUTES
 
 
 def cell(report: dict[str, Any], check: str, route: str) -> str:

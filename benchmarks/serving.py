@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pronk.bench.prompts import builtin_prompts
+from pronk.lab.bench.prompts import builtin_prompts
 
 PORT = 8300
 PLAIN, SPECULATIVE = "plain", "speculative"

@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 
 from pronk import LLM, SamplingParams
-from pronk.bench.prompts import builtin_prompts, encode
+from pronk.lab.bench.prompts import builtin_prompts, encode
 
 QUESTION = "\n\nNow explain the second part of it in other words, and give an example of each step.\n"
 

@@ -27,10 +27,10 @@ from typing import Any
 from safetensors import safe_open
 
 from pronk import LLM, SamplingParams
-from pronk.bench.metrics import ctar_curve, repeated_ngrams
 from pronk.drafters import Proposer, make_drafter
 from pronk.engine.stats import Stats, StepStats
 from pronk.errors import PronkError
+from pronk.lab.bench.metrics import ctar_curve, repeated_ngrams
 from pronk.models.clone_models import tiny_model
 
 SUITES = ("code", "sums", "chat", "prose")

@@ -33,13 +33,13 @@ Decode = Callable[[Sequence[int], int], list[float]]
 def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str, Any]]:
     """Load a model into pronk; return a function from a prompt to the seconds until each token, and the sizes."""
     from pronk import LLM, SamplingParams  # noqa: PLC0415 - llama.cpp's processes do not need it
-    from pronk.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
+    from pronk.lab.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
     from pronk.models.decoder import forward_weights  # noqa: PLC0415
 
     llm = LLM(model, threads=threads)
     assert llm.config.context >= context, f"expected a context of {context} tokens, found {llm.config.context}"
     decoder = llm.engine.runner.decoder
-    assert decoder.kernels is not None, "expected pronk's kernels, found none on this machine"
+    assert decoder.backend.exact, "expected pronk's kernels, found none on this machine"
     size, meter = forward_weights(decoder), BandwidthMeter(decoder.backend)
 
     def decode(prompt: Sequence[int], tokens: int) -> list[float]:

@@ -22,11 +22,11 @@ from statistics import median
 from typing import Any, cast
 
 from pronk import LLM, SamplingParams
-from pronk.bench.machine import BandwidthMeter, describe_hardware
-from pronk.bench.measure import pass_times
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kernels.threads import set_threads
+from pronk.lab.bench.machine import BandwidthMeter, describe_hardware
+from pronk.lab.bench.measure import pass_times
 from pronk.outputs import Completion
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.tree_partition import count_rows, partition_trees

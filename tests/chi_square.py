@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pronk.verification import distribution as pearson
+from pronk.lab.verification import distribution as pearson
 
 
 def p_value(counts: ArrayLike, probs: ArrayLike) -> float:

@@ -17,12 +17,12 @@ import torch
 
 import tiny_models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
-from pronk import backends
+from command_line import command  # noqa: F401 - a fixture
 from pronk.hub import resolve
 from pronk.kernels import library
 from pronk.kernels.library import Kernels
 from pronk.kernels.threads import set_threads
-from pronk.models import kernels
+from pronk.models import choice, kernels
 from pronk.models.clone_models import TINY_MODEL
 from pronk.models.kernels import load_kernels
 from pronk.tokenization.tokenizer import Tokenizer
@@ -57,10 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if tiny_models.asked != "auto":
 
         @wraps(load_kernels.__wrapped__)
-        def load(choice: str = "auto", path: Path | None = None) -> Kernels:
-            return load_kernels(tiny_models.asked if choice == "auto" else choice, path)
+        def load(name: str = "auto", path: Path | None = None) -> Kernels:
+            return load_kernels(tiny_models.asked if name == "auto" else name, path)
 
-        for module in (kernels, backends):
+        for module in (kernels, choice):
             pytest.MonkeyPatch().setattr(module, "load_kernels", load)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig, RopeTable
 from pronk.arrays import FLOAT32, Array, DType
-from pronk.torch_backend.convert import to_array, to_tensor, torch_dtype
+from pronk.torch.convert import to_array, to_tensor, torch_dtype
 from pronk.train.modules.decoder import DecoderModule, Rope
 
 

@@ -261,10 +261,10 @@ _DRAFTERS = (
     ),
     Fault(
         "verify takes other texts of equal tokens for equal",
-        "verification/equality.py",
+        "lab/verification/equality.py",
         "        if reasons[0] == reasons[1] and plain.text == other.text:\n",
         "        if reasons[0] == reasons[1]:\n",
-        "verification/test_defects.py",
+        "lab/verification/test_defects.py",
     ),
 )
 

@@ -20,7 +20,7 @@ from pronk import LLM, CheckpointError, Completion, OptionError, PromptError, Pr
 from pronk.arrays import DTYPES
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.errors import CacheFullError
-from pronk.torch_backend.convert import torch_dtype
+from pronk.torch.convert import torch_dtype
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),

@@ -15,7 +15,7 @@ import pytest
 
 import pronk
 import pronk.drafters
-from pronk.drafters.registry import DRAFTERS, class_modules
+from pronk.drafters.registry import DRAFTERS, REGISTRY, drafter_classes
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[1]
@@ -26,50 +26,49 @@ EXTRAS = {"llama_cpp", "openvino", "openvino_genai"}  # optional packages that t
 ENVIRONMENT = {"environ", "getenv", "environb", "getenvb"}
 # Modules that may use environment variables.
 USES_ENVIRONMENT = {
-    "bench/peers/process.py",  # passes them on to another program
+    "lab/bench/peers/process.py",  # passes them on to another program
     "kernels/build.py",  # the compiler in CXX, during an installation
-    "parallel/worker_group.py",  # the number of processes that torchrun has started
-    "replicas/cluster.py",  # Ray's options
-    "replicas/__init__.py",  # Ray's options
+    "engine/workers.py",  # the number of processes that torchrun has started
+    "server/replicas/cluster.py",  # Ray's options
+    "server/replicas/__init__.py",  # Ray's options
 }
 # Modules, and packages with a slash at the end, that may import torch. All others work without it.
 USES_TORCH = (
-    "bench/peers/engines/hf.py",
+    "lab/bench/peers/engines/hf.py",
     "parallel/connection.py",  # messages between processes
     "parallel/tensor.py",  # all-reduce
-    "torch_backend/",
+    "torch/",
     "train/",
 )
 # Modules that import these, and are themselves imported only for several processes.
-NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/worker.py")
+NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/start.py", "parallel/worker.py")
 
 
-# Layers of the package, lowest first. A module may import from its own entry and from lower layers. A module belongs to
-# the longest entry that is a prefix of its name, so its layer may differ from that of its package.
+# Layers of the engine, lowest first; guests are above it. A module may import from its own entry and from lower layers.
+# A module belongs to the longest entry that is a prefix of its name, so its layer may differ from that of its package.
 LAYERS = (
-    {"arrays", "errors", "interrupts", "quantization.__init__"},
+    {"arrays", "errors", "interrupts", "lazy", "quantization.__init__"},
+    {"bench", "replicas"},
     {"speculation.tree"},
     {"estimate", "fair_executor", "files.__init__", "files.regular", "quantities"},
     {"checks", "files.atomic", "files.text"},
-    {"keywords"},
+    {"guests", "keywords"},
     {"quantization.formats"},
     {"quantization.gguf.blocks"},
     {"architecture", "kernels"},
     {"kv_cache", "quantization.gguf", "sampling"},
     {"models"},
-    {"torch_backend"},
-    {"backends"},
     {"hub"},
     {"speculation.acceptance_stats", "speculation.cost_model", "speculation.trie"},
     {"execution", "files", "tokenization"},
-    {"corpus", "speculation"},
+    {"speculation"},
     {"drafters.registry"},
     {"drafters.autoregressive", "drafters.shared"},
     {"drafters.from_outputs", "drafters.from_text", "drafters.proposer_cache"},
     {"drafters.from_draft"},
     {"drafters.from_target"},
     {"drafters.combined"},
-    {"drafters", "parallel", "structured"},
+    {"drafters", "structured"},
     {"engine.fair_share", "engine.pooling", "engine.stats"},
     {"engine.request"},
     {"engine.disk_reads"},
@@ -79,17 +78,17 @@ LAYERS = (
     {"engine"},
     {"outputs"},
     {"llm"},
-    {"engine_thread", "explain", "moderation"},
+    {"engine_thread"},
     {"async_llm"},
-    {"testing", "verification"},
-    {"replicas"},
-    {"bench", "server"},
-    {"quantization.quantize.rounding"},
-    {"replicas.application", "replicas.batch", "train"},
-    {"quantization.quantize"},
+    {"testing"},
+    {"backends", "base", "checkpoint", "commands", "drafting", "serving", "text"},
     {"cli"},
     {"__main__"},
 )
+
+
+# Packages that use the engine as a stranger's package would: only by the names that docs/api.md lists.
+GUESTS = ("lab", "parallel", "server", "torch", "train")
 
 
 @cache
@@ -111,7 +110,7 @@ def test_public_surface_is_exactly_this() -> None:
         "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Proposer", "Guide", "Piece", "SamplingParams",
         "TokenTree", "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
         "DeadlineError", "GuideError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "__version__",
-        *class_modules(),
+        *drafter_classes(),
     }  # fmt: skip
     assert len(pronk.__all__) == len(set(pronk.__all__))
     for name in pronk.__all__:
@@ -138,7 +137,7 @@ def test_former_names_are_deprecated_aliases(module: str, old: str, new: str) ->
 
 
 def test_drafters_by_name() -> None:
-    assert len(class_modules()) == len(DRAFTERS) >= 20
+    assert len(drafter_classes()) == len(REGISTRY) >= 20
     for name, drafter in pronk.drafters.REGISTRY.items():
         assert drafter.name == name
         assert pronk.drafters.make_drafter(name).name == name
@@ -152,7 +151,9 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
                 yield tuple(str(node.module).split(".")[1:])
                 continue
             for name in (alias.name for alias in node.names if alias.name != "__version__"):
-                home = next((home for home, names in pronk._NAMES.items() if name in names), class_modules().get(name))
+                home = next((home for home, names in pronk._NAMES.items() if name in names), None)
+                if home is None and name in drafter_classes():
+                    home = REGISTRY[drafter_classes()[name]].__module__
                 yield tuple((home or f"pronk.{name}").split(".")[1:])
 
 
@@ -174,8 +175,63 @@ def upward_imports(here: tuple[str, ...], path: Path) -> list[str]:
 def test_packages_import_only_lower_layers() -> None:
     """A package imports only lower layers, without cycles; ``pronk/__init__.py`` may import from every layer."""
     parts = {path: path.relative_to(SOURCE).with_suffix("").parts for path in MODULES}
-    found = {relative(path): upward_imports(here, path) for path, here in parts.items() if here != ("__init__",)}
+    engine = {path: here for path, here in parts.items() if here != ("__init__",) and here[0] not in GUESTS}
+    found = {relative(path): upward_imports(here, path) for path, here in engine.items()}
     assert {module: upward for module, upward in found.items() if upward} == {}
+
+
+def documented_names() -> dict[str, set[str]]:
+    """Return the names of the API page, by module; a module without ``__all__`` has all that begin with a letter."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    found = {"pronk": {*pronk.__all__}}
+    for name in re.findall(r"^::: (pronk\.[\w.]+)$", page, re.MULTILINE):
+        path = SOURCE.joinpath(*name.split(".")[1:])
+        if path.is_dir() or path.with_suffix(".py").exists():
+            module = importlib.import_module(name)
+            found[name] = {*getattr(module, "__all__", (each for each in vars(module) if each[0] != "_"))}
+    return found
+
+
+def private_names(guest: str, path: Path) -> Iterator[str]:
+    """Yield the names of pronk that a file of a guest imports, and that are neither its own nor documented."""
+    documented = documented_names()
+    for node in ast.walk(tree(path)):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for module in (name for name in names if name.split(".")[0] == "pronk"):
+            if f"{module}.".startswith(f"pronk.{guest}."):
+                continue
+            for name in (each.name for each in node.names):
+                if name not in documented.get(module, ()) and f"{module}.{name}" not in documented:
+                    yield f"{module}.{name}"
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+def test_guests_import_only_documented_names(guest: str) -> None:
+    paths = [*(SOURCE / guest).rglob("*.py")]
+    assert paths
+    found = {relative(path): [*private_names(guest, path)] for path in paths}
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+def test_the_engine_imports_no_guest() -> None:
+    found = {relative(path): [there for there in imports(path) if there[0] in GUESTS] for path in MODULES}
+    other = {module: there for module, there in found.items() if there and module.split("/")[0] not in GUESTS}
+    assert other.keys() == {"__init__.py"}, "only this one may, for type checkers"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from pronk.models.decoder import Decoder", ["pronk.models.decoder.Decoder"]),
+        ("from pronk.backends import Program, _secret", ["pronk.backends._secret"]),
+        ("from pronk import LLM, nonsense", ["pronk.nonsense"]),
+        ("from pronk.backends import Program", []),
+        ("from pronk.torch.program import TorchProgram", []),
+    ],
+)
+def test_private_names_are_found(line: str, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text(f"def late() -> None:\n    {line}\n", encoding="utf-8")
+    assert [*private_names("torch", tmp_path / "new.py")] == found
 
 
 @pytest.mark.parametrize(
@@ -183,8 +239,8 @@ def test_packages_import_only_lower_layers() -> None:
     [
         ("from pronk.engine.engine import Engine", "engine.engine"),
         ("from pronk import LLM", "llm"),
-        ("from pronk import Glide", "drafters.from_target.glide"),
-        ("from pronk.drafters.from_outputs.jacobi import Jacobi", "drafters.from_outputs.jacobi"),
+        ("from pronk import Eagle3", "drafters.from_target.eagle3"),
+        ("from pronk.drafters.from_outputs.recycling import Recycling", "drafters.from_outputs.recycling"),
         ("from pronk.drafters import make_drafter", "drafters"),
         ("from pronk.speculation.tree import TokenTree", None),
         ("from pronk.speculation.trie import Trie", None),
@@ -251,7 +307,9 @@ def imported_modules(path: Path) -> Iterator[str]:
 
 
 def test_only_these_modules_import_torch() -> None:
-    users = {relative(path) for path in MODULES if any("torch" in name.split(".") for name in imported_modules(path))}
+    users = {
+        relative(path) for path in MODULES if any(name.split(".")[0] == "torch" for name in imported_modules(path))
+    }
     assert [name for name in sorted(users) if not name.startswith(USES_TORCH)] == []
     assert all(any(name.startswith(prefix) for name in users) for prefix in USES_TORCH)
 
@@ -289,13 +347,13 @@ except OptionError as error:
 
 # Functions that write files by themselves, by module, with the reason why files/atomic.py does not fit.
 WRITES = {
-    "bench/peers/engines/memory.py": ({"reset_peak_memory"}, "a switch of the Linux kernel, not a file"),
-    "bench/peers/worker.py": ({"main"}, "a pipe to the parent process"),
-    "cli/bench.py": ({"_open_trace"}, "a log to which each measurement is appended"),
+    "lab/bench/peers/engines/memory.py": ({"reset_peak_memory"}, "a switch of the Linux kernel, not a file"),
+    "lab/bench/peers/worker.py": ({"main"}, "a pipe to the parent process"),
+    "lab/cli/bench.py": ({"_open_trace"}, "a log to which each measurement is appended"),
     "cli/streams.py": ({"_discard"}, "the null device"),
-    "corpus/answers.py": ({"__init__", "append"}, "a log to which dialogues are appended"),
+    "train/corpus/answers.py": ({"__init__", "append"}, "a log to which dialogues are appended"),
     "drafters/from_text/_suffix_store.py": ({"_append_line", "_read_file"}, "a log that several processes share"),
-    "drafters/from_text/datastore/builder.py": ({"_write_tokens"}, "a stream into a folder that is renamed at the end"),
+    "lab/drafters/datastore/builder.py": ({"_write_tokens"}, "a stream into a folder that is renamed at the end"),
     "files/shards.py": ({"copy_companions", "write_weights"}, "files of a folder that is renamed at the end"),
     "hub/download.py": ({"_fetch_large_file"}, "a download that is resumed; checked by its hash and renamed"),
     "kernels/build.py": ({"build"}, "a temporary folder; copied to a partial file and renamed"),
@@ -385,11 +443,11 @@ WAITS = {
     "kv_cache/test_block_store.py": ({"sleep"}, "the moment of a kill"),
     "models/test_prompt_cache.py": ({"sleep"}, "the moment of a kill"),
     "parallel/test_trees.py": ({"sleep"}, "the work of a slow worker"),
-    "replicas/test_cluster.py": ({"sleep"}, "the pace of kills"),
+    "server/replicas/test_cluster.py": ({"sleep"}, "the pace of kills"),
     "server/serving.py": ({"wait"}, "the pace of an engine that is held"),
     "test_async_llm.py": ({"perf_counter"}, "a given clock"),
     "train/test_kill.py": ({"sleep"}, "the moment of a kill"),
-    "verification/test_remote.py": ({"timeout"}, "a server that never answers"),
+    "lab/verification/test_remote.py": ({"timeout"}, "a server that never answers"),
     "waiting.py": ({"monotonic", "perf_counter", "sleep"}, "the helpers of the others"),
 }
 CLOCKS = {"monotonic", "perf_counter", "process_time", "sleep", "Timer"}

@@ -34,7 +34,6 @@ from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout, choose_linear
-from pronk.models.loader import compute_dtype
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -43,8 +42,8 @@ from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.tree import TokenTree
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
-from pronk.torch_backend.backend import TorchBackend
-from pronk.torch_backend.convert import to_array, torch_dtype
+from pronk.torch.backend import TorchBackend
+from pronk.torch.convert import to_array, torch_dtype
 from pronk.train.modules.decoder import DecoderModule, ModuleLayer
 
 VOCAB = 131
@@ -349,7 +348,7 @@ def make_engine(
         options: options of the engine.
     """
     dtype = decoder.embedding.dtype
-    packed = decoder.kernels is not None
+    packed = decoder.backend.exact
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "kv_dtype": kv_dtype, "kind": kind}
     pool = make_cache(decoder.config, dtype, **shape, poison=poison, packed=packed, share_prefixes=share_prefixes)
     pool.allocator = StrictAllocator(num_blocks, block_size)
@@ -371,9 +370,9 @@ def text_logits(
     adapter: int = -1,
 ) -> Array:
     """Return logits ``[len(tokens), vocab]`` of a whole text, computed as a prompt in one pass through the KV cache."""
-    packed = decoder.kernels is not None
+    packed = decoder.backend.exact
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
-    cache = make_cache(decoder.config, compute_dtype(dtype, decoder.backend), **shape, packed=packed)
+    cache = make_cache(decoder.config, decoder.backend.compute_dtype(dtype), **shape, packed=packed)
     block_table = BlockTable(adapter=adapter)
     cache.prepare(block_table, len(tokens))
     job = ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))

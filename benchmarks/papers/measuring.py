@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from policy import PLAIN, Prompt, Run, interval, measure_all, read_prompts, write_report
 
 from pronk import LLM
-from pronk.bench.machine import describe_hardware
+from pronk.lab.bench.machine import describe_hardware
 
 __all__ = ["PLAIN", "Part", "Result", "Results", "add_folders", "add_parts", "draw", "markdown", "ranks", "run_parts"]
 

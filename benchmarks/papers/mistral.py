@@ -22,9 +22,9 @@ from time import strftime
 from typing import Literal, NamedTuple
 
 from pronk import LLM, SamplingParams
-from pronk.bench.machine import describe_hardware
 from pronk.files.results import save_result
 from pronk.kv_cache.blocks import BlockTable
+from pronk.lab.bench.machine import describe_hardware
 from pronk.models.clone_models import tiny_model
 
 OUTPUT = 32  # tokens that are decoded after the prompt

@@ -20,9 +20,9 @@ from multi_token_tasks import IGNORED, Task
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pronk.bench.machine import describe_hardware
 from pronk.errors import OptionError
 from pronk.files.atomic import write_json
+from pronk.lab.bench.machine import describe_hardware
 from pronk.train.future import FutureTokens, future_shape, without_head_layers
 from pronk.train.heads import head_by_head, shifted_rows
 from pronk.train.lm import LanguageModel, TextModel, model_config

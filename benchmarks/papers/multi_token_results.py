@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pronk.bench.machine import describe_hardware
 from pronk.files.atomic import write_json
 from pronk.files.results import save_result
+from pronk.lab.bench.machine import describe_hardware
 
 __all__ = [
     "Interval",

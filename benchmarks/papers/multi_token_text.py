@@ -19,8 +19,8 @@ from multi_token_models import Heads, model_shape
 from torch import Tensor
 
 from pronk import LLM, SamplingParams
-from pronk.corpus.sources import parse_source
 from pronk.train.attention import dense_hidden
+from pronk.train.corpus.sources import parse_source
 from pronk.train.data import prepare
 from pronk.train.export import InitialModel
 from pronk.train.future import FutureTokens

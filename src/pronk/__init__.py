@@ -7,12 +7,24 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from pronk import errors
-from pronk.drafters.registry import class_modules
+from pronk.drafters.registry import REGISTRY, drafter_classes
 
 if TYPE_CHECKING:
     from pronk.async_llm import AsyncLLM as AsyncLLM
     from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
     from pronk.errors import *  # noqa: F403 - the exceptions, for type checkers
+    from pronk.lab.drafters.beam import Beam as Beam
+    from pronk.lab.drafters.cape import Cape as Cape
+    from pronk.lab.drafters.glide import Glide as Glide
+    from pronk.lab.drafters.glide import Vanilla as Vanilla
+    from pronk.lab.drafters.jacobi import GaussSeidel as GaussSeidel
+    from pronk.lab.drafters.jacobi import Jacobi as Jacobi
+    from pronk.lab.drafters.kangaroo import Kangaroo as Kangaroo
+    from pronk.lab.drafters.lookahead import Lookahead as Lookahead
+    from pronk.lab.drafters.medusa import Medusa as Medusa
+    from pronk.lab.drafters.multi_token import MultiToken as MultiToken
+    from pronk.lab.drafters.retrieval import Retrieval as Retrieval
+    from pronk.lab.drafters.staged import Staged as Staged
     from pronk.llm import LLM as LLM
     from pronk.outputs import Choice as Choice
     from pronk.outputs import Completion as Completion
@@ -35,19 +47,23 @@ _NAMES = {
     "pronk.speculation.tree": ("TokenTree",),
 }
 
-__all__ = [*(name for names in _NAMES.values() for name in names), *class_modules(), "__version__"]  # noqa: PLE0604 - names
-
 
 def __getattr__(name: str) -> Any:
+    """Import a public name at its first use; those of guests are found by their entry points."""
+    if name == "__all__":
+        return __dir__()
     if name == "Guesser":
         warn("pronk.Guesser is deprecated; use pronk.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    home = next((module for module, names in _NAMES.items() if name in names), class_modules().get(name))
-    if home is None:
+    home = next((module for module, names in _NAMES.items() if name in names), None)
+    if home is not None:
+        return getattr(import_module(home), name)
+    drafter = None if name.startswith("_") else drafter_classes().get(name)
+    if drafter is None:
         msg = f"module 'pronk' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(home), name)
+    return REGISTRY[drafter]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*(name for names in _NAMES.values() for name in names), *drafter_classes(), "__version__"]

@@ -1,4 +1,4 @@
-"""Deferral of Ctrl-C during state changes.
+"""Deferral of Ctrl-C during state changes, and the end of processes whose parent has ended.
 
 An engine step changes requests, caches and drafter state; stopping halfway would corrupt other requests. SIGINT is
 therefore deferred during a step, except in :class:`interruptible` blocks around long computations::
@@ -15,10 +15,14 @@ If the handler of a SIGINT raises in an ``interruptible`` block, later SIGINTs a
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from time import sleep
 from types import FrameType
 from typing import Any
+
+_WATCH_PERIOD = 0.5  # seconds between two checks whether ``torchrun`` is running
 
 
 class _Guard:
@@ -118,3 +122,18 @@ class interruptible:  # noqa: N801 - read as a statement: with interruptible(): 
         if self._allows:
             _guard.depth = _guard.outer_depths[-1]
             _guard.outer_depths.pop()
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent, ``torchrun``, also if the parent was killed.
+
+    Other ranks are not watched: if one ends, its closed connections make the collective operations fail.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent != 1:  # 1: the parent has ended before this call
+            sleep(_WATCH_PERIOD)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="pronk-parent", daemon=True).start()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 from pronk.arrays import INT8, Array
-from pronk.backends import choose_backend
 from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.drafters import Drafter, Proposer, make_drafter
 from pronk.drafters.proposer_cache import ProposerCache
@@ -18,6 +17,7 @@ from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.engine.scheduler import MAX_WAIT
 from pronk.engine.scoring import score
+from pronk.engine.workers import is_launched, start_workers
 from pronk.hub.recommendations import add_known_sampling
 from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
@@ -25,10 +25,10 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.keywords import known_keywords
 from pronk.kv_cache.budget import KVBudget
 from pronk.models.adapters import Adapters
-from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
+from pronk.models.choice import choose_backend
+from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.prompt_cache import open_prompt_cache
 from pronk.outputs import Choice, Completion, Piece
-from pronk.parallel.worker_group import is_launched, start_workers
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.guide import check_texts
@@ -156,7 +156,7 @@ class LLM:
         if check is not None:
             check(self.request_factory)
         is_split = parallel == "tensor" and workers > 1
-        cacheable = None if opened is None or backend.kernels is None or is_split else opened.identity
+        cacheable = None if opened is None or backend.digest is None or is_split else opened.identity
         weight_file = WeightCache.open(weight_cache, cacheable)
         self._prompt_cache = open_prompt_cache(
             prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
@@ -190,7 +190,7 @@ class LLM:
             make_cache, pool = backend.make_cache, self._team.pool
             cache = kv_budget.add(
                 self._team.shard_config,
-                compute_dtype(self.dtype, backend),
+                backend.compute_dtype(self.dtype),
                 make_cache if pool is None else partial(make_cache, cache_class=pool),
                 INT8 if kv_dtype == "int8" else None,
                 share_prefixes=prefix_cache or self._prompt_cache is not None,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pronk.bench.metrics import expected_tokens
+from pronk.lab.bench.metrics import expected_tokens
 from pronk.models.clone_models import tiny_model
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "papers"

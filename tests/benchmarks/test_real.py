@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from pronk.bench.records import Sample
 from pronk.engine.stats import StepStats
+from pronk.lab.bench.records import Sample
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "real.py"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pronk.verification.remote import TEXTS, RemoteServer, RemoteSettings, verify_server_steps
-from pronk.verification.remote.checks import CHECKS
-from verification.fake_servers import FakeEngine, fake_server
+from lab.verification.fake_servers import FakeEngine, fake_server
+from pronk.lab.verification.remote import TEXTS, RemoteServer, RemoteSettings, verify_server_steps
+from pronk.lab.verification.remote.checks import CHECKS
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 

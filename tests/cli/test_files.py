@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import Command, assert_mistake
+from command_line import Command, assert_mistake
 
 MODEL = "--model pronk-tiny --threads 1"
 READ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import re
@@ -12,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +20,9 @@ import typer
 
 import pronk.llm
 from checkpoints import MakeCheckpoint
-from cli.conftest import Command as Run
-from cli.conftest import assert_mistake
-from pronk.cli.main import _COMMANDS, main
+from command_line import Command as Run
+from command_line import assert_mistake
+from pronk.cli.main import _all_commands, main
 from pronk.cli.options import sampling_params
 from pronk.cli.repl import ChatSession
 from pronk.engine.stats import Stats, StepStats
@@ -130,14 +130,13 @@ def test_help_version_and_no_arguments(run: Run) -> None:
     assert "lm" in run("train")[1]
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize("name", _all_commands())
 def test_summary_of_a_command_is_the_first_line_of_its_help(run: Run, name: str) -> None:
     """The summaries are written twice, so that ``--help`` imports no command."""
-    home, summary = _COMMANDS[name]
-    module, _, attribute = home.partition(":")
-    command = getattr(importlib.import_module(f"pronk.cli.{module}"), attribute)
+    known = _all_commands()[name]
+    command = resolve_name(known.home)
     text = command.info.help if isinstance(command, typer.Typer) else inspect.getdoc(command)
-    assert text.partition("\n")[0] == summary
+    assert text.partition("\n")[0] == known.summary
     assert f"pronk {name}" in run(name, "--help")[1].splitlines()[1]
 
 
@@ -694,6 +693,7 @@ finally:
 def test_missing_kernels_are_one_line_and_no_obstacle() -> None:
     code = """
 from pathlib import Path
+from pkgutil import resolve_name
 from pronk.kernels import library
 library.installed_library = lambda: Path("nowhere") / "libpronk.so"
 from pronk.cli.main import main

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cli.conftest import Command
+from command_line import Command
 from pronk.hub.names import known_models
 
 

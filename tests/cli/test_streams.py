@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from covering import covering
-from pronk.bench import machine, measure
 from pronk.cli.main import main
+from pronk.lab.bench import machine, measure
 from waiting import HUNG
 
 FULL = Path("/dev/full")

@@ -23,7 +23,7 @@ import pytest
 import typer
 
 from adapters import write_adapter
-from cli.conftest import Command, command  # noqa: F401 - a fixture
+from command_line import Command
 from fenced_blocks import PAGES, ROOT, SHELL, blocks_of
 from pronk import LLM
 from pronk.cli.main import app
@@ -260,7 +260,7 @@ def documented_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("place", "words"), TO_RUN, ids=[place for place, _ in TO_RUN])
 def test_commands_run(
-    command: Command,  # noqa: F811
+    command: Command,
     documented_files: Path,
     monkeypatch: pytest.MonkeyPatch,
     place: str,

@@ -18,10 +18,10 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
-from cli.conftest import Command, command  # noqa: F401 - a fixture
+from command_line import Command
 from fake_hub import fake_hub
-from pronk.bench import machine, measure
 from pronk.hub import names
+from pronk.lab.bench import machine, measure
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ Run = Callable[[list[str]], None]
 
 
 @pytest.fixture
-def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:  # noqa: F811
+def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
     """Return functions that run the words of a command, by its beginning."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)  # pronk bench reads less memory

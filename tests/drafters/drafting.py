@@ -14,13 +14,13 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
 from pronk.arrays import FLOAT32, Array
 from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
-from pronk.drafters.from_target.kangaroo import EarlyExit
 from pronk.drafters.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.forward_job import EarlyTokens, Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
+from pronk.lab.drafters.kangaroo import EarlyExit
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.loader import load_decoder, read_config

@@ -7,9 +7,9 @@ import pytest
 
 from drafters.helpers import bind, context, markov, num_stored, tokenizer_stub, verify_step
 from pronk.drafters import Auto, Drafter, FirstOf, Lookahead, PromptLookup, Proposer, Recycling, Suffix
-from pronk.drafters.from_outputs.lookahead import LookaheadProposer
 from pronk.drafters.from_outputs.recycling import RecyclingProposer
 from pronk.drafters.from_text.suffix import SuffixProposer
+from pronk.lab.drafters.lookahead import LookaheadProposer
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, tiny_decoder

@@ -15,23 +15,23 @@ import pytest
 
 from drafters.drafting import Watched
 from drafters.from_target import trained_eagle
-from drafters.from_target.exits import WINDOWS, Slow, kangaroo_of
-from drafters.from_target.test_glide import model_of, record_rows
-from drafters.from_target.trained_glide import DenseGlide, glide_folder
-from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, calm_module
-from drafters.from_target.trained_medusa import head_logits, medusa_folder, plain_heads
-from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder
+from lab.drafters.exits import WINDOWS, Slow, kangaroo_of
+from lab.drafters.test_glide import model_of, record_rows
+from lab.drafters.trained_glide import DenseGlide, glide_folder
+from lab.drafters.trained_kangaroo import adapter_folder, calm_decoder, calm_module
+from lab.drafters.trained_medusa import head_logits, medusa_folder, plain_heads
+from lab.drafters.trained_multi_token import SHAPE, dense_heads, heads_folder
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target.kangaroo import EarlyExit, ExitDraft
-from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
-from pronk.drafters.from_target.multi_token import _HeadsRunner
 from pronk.kernels.weights import PackedMatrix
+from pronk.lab.drafters.kangaroo import EarlyExit, ExitDraft
+from pronk.lab.drafters.modules.kangaroo import ADAPTERS
+from pronk.lab.drafters.multi_token import _HeadsRunner
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.linear import Linear, StackedLinear
 from pronk.sampling.params import SamplingParams
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch.convert import to_array, to_tensor
 from pronk.train.modules.decoder import DecoderModule
 from tiny_models import make_engine, make_request, run, tiny_decoder, tiny_module
 
@@ -43,6 +43,7 @@ MOSTLY_FLOAT32 = pytest.mark.parametrize(
 )
 # Weights packed for the kernels, and plain ones for torch.
 BOTH = (True, False)
+PACKAGES = ("pronk.drafters.", "pronk.lab.drafters.")
 Pairs = list[tuple[Array, Array]]
 
 
@@ -131,7 +132,9 @@ def linears(part: Any) -> Iterator[Linear]:
         yield from part.parts
     elif isinstance(part, list | tuple):
         yield from (linear for each in part for linear in linears(each))
-    elif isinstance(part, Decoder | Layer) or type(part).__module__.startswith("pronk.drafters."):
+    elif isinstance(part, Decoder | Layer) or type(part).__module__.startswith(
+        ("pronk.drafters.", "pronk.lab.drafters.")
+    ):
         yield from linears(list(vars(part).values()))
 
 

@@ -7,16 +7,11 @@ from functools import cache
 from typing import Any
 
 from drafters.from_draft import drafts
-from drafters.from_target import (
-    trained_eagle,
-    trained_glide,
-    trained_kangaroo,
-    trained_medusa,
-    trained_multi_token,
-)
-from drafters.from_text.stores import conformance_spec
+from drafters.from_target import trained_eagle
 from drafters.trees import TreeDrafter, adversarial, explore_trees, oracle_trees, random_trees
 from guides import TOY
+from lab.drafters import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
+from lab.drafters.stores import conformance_spec
 from pronk.arrays import DType
 from pronk.drafters import REGISTRY, Drafter, make_drafter
 from pronk.engine.engine import Engine

@@ -28,10 +28,9 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.linear import Linear, WeightLayout
-from pronk.models.loader import compute_dtype
 from pronk.models.program import Program
 from pronk.speculation.tree import TokenTree
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch.convert import to_array, to_tensor
 from tiny_models import (
     StrictAllocator,
     kernels,
@@ -124,8 +123,8 @@ class Texts:
         scattered: bool = False,
         kv_dtype: DType | None = None,
     ) -> None:
-        dtype, blocks = compute_dtype(decoder.embedding.dtype, decoder.backend), -(-tokens // block_size) + 8
-        packed = decoder.kernels is not None
+        dtype, blocks = decoder.backend.compute_dtype(decoder.embedding.dtype), -(-tokens // block_size) + 8
+        packed = decoder.backend.exact
         shape: dict[str, Any] = {"num_blocks": blocks, "block_size": block_size, "kv_dtype": kv_dtype}
         self.cache = make_cache(decoder.config, dtype, **shape, packed=packed)
         self.cache.allocator = (ScatteredBlocks if scattered else StrictAllocator)(blocks, block_size)

@@ -18,7 +18,7 @@ from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
-from pronk.torch_backend.convert import to_array
+from pronk.torch.convert import to_array
 from pronk.train.modules.decoder import Attend, DecoderModule
 from tiny_models import VOCAB, make_cache, make_engine, make_request, read_kv, run, tiny_decoder, tiny_module
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from drafters.drafting import Watched, watch_draft
-from drafters.from_target import exits, trained_glide
-from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.helpers import within
 from engine.cases import assert_same, drafter, step_until_ended, text
 from engine.test_shared_pool import ALONE, WITH_POOLS, Pools
+from lab.drafters import exits, trained_glide
+from lab.drafters.trained_kangaroo import calm_decoder
 from pronk.arrays import BFLOAT16, FLOAT32, DType
 from pronk.drafters import Drafter, make_drafter
 from pronk.drafters.from_draft.draft_model import ModelProposer

@@ -42,7 +42,7 @@ class TextsInCache:
     """A model runner whose KV cache keeps the outputs of all layers and holds four texts."""
 
     def __init__(self, decoder: Decoder, dtype: DType) -> None:
-        self.runner = ModelRunner(decoder, make_cache(decoder.config, dtype, packed=decoder.kernels is not None))
+        self.runner = ModelRunner(decoder, make_cache(decoder.config, dtype, packed=decoder.backend.exact))
         self.layers = range(1, decoder.config.num_layers + 1)
         for layer in self.layers:
             self.runner.cache.keep_hidden(layer, self)

@@ -17,7 +17,7 @@ from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.kv_cache.paged import Kept
 from pronk.sampling.params import SamplingParams
-from pronk.torch_backend.convert import to_array
+from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features
 from pronk.train.modules.decoder import DecoderModule
 from tiny_models import make_engine, make_request, run_alone, tiny_decoder, tiny_module

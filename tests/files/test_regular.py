@@ -15,7 +15,6 @@ import pytest
 
 import pronk.files.regular
 from pronk.checks import check_writable
-from pronk.corpus.answers import read_answers
 from pronk.errors import PronkError
 from pronk.files.atomic import replace_file, write_json
 from pronk.files.json_lines import read_json_lines
@@ -23,6 +22,7 @@ from pronk.files.regular import check_regular, is_file, is_folder, open_input, r
 from pronk.files.results import save_result
 from pronk.files.text import read_text
 from pronk.server.batch import BatchOutput, read_batch
+from pronk.train.corpus.answers import read_answers
 from waiting import HUNG
 
 KINDS = ["a named pipe", "a socket", "a device"]

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 import pronk
-from pronk.bench.prompts import load_prompts
 from pronk.cli.repl import _read_messages
-from pronk.cli.serve import _guardrails
 from pronk.cli.values import read_guide, read_prompt
-from pronk.corpus.sources import read_source, spec_of
 from pronk.errors import OptionError, TokenizerError
 from pronk.files.json_lines import read_json_lines
 from pronk.files.text import decode_text, read_text
+from pronk.lab.bench.prompts import load_prompts
 from pronk.models.checkpoint import read_json
 from pronk.server.batch import read_batch
+from pronk.server.cli.serve import _guardrails
 from pronk.server.settings import read_keys
 from pronk.testing import byte_tokenizer
 from pronk.tokenization.tokenizer import Tokenizer
+from pronk.train.corpus.sources import read_source, spec_of
 
 SOURCE = Path(pronk.__file__).parent
 OTHER_ENCODINGS = ("utf-16", "utf-16-be", "utf-16-le", "utf-32")
@@ -54,7 +54,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "batch": ("a.jsonl", json.dumps(BATCH), lambda path: [*read_batch(path)]),
     "prompts": ("a.txt", "é\nb\n", load_prompts),
     "prompts as JSON": ("a.jsonl", '{"prompt": "é"}', load_prompts),
-    "corpus": ("a.txt", "é\r\nb", source_texts),
+    "train/corpus": ("a.txt", "é\r\nb", source_texts),
     "corpus as JSON": ("a.jsonl", LINES, source_texts),
     "conversation": ("a.json", json.dumps(TALK, ensure_ascii=False), _read_messages),
     "template": ("chat_template.jinja", "é{{ messages }}", template),
@@ -135,15 +135,16 @@ def test_unreadable_files(tmp_path: Path) -> None:
 # Modules that read text in another way: files that pronk writes and packages itself, or that the system writes; and a
 # method of the same name.
 OWN_FILES = {
-    "bench/machine.py",
-    "bench/peers/engines/memory.py",
-    "corpus/questions.py",
+    "lab/bench/machine.py",
+    "lab/bench/peers/engines/memory.py",
+    "train/corpus/questions.py",
     "drafters/from_outputs/recycling.py",
     "hub/cache.py",
     "kernels/build.py",
+    "kernels/library.py",
     "kernels/threads.py",
-    "models/kernels.py",
-    "quantization/quantize/heads.py",
+    "lazy.py",
+    "train/quantization/heads.py",
     "train/card.py",
     "train/clock.py",
     "train/data.py",

@@ -19,7 +19,7 @@ from pronk.models.decoder import Layer
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm
 from pronk.models.program_rows import ProgramRows
 from pronk.quantization.gguf.blocks import BlockMatrix, BlockRows
-from pronk.torch_backend.backend import TorchBackend
+from pronk.torch.backend import TorchBackend
 from tiny_models import tiny_config
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)

@@ -239,7 +239,7 @@ def test_torch_computes_without_a_library(
     path = tmp_path / "lost.so"
     if damaged:
         path.write_text("not a library")
-    monkeypatch.setattr("pronk.backends.load_kernels", lambda choice: load_kernels(choice, path))
+    monkeypatch.setattr("pronk.models.choice.load_kernels", lambda choice: load_kernels(choice, path))
     fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
 
 
@@ -247,7 +247,9 @@ def test_torch_computes_without_a_library(
 def test_missing_torch_is_one_line(
     options: dict[str, str], checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.backends.load_kernels", lambda choice: load_kernels(choice, tmp_path / "lost.so"))
+    monkeypatch.setattr("pronk.models.choice.load_kernels", lambda choice: load_kernels(choice, tmp_path / "lost.so"))
+    for name in [name for name in sys.modules if name.startswith("pronk.torch")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
         OptionError, match=r"^.+: expected torch, found none; run pip install '\.\[torch\]' in a clone of pronk$"
@@ -258,7 +260,7 @@ def test_missing_torch_is_one_line(
 
 def test_torch_computes_when_all_checks_fail(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "self_check", lambda _: "it is wrong")
-    monkeypatch.setattr("pronk.backends.load_kernels", load_kernels.__wrapped__)
+    monkeypatch.setattr("pronk.models.choice.load_kernels", load_kernels.__wrapped__)
     fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
 
 
@@ -278,7 +280,7 @@ def test_a_passed_self_check_is_remembered(tmp_path: Path, monkeypatch: pytest.M
         checked.clear()
         assert load("auto").name == "portable"
         assert checked == expected
-    monkeypatch.setattr(loading, "_processor", lambda: "another processor")
+    monkeypatch.setattr(library, "_processor", lambda: "another processor")
     checked.clear()
     load("portable")
     assert checked == ["portable"]

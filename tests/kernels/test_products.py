@@ -10,7 +10,7 @@ from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.torch_backend.convert import to_array, to_tensor
+from pronk.torch.convert import to_array, to_tensor
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 # Dtypes of the weights and of the input rows.

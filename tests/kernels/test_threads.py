@@ -12,7 +12,7 @@ from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.sampling.params import SamplingParams
-from pronk.torch_backend.backend import TorchBackend
+from pronk.torch.backend import TorchBackend
 from tiny_models import kernels, make_engine, make_request, tiny_decoder
 from waiting import HUNG
 

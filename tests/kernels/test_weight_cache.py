@@ -46,7 +46,7 @@ def test_a_later_load_maps_the_weights(model: Path, tmp_path: Path, monkeypatch:
     written = file.stat()
     matrices = sum(data.nbytes for data in packed(plain))
     assert matrices / 2 < written.st_size < matrices + 4096 * (2 + len(packed(plain)))  # F16 matrices are not kept
-    monkeypatch.setattr(plain.engine.runner.decoder.kernels.library, "pronk_pack_blocks", no_packing)  # type: ignore[union-attr]
+    monkeypatch.setattr(plain.engine.runner.decoder.backend.kernels.library, "pronk_pack_blocks", no_packing)  # type: ignore[union-attr]
     with pytest.raises(AssertionError):
         LLM(model)
     later = LLM(model, weight_cache=str(folder))

@@ -29,8 +29,8 @@ from pronk.models.backend import Backend, KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.program_rows import ProgramRows
 from pronk.speculation.tree import TokenTree
-from pronk.torch_backend.backend import TorchBackend
-from pronk.torch_backend.cache import TorchCache
+from pronk.torch.backend import TorchBackend
+from pronk.torch.cache import TorchCache
 from tiny_models import kernels, make_cache, read_kv, text_logits, tiny_config, tiny_decoder, tiny_module
 
 CONFIG = tiny_config(heads=2, kv_heads=2, head_dim=6)

@@ -22,7 +22,7 @@ from pronk.models.adapters import Adapters
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.testing import ScriptedProposer
-from pronk.torch_backend.backend import TorchBackend
+from pronk.torch.backend import TorchBackend
 from tiny_models import kernels, text_logits
 
 TOLERANCE = 1e-4

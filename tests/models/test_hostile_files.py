@@ -30,7 +30,7 @@ from loading_worker import SECONDS, Request, load
 from mutations import Mutation
 from pronk.architecture.config_reader import DEFAULTS, UNSUPPORTED_KEYS
 from pronk.architecture.families import FAMILIES
-from pronk.drafters.from_text.datastore.builder import write_datastore
+from pronk.lab.drafters.datastore.builder import write_datastore
 from pronk.tokenization.tokenizer import Tokenizer
 from quantized_formats import FORMATS, write_quantized
 

@@ -22,8 +22,8 @@ from pronk.models.decoder import Decoder
 from pronk.models.linear import Linear, WeightLayout, choose_linear
 from pronk.models.loader import load_decoder, read_config
 from pronk.tokenization.tokenizer import Tokenizer
-from pronk.torch_backend.backend import TorchBackend, TorchMatrix
-from pronk.torch_backend.convert import torch_dtype
+from pronk.torch.backend import TorchBackend, TorchMatrix
+from pronk.torch.convert import torch_dtype
 from pronk.train.modules.decoder import DecoderModule, load_module
 from tiny_models import kernels, text_logits
 

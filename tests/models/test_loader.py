@@ -20,7 +20,7 @@ from pronk.kernels.weights import PackedMatrix
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.linear import WeightLayout
 from pronk.models.loader import load_decoder, read_config
-from pronk.torch_backend.backend import TorchBackend, TorchMatrix
+from pronk.torch.backend import TorchBackend, TorchMatrix
 from quantized_formats import FORMATS, edit, read_tensors, write_quantized
 from tiny_models import kernels
 
@@ -209,7 +209,7 @@ def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> Non
         assert isinstance(linear.packed, PackedMatrix)
         assert linear.layout == layout
         assert linear.packed.data.dtype == BFLOAT16
-    assert decoder.kernels is kernels()
+    assert decoder.backend.kernels is kernels()
     assert load(checkpoint("llama"), kernels=kernels()).layers[0].up.layout == WeightLayout(gated=True)
 
 
@@ -218,7 +218,7 @@ def test_without_kernels_weights_are_plain(checkpoint: MakeCheckpoint) -> None:
     assert {(type(linear.packed), linear.packed.weight.dtype) for linear in decoder.linears()} == {
         (TorchMatrix, torch.bfloat16)
     }
-    assert decoder.kernels is None
+    assert decoder.backend.kernels is None
 
 
 def on_meta(dtype: DType) -> TorchBackend:
@@ -250,7 +250,7 @@ dtype = DTYPES[sys.argv[2]]
 if sys.argv[3] == "kernels":
     backend = KernelBackend(load_kernels())
 else:
-    from pronk.torch_backend.backend import TorchBackend
+    from pronk.torch.backend import TorchBackend
     backend = TorchBackend("cpu", dtype)
 large = {"vocab_size": 4000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
 

@@ -18,8 +18,8 @@ from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.errors import OptionError, PromptError
 from pronk.models.backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
-from pronk.torch_backend.backend import TorchBackend
-from pronk.torch_backend.convert import torch_dtype
+from pronk.torch.backend import TorchBackend
+from pronk.torch.convert import torch_dtype
 from pronk.train.modules.decoder import load_module
 from quantized_formats import read_tensors, write_tensors
 from tiny_models import kernels, text_logits

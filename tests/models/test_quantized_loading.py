@@ -25,8 +25,8 @@ from pronk.models.linear import AnyWeight, Linear, WeightLayout
 from pronk.models.loader import Fingerprint, read_config
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
-from pronk.torch_backend.backend import TorchBackend
-from pronk.torch_backend.convert import to_tensor
+from pronk.torch.backend import TorchBackend
+from pronk.torch.convert import to_tensor
 from pronk.train.modules.decoder import load_module
 from quantized_formats import FORMATS, Format, edit, edit_config, gptq, ints, read_tensors, write_quantized
 from tiny_models import kernels, text_logits

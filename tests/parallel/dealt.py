@@ -108,7 +108,7 @@ def tree_parallel_engine(
 ) -> Generator[Engine]:
     """Yield an engine under tree parallelism of ``workers`` threads, the driver included."""
     store = dist.HashStore()
-    packed, dtype = decoder.kernels is not None, decoder.embedding.dtype
+    packed, dtype = decoder.backend.exact, decoder.embedding.dtype
 
     def work(rank: int) -> None:
         peer = PeerConnection(store, rank, driver=False, timeout=HUNG)

@@ -29,7 +29,7 @@ from pronk.execution.model_runner import ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
-from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
+from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
 from pronk.parallel import connection as messages
@@ -63,7 +63,7 @@ def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder
     config = read_config(folder)
     dtype, split = parse_dtype("auto", config), TensorSplit(config, rank, workers)
     decoder = load_decoder(folder, config, dtype=dtype, backend=backend(), split=split, **options)
-    computed = compute_dtype(dtype, backend())
+    computed = backend().compute_dtype(dtype)
     cache = SplitCache(split.shard_config, num_blocks=8, block_size=16, dtype=computed, kernels=kernels())
     return decoder, cache, split
 

@@ -8,8 +8,8 @@ import pytest
 
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.moderation import MISTRAL_PROMPT, ModerationPrompt, add_system_prompt
 from pronk.sampling.params import SamplingParams
+from pronk.server.moderation import MISTRAL_PROMPT, ModerationPrompt, add_system_prompt
 from pronk.tokenization.chat.system_messages import has_system_role, place_system_messages
 from pronk.tokenization.tokenizer import Tokenizer
 from server.serving import Running, running

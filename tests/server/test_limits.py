@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pronk.drafters.registry import DRAFTERS, make_drafter
+from pronk.drafters.registry import REGISTRY, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.server.settings import RequestLimits, ServerSettings
@@ -160,7 +160,7 @@ def test_request_selects_a_drafter_and_keeps_its_text(client: httpx.Client, draf
 
 def test_options_that_name_files_are_listed(served: Running) -> None:
     """A new text option must be checked: if it names a file, requests must not set it."""
-    for name in DRAFTERS:
+    for name in REGISTRY:
         drafter = make_drafter(name)
         found = {each.name for each in fields(drafter) if "str" in str(each.type)} if is_dataclass(drafter) else set()
         assert found <= {"model", "datastore", "store", "table", "dtype", "weights", "sizes", "toward"}, (name, found)

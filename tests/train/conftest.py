@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pronk.corpus.collection import Collection
-from pronk.corpus.sources import parse_source
+from pronk.train.corpus.collection import Collection
+from pronk.train.corpus.sources import parse_source
 from pronk.train.data import prepare
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel

@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pronk.drafters.from_target.modules.glide import GlideShape
-from pronk.drafters.from_target.modules.heads import HeadsShape, MedusaShape
-from pronk.drafters.from_target.modules.kangaroo import KangarooShape
+from pronk.lab.drafters.modules.glide import GlideShape
+from pronk.lab.drafters.modules.heads import HeadsShape, MedusaShape
+from pronk.lab.drafters.modules.kangaroo import KangarooShape
 from pronk.train.clock import Clock
 from pronk.train.distributed import ProcessGroup
 from pronk.train.future import FutureTokens, future_shape

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pronk.corpus.answers import AnswersHeader, AnswersWriter, Dialogue, merge_answers, read_answers
-from pronk.corpus.collection import Exclusion
-from pronk.corpus.questions import WEIGHTS, Questions
-from pronk.corpus.sources import SourceSpec, spec_of
 from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
+from pronk.train.corpus.answers import AnswersHeader, AnswersWriter, Dialogue, merge_answers, read_answers
+from pronk.train.corpus.collection import Exclusion
+from pronk.train.corpus.questions import WEIGHTS, Questions
+from pronk.train.corpus.sources import SourceSpec, spec_of
 from pronk.train.own_text import answers_header, temperature_of, write_answers
 from pronk.train.teacher import Teacher
 from train.tiny import refusal, run_command, write_jsonl

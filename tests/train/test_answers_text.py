@@ -8,7 +8,7 @@ import pytest
 
 from gguf_files import convert
 from pronk import LLM, SamplingParams
-from pronk.corpus.answers import read_answers
+from pronk.train.corpus.answers import read_answers
 from pronk.train.dialogues import hold_out
 from pronk.train.own_text import answers_header, write_answers
 from pronk.train.teacher import Teacher

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pronk.corpus.encoder import token_dtype
 from pronk.errors import OptionError
 from pronk.train.batches import Mixture, Sequences
+from pronk.train.corpus.encoder import token_dtype
 
 
 def test_sequences_cover_their_part_once(tmp_path: Path) -> None:

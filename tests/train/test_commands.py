@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.cli.train.kinds import KINDS
-from pronk.cli.train.main import app
-from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
+from pronk.lab.drafters.modules.heads import HeadsShape
+from pronk.lab.drafters.modules.kangaroo import ADAPTERS
+from pronk.train.cli.kinds import KINDS
+from pronk.train.cli.main import app
 from pronk.train.clock import Clock
 from pronk.train.options import OnPolicyOptions
 from pronk.train.run import Run

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pronk.corpus.collection import RUN, Collection, Exclusion, Pool, collect, pack
-from pronk.corpus.encoder import Encoder, parse_dialogue
-from pronk.corpus.sources import (
+from pronk.errors import OptionError
+from pronk.train.corpus.collection import RUN, Collection, Exclusion, Pool, collect, pack
+from pronk.train.corpus.encoder import Encoder, parse_dialogue
+from pronk.train.corpus.sources import (
     SourceSpec,
     is_permissive,
     parse_source,
@@ -17,7 +18,6 @@ from pronk.corpus.sources import (
     read_source,
     wanted_code,
 )
-from pronk.errors import OptionError
 from pronk.train.data import load_tokenizer, mix, prepare
 from pronk.train.options import DataOptions
 from train.tiny import TOKENS, write_jsonl
@@ -260,7 +260,7 @@ def test_text_shorter_than_a_sequence_is_named(prepared: Path, data_options: Dat
 def test_text_may_be_shorter_for_want_of_time(
     prepared: Path, data_options: DataOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.corpus.collection._CHUNK", 4)
+    monkeypatch.setattr("pronk.train.corpus.collection._CHUNK", 4)
     said: list[str] = []
     encoder = Encoder.of_run(load_tokenizer(prepared))
     prepare(data_options, tmp_path / "whole", 3073, 64, said.append, encoder)

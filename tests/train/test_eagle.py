@@ -16,7 +16,6 @@ from rich.console import Console
 
 from drafters.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
 from gguf_files import convert
-from pronk.corpus.answers import AnswersWriter, Dialogue, read_answers
 from pronk.drafters.from_target.modules.eagle_config import EagleConfig
 from pronk.errors import OptionError
 from pronk.llm import LLM
@@ -25,6 +24,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.train.attention import ChainAttention, compute_features
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.clock import Clock
+from pronk.train.corpus.answers import AnswersWriter, Dialogue, read_answers
 from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues, steps_of
 from pronk.train.eagle import EagleTraining, position_weights
 from pronk.train.head_plan import draft_vocabulary, head_config

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from checkpoints import MakeCheckpoint
 from pronk import LLM
-from pronk.corpus.encoder import Encoder
+from pronk.train.corpus.encoder import Encoder
 from pronk.train.data import load_tokenizer
 from pronk.train.teacher import Teacher
 

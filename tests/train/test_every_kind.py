@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 
 from pronk import LLM
-from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.errors import OptionError
+from pronk.lab.drafters.modules.heads import HeadsShape
+from pronk.lab.drafters.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.train.clock import Clock
 from pronk.train.loop import Trainer
 from pronk.train.on_policy import held_out_prompts

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pronk import LLM, SamplingParams
-from pronk.drafters.from_target.multi_token import MultiTokenProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.errors import OptionError
+from pronk.lab.drafters.multi_token import MultiTokenProposer
 from pronk.models.loader import Fingerprint
 from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.attention import DenseAttention, dense_logits, dense_rope, dense_states

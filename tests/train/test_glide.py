@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.glide import GlideShape
+from pronk.lab.drafters.modules.glide import GlideShape
 from pronk.train.attention import Features, compute_features
 from pronk.train.students import DelayedAttention, block_mask
 from pronk.train.teacher import Teacher

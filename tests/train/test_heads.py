@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.heads import HeadsShape
+from pronk.lab.drafters.modules.heads import HeadsShape
 from pronk.train.attention import DenseAttention, dense_hidden, dense_logits, dense_rope
 from pronk.train.heads import head_by_head, shifted_rows
 from pronk.train.teacher import Teacher

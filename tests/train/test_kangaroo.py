@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooShape
+from pronk.lab.drafters.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.train.attention import DenseAttention, dense_hidden, dense_logits, dense_rope
 from pronk.train.teacher import Teacher
 from train.kinds import Start

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.heads import MedusaShape
-from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import OptionError
+from pronk.lab.drafters.modules.heads import MedusaShape
+from pronk.lab.drafters.rank_tree import best_paths
 from pronk.train.attention import dense_hidden
 from pronk.train.heads import MedusaOptions, MedusaStudent
 from pronk.train.loop import Trainer

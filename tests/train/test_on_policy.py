@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pronk import SamplingParams
-from pronk.corpus.collection import Collection, Pool
 from pronk.errors import OptionError
 from pronk.sampling.noise import derive_seed
 from pronk.train.clock import Clock
+from pronk.train.corpus.collection import Collection, Pool
 from pronk.train.on_policy import continue_prompts, held_out_halves, held_out_prompts, write_prompts
 from pronk.train.teacher import Teacher
 from train.tiny import OWN

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pronk.corpus.sources import parse_source
 from pronk.errors import OptionError
+from pronk.train.corpus.sources import parse_source
 from pronk.train.lm import two_phases
 from pronk.train.options import DataOptions, LoopOptions, ModelShape, TrainOptions, fit_lengths
 from train.tiny import OWN, SHAPE, TINY, TINY_DRAFT

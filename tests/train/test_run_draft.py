@@ -186,7 +186,7 @@ def test_without_time_left_the_minimum_of_text_is_made(
     tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After 40 of 60 minutes, no time is left for text: the target generates the minimum, one sequence."""
-    monkeypatch.setattr("pronk.corpus.collection._CHUNK", 2)
+    monkeypatch.setattr("pronk.train.corpus.collection._CHUNK", 2)
     clock = Clock(60.0)
     (tmp_path / "data").mkdir()
     clock.earlier = 2400.0

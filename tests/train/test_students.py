@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pronk.drafters.from_target.modules.files import TrainedDrafter
+from pronk.lab.drafters.modules.files import TrainedDrafter
 from pronk.train.attention import Features, compute_features, dense_logits
 from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions

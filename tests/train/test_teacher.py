@@ -54,10 +54,10 @@ def test_distributions_do_not_depend_on_the_engine(teacher: Teacher, monkeypatch
     def none(_: str) -> None:
         raise KernelsError("found no kernels")
 
-    monkeypatch.setattr("pronk.backends.load_kernels", none)
+    monkeypatch.setattr("pronk.models.choice.load_kernels", none)
     with pytest.warns(UserWarning, match="found no kernels; torch computes instead"):
         plain = Teacher(teacher.folder, threads=1)
-    assert plain.llm.engine.target.decoder.kernels is None
+    assert plain.llm.engine.target.decoder.backend.kernels is None
     ids = torch.arange(5, 45)[None]
     with torch.no_grad():
         assert torch.equal(*(dense_logits(each.decoder, ids, each.dtype) for each in (plain, teacher)))

@@ -4,13 +4,15 @@
 
 A block in ``README.md`` and ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and ``<!-- end -->``. The
 kinds are ``options`` (of a drafter, from its class), ``figures`` (of a drafter, from ``benchmarks/results``),
-``speedups`` (of a drafter, by model, from the same), ``fields`` (that the server does not have) and ``attacks`` (on the
-server, from ``benchmarks/results``). The tests fail if a block or a plot is not up to date.
+``speedups`` (of a drafter, by model, from the same), ``fields`` (that the server does not have), ``attacks`` (on the
+server, from ``benchmarks/results``) and ``names`` (of a public module, from its stub). The tests fail if a block or a
+plot is not up to date.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 import re
@@ -47,7 +49,10 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 ATTACK = "2026-11-attack"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
-_BLOCK = re.compile(r"(<!-- begin: (options|figures|speedups|fields|attacks) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
+_LONGEST_VALUE = 60  # characters of a value in a table of names
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
@@ -181,6 +186,23 @@ def attacks(_: str) -> str:
     return text.rstrip()
 
 
+def names(module: str) -> str:
+    """Return a table of the names of a public module, with the first line of what is documented of each."""
+    public = importlib.import_module(module)
+    rows = [[f"`{name}`", first_line(getattr(public, name))] for name in public.__all__]
+    return table(["name", "what it is"], rows)
+
+
+def first_line(named: Any) -> str:
+    """Return the first line of an object's documentation; for other values, the value or its type."""
+    if inspect.isclass(named) or inspect.isroutine(named):
+        line = (inspect.getdoc(named) or "").partition("\n")[0]
+        plain = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", line)
+        return plain.replace("``", "`").replace("|", "\\|")
+    value = repr(named)
+    return f"`{value}`" if len(value) <= _LONGEST_VALUE and "0x" not in value and "|" not in value else "a value"
+
+
 def table(head: list[str], rows: list[list[Any]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -195,6 +217,7 @@ def pages() -> list[Path]:
 def update(text: str) -> str:
     """Return the text of a page with all blocks up to date."""
     kinds = {"options": options, "figures": figures, "speedups": speedups, "fields": fields, "attacks": attacks}
+    kinds["names"] = names
     return _BLOCK.sub(lambda match: f"{match[1]}{kinds[match[2]](match[3])}\n{match[4]}", text)
 
 

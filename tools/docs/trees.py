@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pronk import LLM, SamplingParams
 from pronk.engine.stats import Decision
-from pronk.explain import explain
+from pronk.lab.explain import explain
 from pronk.speculation.tree import TokenTree
 
 OUT = Path(__file__).parents[2] / "docs" / "methods" / "trees"

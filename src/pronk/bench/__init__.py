@@ -1,1 +1,1 @@
-"""Benchmark of drafters and of other engines (peers) on a model: measurement, metrics, tables, report."""
+"""Former place of :mod:`pronk.lab.bench`, until 0.4."""

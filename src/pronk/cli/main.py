@@ -7,7 +7,7 @@ at once. A mistake in the options prints one line on standard error and exits wi
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -18,45 +18,49 @@ from pronk.cli.mistakes import usage_message
 from pronk.cli.plain_options import PlainCommand, PlainGroup
 from pronk.cli.progress import INTERRUPTED
 from pronk.cli.streams import watch_streams
-from pronk.errors import PronkError, describe_error
+from pronk.errors import OptionError, PronkError, describe_error
+from pronk.guests import Command, guests, load_guest
 
 _TRACEBACK = "--traceback"
 
-# Commands in the order of ``--help``: module in pronk.cli and name in it, and the first line of the help text.
+# The engine's own commands in the order of ``--help``. Those of guests follow.
 _COMMANDS = {
-    "generate": ("generate:generate", "Generate text that continues a prompt."),
-    "chat": ("generate:chat", "Chat with the model."),
-    "pull": ("models:pull", "Download a model from the Hugging Face Hub, or update it; print its path."),
-    "list": (
-        "models:list_models",
+    "generate": Command("pronk.cli.generate:generate", "Generate text that continues a prompt."),
+    "chat": Command("pronk.cli.generate:chat", "Chat with the model."),
+    "pull": Command(
+        "pronk.cli.models:pull", "Download a model from the Hugging Face Hub, or update it; print its path."
+    ),
+    "list": Command(
+        "pronk.cli.models:list_models",
         "List the models on this machine, and the drafters that make them faster; --json also has the paths.",
     ),
-    "rm": ("models:remove", "Remove a model from this machine."),
-    "serve": ("serve:serve", "Serve one or more models to clients of OpenAI and Anthropic, with a chat page at /."),
-    "batch": ("batch:batch", "Answer a file of requests."),
-    "bench": ("bench:bench", "Measure the gain of speculative decoding on your models and your prompts."),
-    "explain": (
-        "explain:explain",
-        "Show every step of a generated text: the drafters, their draft tokens and the accepted ones.",
-    ),
-    "verify": ("verify:verify", "Verify that speculative decoding does not change the output of the model."),
-    "quantize": ("quantize:quantize", "Write a checkpoint with 4-bit or 8-bit weights."),
-    "train": ("train.main:app", "Train language models and drafters."),
-    "datastore": ("datastore:app", "Build datastores for the drafter retrieval."),
+    "rm": Command("pronk.cli.models:remove", "Remove a model from this machine."),
 }
+
+
+def _all_commands() -> dict[str, Command]:
+    """Return the commands by name; a guest that cannot be imported has one whose only effect is the error."""
+    found = dict(_COMMANDS)
+    for name in guests("pronk.commands"):
+        try:
+            found[name] = load_guest("pronk.commands", name, name)
+        except OptionError as error:
+            found[name] = Command("", str(error))
+    return found
 
 
 class _LazyCommand(TyperCommand):
     """A command of which only the summary is known until the command runs."""
 
-    def __init__(self, name: str, home: str, summary: str) -> None:
-        super().__init__(name, help=summary)
-        self._home = home
+    def __init__(self, name: str, command: Command) -> None:
+        super().__init__(name, help=command.summary)
+        self._command = command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Import the command, and return the context in which it runs."""
-        module, _, name = self._home.partition(":")
-        command = getattr(import_module(f"pronk.cli.{module}"), name)
+        if not self._command.home:
+            raise OptionError(self._command.summary)
+        command = resolve_name(self._command.home)
         if not isinstance(command, typer.Typer):  # a function
             function, command = command, typer.Typer(add_completion=False, rich_markup_mode="rich")
             command.command(self.name, cls=PlainCommand)(function)
@@ -68,10 +72,10 @@ class _CommandError(Exception):
 
 
 class _Commands(PlainGroup):
-    """The commands of :data:`_COMMANDS`."""
+    """The commands of the engine and of its guests."""
 
     def __init__(self, **settings: Any) -> None:
-        commands = {name: _LazyCommand(name, home, summary) for name, (home, summary) in _COMMANDS.items()}
+        commands = {name: _LazyCommand(name, command) for name, command in _all_commands().items()}
         super().__init__(**settings | {"commands": commands})
 
     def invoke(self, ctx: Any) -> Any:
@@ -134,7 +138,8 @@ def _unexpected(error: Exception, arguments: Sequence[str]) -> int:
     cause = error.__cause__ if isinstance(error, _CommandError) and error.__cause__ else error
     if arguments[0] == _TRACEBACK:
         raise cause
-    command = next((word for word in arguments if word in _COMMANDS), "pronk")
+    names = {*_COMMANDS, *guests("pronk.commands")}
+    command = next((word for word in arguments if word in names), "pronk")
     found = f"{type(cause).__name__}: {describe_error(cause)}"
     return _fail(f"{command}: expected no error, found {found}; pronk {_TRACEBACK} ... shows where", 1)
 

@@ -108,8 +108,8 @@ def _load(
     **keywords: Any,
 ) -> "LLM":
     """Load the model; ``stack`` saves its acceptance statistics when the command ends or fails."""
+    from pronk.engine.workers import check_launched
     from pronk.llm import LLM
-    from pronk.parallel.worker_group import check_launched
 
     llm_options = options(*args, **keywords)
     check_launched(llm_options["workers"])

@@ -15,7 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
-from pronk.drafters.registry import REGISTRY, class_modules, make_drafter
+from pronk.drafters.registry import REGISTRY as REGISTRY
+from pronk.drafters.registry import drafter_classes
+from pronk.drafters.registry import make_drafter as make_drafter
 
 if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
@@ -23,24 +25,12 @@ if TYPE_CHECKING:
     from pronk.drafters.combined.grammar import Grammar as Grammar
     from pronk.drafters.combined.merged import FirstOf as FirstOf
     from pronk.drafters.combined.merged import Merged as Merged
-    from pronk.drafters.from_draft.beam import Beam as Beam
-    from pronk.drafters.from_draft.cape import Cape as Cape
     from pronk.drafters.from_draft.draft_model import DraftModel as DraftModel
-    from pronk.drafters.from_draft.staged import Staged as Staged
     from pronk.drafters.from_draft.threshold import Threshold as Threshold
-    from pronk.drafters.from_outputs.jacobi import GaussSeidel as GaussSeidel
-    from pronk.drafters.from_outputs.jacobi import Jacobi as Jacobi
-    from pronk.drafters.from_outputs.lookahead import Lookahead as Lookahead
     from pronk.drafters.from_outputs.recycling import Recycling as Recycling
     from pronk.drafters.from_target.eagle3 import Eagle3 as Eagle3
     from pronk.drafters.from_target.eagle3 import Mtp as Mtp
-    from pronk.drafters.from_target.glide import Glide as Glide
-    from pronk.drafters.from_target.glide import Vanilla as Vanilla
-    from pronk.drafters.from_target.kangaroo import Kangaroo as Kangaroo
-    from pronk.drafters.from_target.medusa import Medusa as Medusa
-    from pronk.drafters.from_target.multi_token import MultiToken as MultiToken
     from pronk.drafters.from_text.prompt_lookup import PromptLookup as PromptLookup
-    from pronk.drafters.from_text.retrieval import Retrieval as Retrieval
     from pronk.drafters.from_text.suffix import Suffix as Suffix
     from pronk.speculation.proposer import Capabilities as Capabilities
     from pronk.speculation.proposer import DraftContext as DraftContext
@@ -51,20 +41,23 @@ if TYPE_CHECKING:
 
 # The classes of the drafter interface, which pronk.speculation.proposer defines or imports.
 _INTERFACE = ("DraftContext", "Drafter", "Proposer", "Capabilities", "Outcome", "Target")
-__all__ = [*_INTERFACE, "REGISTRY", "make_drafter", *class_modules()]  # noqa: PLE0604 - all are strings
 
 
 def __getattr__(name: str) -> Any:
     """Import an exported class at its first use."""
+    if name == "__all__":
+        return __dir__()
     if name == "Guesser":
         warn("pronk.drafters.Guesser is deprecated; use pronk.drafters.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    module = "pronk.speculation.proposer" if name in _INTERFACE else class_modules().get(name)
-    if module is None:
+    if name in _INTERFACE:
+        return getattr(import_module("pronk.speculation.proposer"), name)
+    drafter = None if name.startswith("_") else drafter_classes().get(name)
+    if drafter is None:
         msg = f"module 'pronk.drafters' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(module), name)
+    return REGISTRY[drafter]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*_INTERFACE, "REGISTRY", "make_drafter", *drafter_classes()]

@@ -1,8 +1,9 @@
-"""The table of drafters by name, and the parser of drafter specifications.
+"""The drafters by name, and the parser of drafter specifications.
 
-A specification is a string such as ``"merged(suffix, recycling(top_k=8))"``. To add a drafter, write its module and
-add one line to :data:`DRAFTERS`; ``pronk.__all__``, the command line, verification and the tests read that table. This
-module does not import NumPy, so that ``import pronk`` and ``pronk --help`` stay fast.
+A specification is a string such as ``"merged(suffix, recycling(top_k=8))"``. The engine's own drafters are in
+:data:`DRAFTERS`; those of guests have entry points of the group ``pronk.drafters`` (:mod:`pronk.guests`). Both are
+found by ``pronk.__all__``, the command line, verification and the tests. This module does not import NumPy, so that
+``import pronk`` and ``pronk --help`` stay fast.
 """
 
 from __future__ import annotations
@@ -15,32 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from pronk.checks import check_choice, close_choices
 from pronk.errors import OptionError
+from pronk.guests import guests, load_guest
 
 if TYPE_CHECKING:
     from pronk.speculation.proposer import Drafter
 
-# Maps drafter names to "module:class"; module names omit the leading "pronk.".
+# Maps names of the engine's drafters to "module:class"; module names omit the leading "pronk.".
 DRAFTERS: dict[str, str] = {
     "autoregressive": "drafters.autoregressive:Autoregressive",
-    "jacobi": "drafters.from_outputs.jacobi:Jacobi",
-    "gauss_seidel": "drafters.from_outputs.jacobi:GaussSeidel",
-    "lookahead": "drafters.from_outputs.lookahead:Lookahead",
     "prompt_lookup": "drafters.from_text.prompt_lookup:PromptLookup",
     "suffix": "drafters.from_text.suffix:Suffix",
-    "retrieval": "drafters.from_text.retrieval:Retrieval",
     "recycling": "drafters.from_outputs.recycling:Recycling",
     "draft_model": "drafters.from_draft.draft_model:DraftModel",
-    "kangaroo": "drafters.from_target.kangaroo:Kangaroo",
-    "medusa": "drafters.from_target.medusa:Medusa",
     "eagle3": "drafters.from_target.eagle3:Eagle3",
     "mtp": "drafters.from_target.eagle3:Mtp",
-    "multi_token": "drafters.from_target.multi_token:MultiToken",
     "threshold": "drafters.from_draft.threshold:Threshold",
-    "staged": "drafters.from_draft.staged:Staged",
-    "cape": "drafters.from_draft.cape:Cape",
-    "beam": "drafters.from_draft.beam:Beam",
-    "glide": "drafters.from_target.glide:Glide",
-    "vanilla": "drafters.from_target.glide:Vanilla",
     "first_of": "drafters.combined.merged:FirstOf",
     "merged": "drafters.combined.merged:Merged",
     "auto": "drafters.combined.auto:Auto",
@@ -48,22 +38,30 @@ DRAFTERS: dict[str, str] = {
 }
 
 
-def class_modules() -> dict[str, str]:
-    """Return a map of drafter class names to the full names of their modules."""
-    return {class_name: f"pronk.{module}" for module, class_name in (home.split(":") for home in DRAFTERS.values())}
+def drafter_classes() -> dict[str, str]:
+    """Return the names of all drafters by the names of their classes, those of guests last."""
+    own = {home.partition(":")[2]: name for name, home in DRAFTERS.items()}
+    return own | {entry.attr: name for name, entry in guests("pronk.drafters").items()}
 
 
 class _LazyClasses(Mapping[str, "type[Drafter]"]):
-    """Map of drafter names to the classes of :data:`DRAFTERS`, each imported at its first use."""
+    """Map of drafter names to classes, each imported at its first use."""
 
     def __getitem__(self, name: str) -> type[Drafter]:
-        return resolve_name(f"pronk.{DRAFTERS[name]}")
+        """Return the class of a drafter; raise an OptionError if the package of a guest is missing."""
+        if name in DRAFTERS:
+            return resolve_name(f"pronk.{DRAFTERS[name]}")
+        if name not in guests("pronk.drafters"):
+            raise KeyError(name)
+        found: type[Drafter] = load_guest("pronk.drafters", name, f"drafter: {name}")
+        return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(DRAFTERS)
+        yield from DRAFTERS
+        yield from guests("pronk.drafters")
 
     def __len__(self) -> int:
-        return len(DRAFTERS)
+        return len(DRAFTERS) + len(guests("pronk.drafters"))
 
 
 REGISTRY: Mapping[str, type[Drafter]] = _LazyClasses()

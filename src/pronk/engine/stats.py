@@ -179,7 +179,7 @@ class Decision:
 
 @dataclass
 class DecisionTrace:
-    """Recorded decisions of one request, one per decoding step; used by :mod:`pronk.explain`."""
+    """Recorded decisions of one request, one per decoding step; used by :mod:`pronk.lab.explain`."""
 
     steps: list[Decision] = field(default_factory=list)
     offered: TokenTree | None = None  # tree that was proposed in the current step

@@ -77,11 +77,12 @@ class ModelRunner:
         # Tokens whose first layers a drafter has computed in this step, by ``id`` of the request's block table.
         self.early_tokens: dict[int, EarlyTokens] = {}
         self.dtype = cache.dtype
-        self.exact = decoder.kernels is not None  # whether a row's logits are bit-equal in every batch
+        self.exact = decoder.backend.exact  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
         self._executor = executor or LayerExecutor(decoder, cache, cross_source)
         # Whether :meth:`draft_chain` is available: not if an executor splits each forward pass among several processes.
-        self.supports_draft_chain = self.exact and executor is None and not self._executor.has_dynamic_rope
+        is_alone = executor is None and not self._executor.has_dynamic_rope
+        self.supports_draft_chain = decoder.backend.drafts_chains and is_alone
         self._final_norm: Program | None = None  # built by :meth:`final_norm`
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:

@@ -7,6 +7,8 @@ library, torch computes instead if it is installed (the extra ``torch``), with a
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import platform
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
@@ -218,3 +220,20 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
         msg = f"kernels: expected one that this processor has ({available}), found {choice!r}"
         raise OptionError(msg)
     return found
+
+
+def arithmetic_digest(kernels: Kernels) -> str:
+    """Return a digest of what determines a result's bits: library, instructions, NumPy, processor."""
+    digest = hashlib.sha256(kernels.path.read_bytes())
+    digest.update(f"{kernels.name}\n{np.__version__}\n{_processor()}".encode())
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    """Return the processor's model, flags and microcode: the self-check's result may depend on them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    names = ("model name", "flags", "microcode", "Features", "CPU part")
+    return "\n".join(line for line in lines if line.startswith(names))

@@ -72,7 +72,7 @@ class PagedCache:
     ) -> None:
         """Allocate the arrays; tests pass ``poison``, a number written over freed blocks, to detect reads.
 
-        ``kernels`` move the rows of accepted draft tokens; they are ``None`` only in the torch backend's subclass.
+        ``kernels`` move the rows of accepted draft tokens; they are ``None`` only in a subclass with its own ``move``.
         """
         assert block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
@@ -88,7 +88,7 @@ class PagedCache:
         self.keys: list[Array]  # one array per layer; ``values`` likewise; see ``pronk.kv_cache.layout``
         self.values: list[Array]
         self.hidden: dict[Kept, Array] = {}  # pools of what is kept besides, ``[1, slots, width]``
-        self._key_layout, self._value_layout = (ROWS, ROWS) if kernels is None else choose_layouts(self.kv_dtype)
+        self._key_layout, self._value_layout = self._choose_layouts()
         self._owners: dict[Kept, WeakSet[object]] = {}  # the objects that read what is kept
         self.resize(num_blocks)
 
@@ -140,6 +140,10 @@ class PagedCache:
         self._move_arguments: tuple[Array, ...] | None = None  # those of ``pronk_move`` that describe the arrays
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
+
+    def _choose_layouts(self) -> tuple[PoolLayout, PoolLayout]:
+        """Return the layouts of keys and of values."""
+        return choose_layouts(self.kv_dtype)
 
     def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: DType) -> Array:
         # Few tokens touch every pool: with huge pages, a short text would take 2 MiB for each layer and head.

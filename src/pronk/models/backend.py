@@ -1,21 +1,27 @@
-"""Backends, which compute models: pronk's kernels on a CPU, or torch (:mod:`pronk.torch_backend`)."""
+"""The interface of a backend, which computes models, and the backend of pronk's kernels.
+
+The engine asks a backend for all that may differ between backends, and never which backend it is. Other backends are
+guests: packages that register a class by an entry point (:mod:`pronk.backends`), such as :mod:`pronk.torch`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from pronk.architecture.config import ModelConfig
-from pronk.arrays import Array, DType
+from pronk.arrays import FLOAT16, FLOAT32, UINT8, Array, DType, mapped_zeros
 from pronk.kernels.adapters import LowRank, pack_adapter
-from pronk.kernels.library import Kernels
+from pronk.kernels.library import Kernels, arithmetic_digest
+from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows, pack
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import CrossAttentionSource, Program
-from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.quantization.gguf.blocks import BlockMatrix
 
 AnyMatrix = Array | QuantizedMatrix | CodedRows | BlockMatrix  # weights ``[outputs, inputs]`` to pack
@@ -48,16 +54,50 @@ class Backend(Protocol):
         """Instruction set of the kernels, or ``"torch"``."""
 
     @property
+    def exact(self) -> bool:
+        """Whether the bits of a row depend on the row's own text alone, not on the other rows of its batch."""
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of what determines the bits of a result besides the model; ``None`` if the batch does, too.
+
+        Only with a digest may packed weights, keys and values be kept for later processes.
+        """
+
+    @property
     def kernels(self) -> Kernels | None:
-        """The kernels; ``None`` for torch, with which a row's bits may depend on the other rows of the batch."""
+        """Kernels that sample tokens from the logits; ``None``: NumPy samples, more slowly."""
 
     @property
     def device(self) -> str:
-        """``"cpu"``, or the name of torch's device."""
+        """Name of the device, such as ``"cpu"``."""
 
     @property
     def memory(self) -> int | None:
         """Free bytes of the device's own memory; ``None`` if it uses the machine's."""
+
+    @property
+    def keeps_quantized(self) -> bool:
+        """Whether :meth:`pack` takes quantized matrices as they are; otherwise they are dequantized before."""
+
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether programs have ``draft_chain``, which drafts a chain of tokens in one call."""
+
+    def compute_dtype(self, dtype: DType) -> DType:
+        """Return the dtype of activations for weights in ``dtype``."""
+
+    def for_model(self, config: ModelConfig, dtype: DType) -> Backend | None:
+        """Return the backend for another model on the same device; ``None`` if it cannot compute that model."""
+
+    def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:
+        """Return a matrix whose weights are rounded to ``bits`` while it is packed, if ``keeps_quantized``.
+
+        ``release`` is called after each slice, to free pages of the mapped checkpoint.
+        """
+
+    def memory_reader(self, num_bytes: int) -> Callable[[], None]:
+        """Return a function that reads ``num_bytes`` bytes of the device's memory, always the same ones."""
 
     def pack(
         self,
@@ -87,8 +127,11 @@ class KernelBackend:
     """Backend of pronk's kernels, with which the bits of a row do not depend on other rows."""
 
     kernels: Kernels
+    exact = True
     device = "cpu"
     memory = None
+    keeps_quantized = True
+    drafts_chains = True
 
     def __str__(self) -> str:
         return f"the kernels {self.name}"
@@ -96,6 +139,27 @@ class KernelBackend:
     @property
     def name(self) -> str:
         return self.kernels.name
+
+    @property
+    def digest(self) -> str:
+        return arithmetic_digest(self.kernels)
+
+    def compute_dtype(self, dtype: DType) -> DType:
+        """Return float32 for float16, which the kernels store and do not compute with."""
+        return FLOAT32 if dtype == FLOAT16 else dtype
+
+    def for_model(self, config: ModelConfig, dtype: DType) -> KernelBackend | None:
+        """Return this backend if the kernels have the model's size of heads."""
+        del dtype
+        return self if self.kernels.supports_head_dim(config.head_dim) else None
+
+    def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:
+        return _LazyCodedRows(self.kernels, weight, bits, release)
+
+    def memory_reader(self, num_bytes: int) -> Callable[[], None]:
+        buffer = mapped_zeros((num_bytes,), UINT8)
+        buffer.fill(0)  # the system maps all unwritten pages to one page, which would stay in the processor's cache
+        return partial(self.kernels.read, buffer)
 
     def pack(self, weight: AnyMatrix, bias: Array | None = None, **layout: Any) -> Matrix:
         return pack(self.kernels, weight, bias, **layout)
@@ -113,3 +177,26 @@ class KernelBackend:
     ) -> PagedCache:
         """Implement :meth:`Backend.make_cache`; ``cache_class`` is a subclass that several processes need."""
         return cache_class(config, kernels=self.kernels, **options)
+
+
+@dataclass(frozen=True)
+class _LazyCodedRows:
+    """Unquantized matrix; each slice is quantized when :func:`pack` reads it, to save peak memory."""
+
+    kernels: Kernels
+    weight: Array
+    bits: Bits
+    release: Callable[[], None]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def scale_format(self) -> ScaleFormat:
+        return ScaleFormat(FLOAT32, zeros=False)
+
+    def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
+        quantized = round_weights(self.kernels, self.weight[start:stop], self.bits)
+        self.release()
+        return quantized

@@ -15,7 +15,6 @@ from typing import Any
 
 from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.arrays import Array
-from pronk.kernels.library import Kernels
 from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
 from pronk.models.program import Program
@@ -95,11 +94,6 @@ class Decoder:
         self.positions: Array | None = None
         self.stored_bytes: int | None = None
         self.layers = [Layer(layer_config or config, config.mixture_of(index)) for index in range(config.num_layers)]
-
-    @property
-    def kernels(self) -> Kernels | None:
-        """Kernels that compute the model; ``None`` means torch."""
-        return self.backend.kernels
 
     def get(self, path: str) -> Any:
         """Return the object at an attribute path such as ``layers.0``; the empty path is the decoder."""

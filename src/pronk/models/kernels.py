@@ -10,8 +10,6 @@ float64 by a small tolerance only. Argmax and sampling are compared with NumPy.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import platform
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -24,7 +22,7 @@ import numpy as np
 from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig, llama_config
 from pronk.architecture.rope import RopeTable
 from pronk.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
-from pronk.kernels.library import Kernels, KernelsError, candidates
+from pronk.kernels.library import Kernels, KernelsError, arithmetic_digest, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
@@ -71,23 +69,6 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 def _passed_marker(kernels: Kernels) -> Path:
     """Return the path of the empty file that exists if the kernels have passed on this processor."""
     return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
-
-
-def arithmetic_digest(kernels: Kernels) -> str:
-    """Return a digest of what determines a result's bits: library, instructions, NumPy, processor."""
-    digest = hashlib.sha256(kernels.path.read_bytes())
-    digest.update(f"{kernels.name}\n{np.__version__}\n{_processor()}".encode())
-    return digest.hexdigest()
-
-
-def _processor() -> str:
-    """Return the processor's model, flags and microcode: the self-check's result may depend on them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    names = ("model name", "flags", "microcode", "Features", "CPU part")
-    return "\n".join(line for line in lines if line.startswith(names))
 
 
 def self_check(kernels: Kernels) -> str | None:

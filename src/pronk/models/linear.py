@@ -12,16 +12,14 @@ from pronk.architecture.config import MixtureConfig, ModelConfig
 from pronk.arrays import BFLOAT16, FLOAT32, Array
 from pronk.checks import check_choice
 from pronk.errors import OptionError, refuse
-from pronk.kernels.library import Kernels
-from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from pronk.quantization.gguf.blocks import BlockMatrix
 
 if TYPE_CHECKING:
-    from pronk.models.backend import Backend, Matrix
+    from pronk.models.backend import AnyMatrix, Backend, Matrix
 
 
 # Values of the option ``weights``: as in the checkpoint, or quantized to 8 or 4 bits when the model is loaded.
@@ -67,7 +65,7 @@ class Linear:
     """
 
     def __init__(
-        self, backend: Backend, weight: AnyWeight, bias: Array | None, layout: WeightLayout, cache: WeightCache | None
+        self, backend: Backend, weight: AnyMatrix, bias: Array | None, layout: WeightLayout, cache: WeightCache | None
     ) -> None:
         self.out_features: int = weight.shape[0]
         self.in_features: int = weight.shape[1]
@@ -149,37 +147,13 @@ def choose_linear(
     of earlier loads, and is where others are added.
     """
     check_choice("weights", weights, WEIGHTS)
-    kernels = backend.kernels
-    if weights != "plain" and kernels is None:
+    if weights != "plain" and not backend.keeps_quantized:
         refuse("weights", f"expected pronk's kernels for {weights}, found {backend}; use plain", OptionError)
 
     def build(weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
-        if kernels is None or weights == "plain" or layout.exact or not isinstance(weight, np.ndarray):
+        if weights == "plain" or layout.exact or not isinstance(weight, np.ndarray):
             return Linear(backend, weight, bias, layout, cache)
         bits: Bits = 4 if weights == "int4" and not layout.head else 8
-        return Linear(backend, _LazyCodedRows(kernels, weight, bits, release), bias, layout, None)  # type: ignore[arg-type]
+        return Linear(backend, backend.quantize(weight, bits, release), bias, layout, None)
 
     return build
-
-
-@dataclass(frozen=True)
-class _LazyCodedRows:
-    """Unquantized matrix; each slice is quantized when :func:`pack` reads it, to save peak memory."""
-
-    kernels: Kernels
-    weight: Array
-    bits: Bits
-    release: Callable[[], None]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.weight.shape[0], self.weight.shape[1]
-
-    @property
-    def scale_format(self) -> ScaleFormat:
-        return ScaleFormat(FLOAT32, zeros=False)
-
-    def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
-        quantized = round_weights(self.kernels, self.weight[start:stop], self.bits)
-        self.release()
-        return quantized

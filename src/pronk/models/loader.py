@@ -16,7 +16,7 @@ from typing import Any
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.families import parse_config
-from pronk.arrays import DTYPES, FLOAT16, FLOAT32, DType
+from pronk.arrays import DTYPES, FLOAT32, DType
 from pronk.checks import check_choice, check_integer
 from pronk.errors import ConfigError, OptionError, locate_error, refuse
 from pronk.files.regular import is_folder
@@ -122,11 +122,6 @@ def parse_dtype(name: str, config: ModelConfig) -> DType:
     """Return the dtype called ``name``; ``auto`` is the dtype in the config."""
     check_choice("dtype", name, ("auto", *DTYPES))
     return DTYPES[config.dtype if name == "auto" else name]
-
-
-def compute_dtype(dtype: DType, backend: Backend) -> DType:
-    """Return the dtype of activations: that of the weights, or float32 for kernels with float16 weights."""
-    return FLOAT32 if backend.kernels is not None and dtype == FLOAT16 else dtype
 
 
 def load_decoder(

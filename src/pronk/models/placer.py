@@ -34,7 +34,7 @@ class WeightPlacer:
     ) -> None:
         self.decoder, self.inventory, self.split = decoder, inventory, split
         self.dtype, self.linear = dtype, linear
-        self._keep_quantized = decoder.kernels is not None  # torch gets dequantized weights
+        self._keep_quantized = decoder.backend.keeps_quantized
         self._num_unfused = 0
 
     @property

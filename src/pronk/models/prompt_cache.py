@@ -13,7 +13,6 @@ from pronk.kv_cache.block_store import BlockStore
 from pronk.kv_cache.budget import parse_memory
 from pronk.kv_cache.prompt_cache import PromptCache
 from pronk.models.backend import Backend
-from pronk.models.kernels import arithmetic_digest
 from pronk.quantization.gguf.checkpoint import GgufCheckpoint, file_identity
 
 _DEFAULT_SIZE = "4GiB"
@@ -47,8 +46,8 @@ def open_prompt_cache(
     if not (isinstance(folder, str | Path) and str(folder)):
         refuse("prompt_cache", f"expected a folder, found {folder!r}", OptionError)
     num_bytes = parse_memory(_DEFAULT_SIZE if size is None else size, "prompt_cache_size")
-    if backend.kernels is None or split:
-        found = "tensor parallelism" if split else "torch, with which keys and values depend on the batch"
+    if backend.digest is None or split:
+        found = "tensor parallelism" if split else f"{backend.name}, with which keys and values depend on the batch"
         msg = f"prompt_cache: expected pronk's kernels and no tensor parallelism, found {found}; leave the option out"
         raise OptionError(msg)
     try:
@@ -58,7 +57,7 @@ def open_prompt_cache(
         raise OptionError(msg) from error
     # The context changes no block: the divisors of longrope that it selects are in the RoPE configuration.
     identity = replace(config, context=0).digest
-    parts = {"version": __version__, "config": identity, "arithmetic": arithmetic_digest(backend.kernels)}
+    parts = {"version": __version__, "config": identity, "arithmetic": backend.digest}
     return PromptCache(store, repr([_content_digest(store, model), *sorted((parts | settings).items())]))
 
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from pronk.arrays import Array
-from pronk.errors import ConnectionLostError, describe_error
+from pronk.base import ConnectionLostError, describe_error
 
 _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some names
 

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk import TokenTree
 from pronk.arrays import Array
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
-from pronk.speculation.tree import TokenTree
+from pronk.backends import BlockTable, PagedCache
 
 
 @dataclass(eq=False)

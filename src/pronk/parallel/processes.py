@@ -10,17 +10,15 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import finalize, ref
 
-from pronk.architecture.config import ModelConfig
-from pronk.errors import ConnectionLostError, OptionError, describe_error
-from pronk.execution.model_runner import ModelRunner
-from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Decoder
+from pronk import OptionError
+from pronk.backends import Decoder, ModelRunner, PagedCache
+from pronk.base import ConnectionLostError, describe_error, end_with_parent
+from pronk.checkpoint import ModelConfig
 from pronk.parallel.connection import MessageKind, PeerConnection, join_launched, open_store
 from pronk.parallel.mirrored_cache import MirroredCache
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor
 from pronk.parallel.worker import WorkerSettings, loaded_key, model_properties, serve
-from pronk.parallel.worker_group import end_with_parent
 
 _LOAD_TIMEOUT = 600.0  # seconds for all workers to start and load the model
 _CONNECT_TIMEOUT = 30.0  # seconds for all workers to connect after they have loaded the model

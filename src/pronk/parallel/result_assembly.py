@@ -12,14 +12,12 @@ from itertools import islice
 
 import numpy as np
 
+from pronk import TokenTree
 from pronk.arrays import Array
-from pronk.execution.forward_job import ForwardJob, Segment
-from pronk.execution.model_runner import ForwardResult, ModelRunner
-from pronk.kv_cache.blocks import BlockTable
+from pronk.backends import BlockTable, ForwardJob, ForwardResult, ModelRunner, Segment
 from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
 from pronk.parallel.wire_format import WorkRows
-from pronk.speculation.tree import TokenTree
 
 # ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard of a worker, float32 ``[rows, vocab]``, or
 # returns ``None`` if the worker is gone.

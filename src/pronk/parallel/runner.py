@@ -18,17 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.arrays import Array
-from pronk.errors import ConnectionLostError
-from pronk.execution.forward_job import ForwardJob
-from pronk.execution.model_runner import ForwardResult, ModelRunner
-from pronk.interrupts import uninterrupted
-from pronk.models.decoder import Decoder
+from pronk.backends import Decoder, ForwardJob, ForwardResult, ModelRunner
+from pronk.base import ConnectionLostError, uninterrupted
+from pronk.drafting import CostCurve, CostModel
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree, RemotePool
 from pronk.parallel.result_assembly import AssembledResult, make_work_rows
 from pronk.parallel.tree_partition import ProcessShard, count_rows, partition_trees
 from pronk.parallel.wire_format import WorkRequest, WorkRows
-from pronk.speculation.cost_model import CostCurve, CostModel
 
 _log = logging.getLogger(__name__)
 

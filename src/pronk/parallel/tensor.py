@@ -24,15 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from pronk.arrays import FLOAT32, Array, as_bytes
-from pronk.errors import ConnectionLostError, describe_error
-from pronk.execution.forward_job import LayerRange
-from pronk.execution.layer_executor import LayerExecutor
-from pronk.interrupts import uninterrupted
-from pronk.kernels.weights import PackedMatrix
-from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Decoder
-from pronk.models.program import Program
-from pronk.models.split import TensorSplit
+from pronk.backends import Decoder, LayerExecutor, LayerRange, PackedMatrix, PagedCache, Program, TensorSplit
+from pronk.base import ConnectionLostError, describe_error, uninterrupted
 from pronk.parallel.connection import MessageKind, PeerConnection, detect_loss, open_group
 from pronk.parallel.wire_format import LayerCommand, Moves
 

@@ -20,7 +20,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from pronk.speculation.tree import TokenTree
+from pronk import TokenTree
 
 _NUM_BISECTIONS = 20  # steps of the search for the shortest time: error 2**-20 of the first upper bound
 

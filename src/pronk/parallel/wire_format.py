@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk import TokenTree
 from pronk.arrays import Array
-from pronk.execution.forward_job import ForwardJob, LayerRange, Segment
-from pronk.kv_cache.blocks import BlockTable
-from pronk.sampling.stateless import StatelessSampler
-from pronk.speculation.tree import TokenTree
+from pronk.backends import BlockTable, ForwardJob, LayerRange, Segment
+from pronk.drafting import StatelessSampler
 
 # Copies between slots of a KV pool: slots to copy from, and slots to copy to, each int64 ``[n]``.
 Moves = tuple[NDArray[np.int64], NDArray[np.int64]]

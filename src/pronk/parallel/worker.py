@@ -15,17 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig
 from pronk.arrays import DTYPES, INT8, Array, as_bytes
-from pronk.backends import choose_backend
-from pronk.errors import ConnectionLostError, describe_error
-from pronk.execution.model_runner import ModelRunner
-from pronk.kernels.threads import set_threads
-from pronk.kv_cache.budget import BLOCK_SIZE
-from pronk.kv_cache.paged import PagedCache
-from pronk.models.decoder import Decoder
-from pronk.models.loader import Fingerprint, compute_dtype, load_decoder, read_config
-from pronk.models.split import TensorSplit
+from pronk.backends import BLOCK_SIZE, Decoder, ModelRunner, PagedCache, TensorSplit, choose_backend, set_threads
+from pronk.base import ConnectionLostError, describe_error
+from pronk.checkpoint import Fingerprint, ModelConfig, load_decoder, read_config
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor, serve_layer_commands
 from pronk.parallel.wire_format import WorkRequest, WorkRows
@@ -62,7 +55,7 @@ class WorkerSettings(dict[str, Any]):
             config if split is None else split.shard_config,
             num_blocks=1,
             block_size=BLOCK_SIZE,
-            dtype=compute_dtype(dtype, backend),
+            dtype=backend.compute_dtype(dtype),
             kv_dtype=INT8 if self["kv_dtype"] == "int8" else None,
             kernels=backend.kernels,
         )
@@ -143,7 +136,7 @@ class WorkerLoop:
 
     def _sample(self, rows: WorkRows, logits: Array) -> list[int]:
         """Return a token for each logits row, or an empty list if the driver has to sample the job's tokens."""
-        job, kernels = rows.job, self.runner.decoder.kernels
+        job, kernels = rows.job, self.runner.decoder.backend.kernels
         if job.stateless_sampler is None or kernels is None:
             return []
         first, depths = job.segment.block_table.length + 1, job.segment.tree.depths

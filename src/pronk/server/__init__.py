@@ -5,3 +5,7 @@ The extra ``serve`` installs its dependencies.
 A request passes four modules: ``guard`` checks its headers and reads its body, ``protocol`` validates the body,
 ``service`` runs it on the engine thread, and ``app`` sends the response.
 """
+
+from pronk.lazy import export
+
+__getattr__, __dir__, __all__ = export(__file__)

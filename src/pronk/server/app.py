@@ -19,8 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from pronk import __version__
-from pronk.errors import ClosedError, PronkError
+from pronk import ClosedError, PronkError, __version__
 from pronk.server.bodies import BodyReader, BodyRoute
 from pronk.server.errors import ANTHROPIC_PATHS, ApiError, shutting_down, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of

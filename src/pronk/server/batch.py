@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
-from pronk.async_llm import AsyncLLM
-from pronk.errors import OptionError, PronkError, describe_json_error, describe_reason
-from pronk.files.json_lines import read_json_lines
-from pronk.files.regular import check_regular
-from pronk.llm import LLM
+from pronk import LLM, AsyncLLM, OptionError, PronkError
+from pronk.base import check_regular, describe_json_error, describe_reason, read_json_lines
 from pronk.server.bodies import validate
 from pronk.server.errors import to_api_error
 from pronk.server.protocol.chat import ChatRequest

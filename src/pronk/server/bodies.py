@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from pronk.fair_executor import FairExecutor
+from pronk.base import FairExecutor
 from pronk.server.errors import (
     MAX_LEVELS,
     ApiError,

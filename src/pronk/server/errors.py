@@ -9,8 +9,8 @@ from http import HTTPStatus
 from typing import Any
 
 from pronk import errors
+from pronk.base import describe_json_error
 from pronk.checks import close_choices
-from pronk.errors import describe_json_error
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
 # HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.

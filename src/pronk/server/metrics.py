@@ -13,13 +13,11 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pronk.async_llm import AsyncLLM
-from pronk.engine.stats import Stats
-from pronk.outputs import Piece
-from pronk.replicas.dispatcher import Dispatcher
-from pronk.sampling.params import SamplingParams
+from pronk import AsyncLLM, Piece, SamplingParams
+from pronk.drafting import Regret
 from pronk.server.errors import to_api_error
-from pronk.speculation.account import Regret
+from pronk.server.replicas.dispatcher import Dispatcher
+from pronk.serving import Stats
 
 # Upper bounds of the buckets of histograms over seconds of a request, seconds per token, and numbers of tokens.
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)

@@ -11,19 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pronk import LLM, AsyncLLM, OptionError
 from pronk.arrays import INT8
-from pronk.async_llm import AsyncLLM
-from pronk.errors import OptionError
-from pronk.fair_executor import FairExecutor
-from pronk.kv_cache.budget import BLOCK_SIZE, full_context_blocks, parse_memory
-from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
-from pronk.llm import LLM
-from pronk.models.checkpoint import open_checkpoint
-from pronk.models.loader import parse_dtype, read_config
-from pronk.moderation import MODERATION_TEMPLATE, ModerationPrompt
-from pronk.quantities import size_texts
-from pronk.quantization.gguf.checkpoint import is_gguf
+from pronk.backends import BLOCK_SIZE, full_context_blocks, kv_bytes_per_token, parse_memory, state_bytes
+from pronk.base import FairExecutor, size_texts
+from pronk.checkpoint import is_gguf, open_checkpoint, parse_dtype, read_config
 from pronk.server.metrics import Metrics
+from pronk.server.moderation import MODERATION_TEMPLATE, ModerationPrompt
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings
 

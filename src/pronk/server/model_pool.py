@@ -13,10 +13,8 @@ from math import ceil
 from time import monotonic, perf_counter
 from typing import Any, Literal
 
-from pronk.async_llm import REQUEST_THREADS, AdmissionLimit
-from pronk.errors import DeadlineError, PronkError, describe_error
-from pronk.fair_executor import FairExecutor
-from pronk.sampling.defaults import recommended_params, sampling_values
+from pronk import DeadlineError, PronkError
+from pronk.base import FairExecutor, describe_error
 from pronk.server.errors import ApiError, unknown_model
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import MemoryEstimate, ModelLoader
@@ -24,6 +22,7 @@ from pronk.server.names import AdapterNames
 from pronk.server.protocol.request import TextRequest
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings
+from pronk.serving import REQUEST_THREADS, AdmissionLimit, recommended_params, sampling_values
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 30.0  # pause after a failed load, in which requests of the model get the error at once
@@ -117,6 +116,11 @@ class ModelPool:
         pool = cls([model], service.settings, metrics=service.metrics, executor=service.engine.executor)
         pool._set_loaded(pool.models[0], service)
         return pool
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that use a model or wait for one."""
+        return sum(model.num_running + model.num_waiting for model in self.models)
 
     @property
     def is_busy(self) -> bool:

@@ -10,17 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pronk.drafters.registry import make_drafter
-from pronk.errors import OptionError
-from pronk.hub.cache import model_label
-from pronk.hub.names import gguf_models
-from pronk.hub.resolve import resolve_model
-from pronk.llm import LLM
-from pronk.replicas.dispatcher import ModelReader
+from pronk import LLM, Drafter, OptionError
+from pronk.checkpoint import gguf_models, model_label, resolve_model
+from pronk.drafting import make_drafter
 from pronk.server.errors import unknown_model
 from pronk.server.protocol.request import refuse
+from pronk.server.replicas.dispatcher import ModelReader
 from pronk.server.settings import model_key
-from pronk.speculation.proposer import Drafter
 
 _NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")  # NAME=PATH
 # Options of drafters that name files.

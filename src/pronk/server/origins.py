@@ -8,7 +8,7 @@ from ipaddress import AddressValueError, IPv6Address
 from socket import inet_aton, inet_ntoa
 from urllib.parse import urlsplit
 
-from pronk.errors import OptionError
+from pronk import OptionError
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")

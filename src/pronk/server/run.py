@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from starlette.types import Scope
 
-from pronk.errors import OptionError
+from pronk import OptionError
 from pronk.server.app import make_app
 from pronk.server.guard import Guard
 from pronk.server.http_protocol import HttpProtocol
@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         del sockets
         end = perf_counter() + self._drain_seconds
         connections = self.server_state.connections
-        num_requests = len(self.server_state.tasks)
+        num_requests = self.models.num_requests
         if num_requests and self._on_wait is not None:
             self._on_wait(num_requests)
         try:

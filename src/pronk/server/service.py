@@ -12,17 +12,21 @@ from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
 
-from pronk import __version__
-from pronk.async_llm import AdmissionLimit, AsyncLLM
-from pronk.errors import DeadlineError, GuideError, PromptError, PronkError
-from pronk.moderation import ModerationPrompt, add_system_prompt
-from pronk.outputs import Completion, Piece
-from pronk.replicas.dispatcher import Dispatcher
-from pronk.sampling.defaults import recommended_params, sampling_values
-from pronk.sampling.guide import Guide
-from pronk.sampling.params import SamplingParams
+from pronk import (
+    AsyncLLM,
+    Completion,
+    DeadlineError,
+    Guide,
+    GuideError,
+    Piece,
+    PromptError,
+    PronkError,
+    SamplingParams,
+    __version__,
+)
 from pronk.server.errors import ApiError, to_api_error
 from pronk.server.metrics import Metrics
+from pronk.server.moderation import ModerationPrompt, add_system_prompt
 from pronk.server.names import AdapterNames, drafter_selector
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
@@ -43,13 +47,10 @@ from pronk.server.protocol.small_routes import (
     TokenizeRequest,
     moderation,
 )
+from pronk.server.replicas.dispatcher import Dispatcher
 from pronk.server.settings import ServerSettings
-from pronk.tokenization.chat.messages import join_parts
-from pronk.tokenization.chat.system_messages import (
-    has_system_role,
-    has_system_role_anywhere,
-    place_system_messages,
-)
+from pronk.serving import AdmissionLimit, recommended_params, sampling_values
+from pronk.text import has_system_role, has_system_role_anywhere, join_parts, place_system_messages
 
 T = TypeVar("T")
 
@@ -146,7 +147,7 @@ class Service:
     async def moderate(
         self, request: ModerationRequest, tenant: str = "", *, arrived: float | None = None
     ) -> dict[str, Any]:
-        """Return the probability of each moderation category; see :mod:`pronk.moderation`."""
+        """Return the probability of each moderation category; see :mod:`pronk.server.moderation`."""
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)

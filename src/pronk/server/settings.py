@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from pronk import OptionError
+from pronk.base import read_text
 from pronk.checks import check_integer, check_number
-from pronk.errors import OptionError
-from pronk.files.text import read_text
 from pronk.server.origins import check_origin
 
 

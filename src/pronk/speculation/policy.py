@@ -47,7 +47,7 @@ Reason = Literal["pays", "explores", "all"]
 
 
 class SourceReport(NamedTuple):
-    """One drafter's proposal in a step, for :mod:`pronk.explain`."""
+    """One drafter's proposal in a step, for :mod:`pronk.lab.explain`."""
 
     source: str  # name of the drafter
     reason: Reason  # it is expected to pay; it is asked to learn its acceptance; or all sources are asked

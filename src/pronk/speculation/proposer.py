@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pronk.arrays import Array
@@ -188,6 +189,13 @@ class Drafter(ABC):
             OptionError: the options do not fit the target.
             CheckpointError: a file of the drafter, such as a draft model, a table or a datastore, cannot be loaded.
         """
+
+    def find_default(self, target: Target) -> Path | None:  # noqa: ARG002 - for overrides
+        """Return the file or folder of this drafter that comes with the target; ``None`` if there is none.
+
+        The drafter ``auto`` uses drafters that are found so.
+        """
+        return None
 
     def for_adapter(self) -> Drafter | None:
         """Return the options of a proposer for the requests of one adapter; ``None``: one proposer serves all.

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.torch_backend.cache import capped_attention
+from pronk.torch import capped_attention
 from pronk.train.modules.decoder import Attend, DecoderModule, Rope, apply_rope
 
 

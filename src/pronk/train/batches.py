@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pronk.corpus.encoder import token_dtype
-from pronk.errors import OptionError
+from pronk import OptionError
 from pronk.train.clock import limit_time
+from pronk.train.corpus.encoder import token_dtype
 
 
 class Batches(Protocol):

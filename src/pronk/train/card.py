@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.files.cards import render_card
-from pronk.models.loader import Fingerprint
+from pronk.base import render_card
+from pronk.checkpoint import Fingerprint
+from pronk.lab import HeadsShape
 from pronk.train.data import BYTE_VOCAB
 from pronk.train.heads import describe
 from pronk.train.lm import TextModel

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pronk.errors import CheckpointError, OptionError, describe_error, refuse
-from pronk.files.atomic import convert_write_errors, replace_file
+from pronk import CheckpointError, OptionError
+from pronk.base import convert_write_errors, describe_error, refuse, replace_file
 from pronk.train.options import option_name
 
 CHECKPOINT = "checkpoint.pt"  # name of the file in the run's folder

@@ -18,7 +18,7 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar
 
-from pronk.files.atomic import write_json
+from pronk.base import write_json
 
 # Ends of the phases tokenizing, own text and training, as fractions of the limit.
 TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9

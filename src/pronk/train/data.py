@@ -19,14 +19,13 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pronk import OptionError, TokenizerError
+from pronk.base import convert_write_errors, describe_error, refuse, size_texts, write_json, write_text, write_tokens
 from pronk.checks import check_integer
-from pronk.corpus.collection import Collection, Pool, collect, pack
-from pronk.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder
-from pronk.corpus.sources import SourceSpec, json_lines_name, read_source
-from pronk.errors import OptionError, TokenizerError, describe_error, refuse
-from pronk.files.atomic import convert_write_errors, write_json, write_text, write_tokens
-from pronk.quantities import size_texts
 from pronk.train.checkpoint import check_unchanged
+from pronk.train.corpus.collection import Collection, Pool, collect, pack
+from pronk.train.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder
+from pronk.train.corpus.sources import SourceSpec, json_lines_name, read_source
 from pronk.train.options import DataOptions
 
 # Size of a vocabulary without merges: special tokens and the 256 bytes.

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pronk.corpus.answers import Dialogue, merge_answers, read_answers
-from pronk.corpus.collection import OriginRecord
-from pronk.corpus.sources import SourceSpec
-from pronk.errors import OptionError, refuse
-from pronk.files.atomic import convert_write_errors, write_json, write_tokens
+from pronk import OptionError
+from pronk.base import convert_write_errors, refuse, write_json, write_tokens
+from pronk.train.corpus.answers import Dialogue, merge_answers, read_answers
+from pronk.train.corpus.collection import OriginRecord
+from pronk.train.corpus.sources import SourceSpec
 from pronk.train.head_plan import check_answers
 from pronk.train.on_policy import pack_texts
 from pronk.train.teacher import Teacher

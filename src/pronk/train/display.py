@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from pronk.estimate import TimeEstimate
+from pronk.base import TimeEstimate
 from pronk.train.clock import TEXT_BY, Clock
 from pronk.train.loop import Report
 

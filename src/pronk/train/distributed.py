@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pronk.parallel.worker_group import end_with_parent
+from pronk.base import end_with_parent
 
 # All other processes wait while the first one generates the target's own text, which may take days. If a process
 # dies, torchrun ends all processes; if torchrun dies, each process ends itself.

@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.corpus.answers import read_answers
 from pronk.train.attention import ChainAttention
 from pronk.train.checkpoint import CHECKPOINT
 from pronk.train.clock import limit_time
+from pronk.train.corpus.answers import read_answers
 from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_tensors
 from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config

@@ -1,7 +1,7 @@
 """Export of trained models, and the checkpoints that ``pronk train lm --init`` trains further.
 
 transformers loads the exported checkpoints as ``LlamaForCausalLM``; drafters are read by
-:mod:`pronk.drafters.from_target.modules.files`. Weights are bfloat16. The output folder is replaced atomically.
+:mod:`pronk.lab.drafters.modules.files`. Weights are bfloat16. The output folder is replaced atomically.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.families import parse_config
-from pronk.corpus.encoder import Encoder
-from pronk.drafters.from_target.modules.files import TrainedDrafter
-from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.errors import OptionError
-from pronk.files.atomic import convert_write_errors, replace_folder, write_json, write_text
-from pronk.files.shards import TOKENIZER_FILES, copy_companions
-from pronk.hub.resolve import resolve_model
-from pronk.models.checkpoint import Checkpoint
-from pronk.models.families import FAMILY_NAMES
-from pronk.models.loader import Fingerprint, read_config
-from pronk.models.tensor_plan import plan_tensors
-from pronk.quantization.gguf.checkpoint import is_gguf
-from pronk.tokenization.tokenizer import Tokenizer
-from pronk.torch_backend.convert import to_tensor
+from pronk import OptionError
+from pronk.base import TOKENIZER_FILES, convert_write_errors, copy_companions, replace_folder, write_json, write_text
+from pronk.checkpoint import (
+    FAMILY_NAMES,
+    Checkpoint,
+    Fingerprint,
+    ModelConfig,
+    is_gguf,
+    parse_config,
+    plan_tensors,
+    read_config,
+    resolve_model,
+)
+from pronk.lab import HeadsShape, TrainedDrafter
+from pronk.text import Tokenizer
+from pronk.torch import to_tensor
+from pronk.train.corpus.encoder import Encoder
 from pronk.train.modules.decoder import DecoderModule, load_module
 from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape

@@ -27,13 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pronk.architecture.config import ModelConfig
+from pronk import LLM, OptionError
+from pronk.base import refuse
+from pronk.checkpoint import Fingerprint, ModelConfig
 from pronk.checks import check_choice, check_integer
-from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, HeadsShape
-from pronk.errors import OptionError, refuse
-from pronk.llm import LLM
-from pronk.models.loader import Fingerprint
+from pronk.lab import HEAD_LAYERS, HEAD_ORDERS, TRAINED_FORMAT, HeadsShape
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card
 from pronk.train.export import InitialModel, export_drafter
@@ -53,14 +51,14 @@ def future_shape(
     """Return the shape of the heads besides the model's own one; ``None`` if ``tokens`` is 1.
 
     The model predicts ``tokens`` tokens at a time. ``kind``, ``order``, ``unembeddings`` and ``mlp`` are those of
-    :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`; the default ``mlp`` is the model's. An OptionError is
+    :class:`~pronk.lab.drafters.modules.heads.HeadsShape`; the default ``mlp`` is the model's. An OptionError is
     raised if a value is out of range, the layers are too few, or the heads cannot be layers of the model.
     """
     if tokens == 1:
         return None
     check_integer("future-tokens", tokens, 1, 64)
-    check_choice("head-kind", kind, KINDS)
-    check_choice("head-order", order, ORDERS)
+    check_choice("head-kind", kind, HEAD_LAYERS)
+    check_choice("head-order", order, HEAD_ORDERS)
     width = check_integer("head-mlp", model.mlp if mlp is None else mlp, 1)
     inside = {"parallel": 1, "causal": 0, "anticausal": tokens}.get(order, 0) if kind == "transformer" else 0
     if order == "anticausal" and kind != "transformer":
@@ -220,6 +218,6 @@ class FutureTokens(TextModel[FutureModel]):
         shape, fingerprint = self.options.heads, Fingerprint.of(folder)
         rest = {"name": folder.name, **facts}
         target = {"name": rest.pop("name"), **asdict(fingerprint)}
-        document = {"format": FORMAT, "kind": "multi_token", "shape": asdict(shape), **rest, "target": target}
+        document = {"format": TRAINED_FORMAT, "kind": "multi_token", "shape": asdict(shape), **rest, "target": target}
         text = heads_card(target["name"], shape, fingerprint, rest)
         export_drafter(folder / "heads", self.module.heads, document, text)

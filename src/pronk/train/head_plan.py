@@ -20,12 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.rope import RopeConfig
-from pronk.corpus.answers import Dialogue
-from pronk.drafters.from_target.modules.eagle_config import EagleConfig, default_sources
-from pronk.errors import OptionError
-from pronk.models.loader import Fingerprint
+from pronk import OptionError
+from pronk.checkpoint import Fingerprint, ModelConfig, RopeConfig
+from pronk.drafting import EagleConfig, default_sources
+from pronk.train.corpus.answers import Dialogue
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.eagle import EagleModule, LinearStart
 from pronk.train.options import EagleOptions

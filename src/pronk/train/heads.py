@@ -14,13 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pronk import OptionError
 from pronk.checks import check_integer
-from pronk.corpus.encoder import token_dtype
-from pronk.drafters.from_target.modules.heads import HeadsShape, MedusaShape
-from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
-from pronk.errors import OptionError
+from pronk.lab import MAX_TREE_NODES, HeadsShape, MedusaShape, best_paths
 from pronk.train.attention import DenseAttention, Features, dense_rope
 from pronk.train.batches import Sequences
+from pronk.train.corpus.encoder import token_dtype
 from pronk.train.lm import held_out_sets
 from pronk.train.loop import PassResult
 from pronk.train.losses import TeacherLogits, chunks, product_dtype
@@ -130,7 +129,7 @@ class MedusaOptions(HeadsOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("tree-size", self.tree_size, 1, MAX_NODES)
+        check_integer("tree-size", self.tree_size, 1, MAX_TREE_NODES)
 
 
 class MedusaStudent(Student[MedusaModule]):

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig, llama_config
-from pronk.corpus.encoder import special_ids, token_dtype
+from pronk.checkpoint import ModelConfig, llama_config
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Sequences
+from pronk.train.corpus.encoder import special_ids, token_dtype
 from pronk.train.data import load_tokenizer
 from pronk.train.export import InitialModel, export_model
 from pronk.train.loop import Module, Objective, PassResult, find_device

@@ -27,10 +27,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pronk.errors import OptionError, PronkError
-from pronk.kernels.threads import set_threads
-from pronk.llm import LLM
-from pronk.quantities import number_texts
+from pronk import LLM, OptionError, PronkError
+from pronk.backends import set_threads
+from pronk.base import number_texts
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock

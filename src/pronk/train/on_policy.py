@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from pronk.corpus.collection import Collection, Pool
-from pronk.corpus.encoder import Encoder, Turns, parse_dialogue, token_dtype
-from pronk.errors import OptionError
-from pronk.files.atomic import convert_write_errors, write_json, write_text, write_tokens
+from pronk import OptionError
+from pronk.base import convert_write_errors, write_json, write_text, write_tokens
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
+from pronk.train.corpus.collection import Collection, Pool
+from pronk.train.corpus.encoder import Encoder, Turns, parse_dialogue, token_dtype
 from pronk.train.data import mix
 from pronk.train.options import OnPolicyOptions
 from pronk.train.own_text import continuation_params

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pronk import OptionError
+from pronk.base import refuse
 from pronk.checks import check_choice, check_integer, check_number
-from pronk.corpus.sources import SourceSpec
-from pronk.errors import OptionError, refuse
+from pronk.train.corpus.sources import SourceSpec
 
 OPTIMIZERS = ("muon", "adamw")
 

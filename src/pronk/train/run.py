@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
-from pronk.corpus.answers import read_answers
-from pronk.corpus.collection import Collection
 from pronk.train.card import head_card, model_card, student_card
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint
 from pronk.train.clock import EVALUATION, TEXT_BY, TOKENS_BY, TRAINED_BY, Clock
+from pronk.train.corpus.answers import read_answers
+from pronk.train.corpus.collection import Collection
 from pronk.train.data import prepare
 from pronk.train.dialogues import ANSWERS, has_answers, write_answers_text
 from pronk.train.display import PLAIN, TrainingDisplay, WritingDisplay, figure_lines

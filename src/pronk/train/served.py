@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pronk.bench.metrics import ctar_curve
-from pronk.corpus.encoder import token_dtype
-from pronk.drafters import make_drafter
-from pronk.engine.stats import Stats
-from pronk.llm import LLM
+from pronk import LLM
+from pronk.drafting import make_drafter
+from pronk.lab import ctar_curve
+from pronk.serving import Stats
 from pronk.train.clock import limit_time
+from pronk.train.corpus.encoder import token_dtype
 from pronk.train.own_text import continuation_params
 
 SERVED_TOKENS = 96  # maximum number of tokens that are generated after each held-out prompt
@@ -28,7 +28,7 @@ _NUM_PROMPTS = 24  # maximum number of prompts of `beginnings`, from all files
 def measure(
     llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int, seconds: float = inf
 ) -> dict[str, float]:
-    """Return acceptance rate, CTAR (:func:`~pronk.bench.metrics.ctar_curve`) and S by name.
+    """Return acceptance rate, CTAR (:func:`~pronk.lab.bench.metrics.ctar_curve`) and S by name.
 
     Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per forward pass. The
     target ``llm`` must verify every draft token (``budget="all"``). ``spec`` is the drafter, as for

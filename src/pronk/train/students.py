@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig
-from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.checkpoint import ModelConfig
+from pronk.lab import TRAINED_FORMAT
 from pronk.train.attention import DelayedAttention, DenseAttention, Features, compute_features, dense_hidden, dense_rope
 from pronk.train.batches import Batches, Mixture, Sequences
 from pronk.train.export import export_drafter, export_model
@@ -92,7 +92,7 @@ class Student(Objective[Module]):
         return torch.compile(function) if self.options.compile else function
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        document = {"format": FORMAT, "kind": self.kind, "shape": asdict(self.exported_shape()), **facts}
+        document = {"format": TRAINED_FORMAT, "kind": self.kind, "shape": asdict(self.exported_shape()), **facts}
         document["target"] = {"name": self.teacher.name, **asdict(self.teacher.fingerprint)}
         export_drafter(folder, self.module, document, card)
 

@@ -20,20 +20,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from pronk.corpus.encoder import Encoder
-from pronk.errors import OptionError
-from pronk.execution.forward_job import ForwardJob, Segment
-from pronk.files.atomic import convert_write_errors, replace_file
-from pronk.hub.resolve import resolve_model
-from pronk.kv_cache.blocks import BlockTable
-from pronk.llm import LLM
-from pronk.models.clone_models import tiny_model
-from pronk.models.loader import Fingerprint, parse_dtype
-from pronk.quantities import size_texts
-from pronk.quantization.gguf.checkpoint import is_gguf
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
-from pronk.torch_backend.convert import to_tensor, torch_dtype
+from pronk import LLM, OptionError, TokenTree
+from pronk.backends import BlockTable, ForwardJob, Segment
+from pronk.base import convert_write_errors, replace_file, size_texts
+from pronk.checkpoint import Fingerprint, is_gguf, parse_dtype, resolve_model, tiny_model
+from pronk.drafting import Target
+from pronk.torch import to_tensor, torch_dtype
+from pronk.train.corpus.encoder import Encoder
 from pronk.train.loop import find_device, set_all_threads
 from pronk.train.modules.decoder import DecoderModule, load_module
 

@@ -8,8 +8,8 @@ import pytest
 from drafters.drafting import assert_no_blocks, decode, watch_draft, watched
 from drafters.from_draft.test_draft_model import FAIR, RIGHT, WRONG
 from drafters.from_draft.test_draft_model import spec as model
-from drafters.from_target.test_glide import model_of
-from drafters.from_target.trained_glide import PROMPTS, glide_folder
+from lab.drafters.test_glide import model_of
+from lab.drafters.trained_glide import PROMPTS, glide_folder
 from pronk.architecture import rope
 from pronk.drafters import DraftContext
 from pronk.drafters.shared.chain import Chain

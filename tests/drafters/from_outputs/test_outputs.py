@@ -5,7 +5,7 @@ import pytest
 
 from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.drafters import Outcome
-from pronk.drafters.from_outputs._likeliest import initial_draft_token, top_tokens
+from pronk.drafters.shared.likeliest import initial_draft_token, top_tokens
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
 

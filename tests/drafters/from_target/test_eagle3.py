@@ -34,10 +34,10 @@ from drafters.from_target.trained_eagle import (
     spec,
     write_head,
 )
-from drafters.from_target.trained_kangaroo import adapter_folder
 from drafters.helpers import CHECKPOINTS, priced, within
 from engine.cases import step_until_ended, total, watch
 from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, distribution_of, p_value
+from lab.drafters.trained_kangaroo import adapter_folder
 from pronk.arrays import BFLOAT16, FLOAT32, DType
 from pronk.drafters import Proposer, make_drafter
 from pronk.drafters.from_target._eagle_runner import EagleRunner

@@ -22,8 +22,8 @@ from pronk.arrays import FLOAT32, Array, DType
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.linear import WeightLayout, choose_linear
-from pronk.torch_backend.backend import TorchBackend
-from pronk.torch_backend.convert import to_array, torch_dtype
+from pronk.torch.backend import TorchBackend
+from pronk.torch.convert import to_array, torch_dtype
 from pronk.train.attention import compute_features
 from pronk.train.modules.decoder import DecoderModule
 from tiny_models import VOCAB, decoder_of, kernels, tiny_module

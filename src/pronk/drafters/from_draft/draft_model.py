@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from pronk.arrays import Array
-from pronk.backends import open_torch
 from pronk.checks import check_choice, check_number
 from pronk.drafters.shared.chain import Chain, Stop, extend_chains
 from pronk.drafters.shared.draft import DraftLane, DraftRunner
@@ -25,10 +24,11 @@ from pronk.errors import OptionError
 from pronk.execution.model_runner import ModelRunner
 from pronk.hub.resolve import resolve_model
 from pronk.keywords import known_keywords
+from pronk.models.choice import open_torch
 from pronk.models.clone_models import clone_model
 from pronk.models.decoder import forward_weights
 from pronk.models.linear import WEIGHTS
-from pronk.models.loader import compute_dtype, load_decoder, parse_dtype, read_config
+from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -152,15 +152,14 @@ class DraftModel(ModelDrafter):
             if target.tokenizer is not None:
                 tokenizer = Tokenizer.load(path, config.vocab_size)
                 translation = Translation.between(name, target.tokenizer, sizes[0], tokenizer, sizes[1])
-            dtype, backend = parse_dtype(self.dtype, config), target.decoder.backend
-            if backend.kernels is None:
-                backend = open_torch(backend.device, dtype, "as the target")
-            elif not backend.kernels.supports_head_dim(config.head_dim):
+            dtype = parse_dtype(self.dtype, config)
+            backend = target.decoder.backend.for_model(config, dtype)
+            if backend is None:
                 reason = f"{name}: no kernels for heads of {config.head_dim} in {path.name}"
                 backend = open_torch("cpu", dtype, reason)
                 warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
             decoder = load_decoder(path, config, dtype=dtype, backend=backend, weights=self.weights)
-            pool = open_pool(target, config, compute_dtype(dtype, backend), backend)
+            pool = open_pool(target, config, backend.compute_dtype(dtype), backend)
             relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
             return DraftRunner(ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size)
 

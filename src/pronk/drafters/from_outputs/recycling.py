@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from pronk.checks import check_flag, check_integer, check_path
-from pronk.drafters.from_outputs._likeliest import top_tokens
+from pronk.drafters.shared.likeliest import top_tokens
 from pronk.errors import OptionError, describe_error
 from pronk.files.atomic import replace_file
 from pronk.files.regular import check_regular

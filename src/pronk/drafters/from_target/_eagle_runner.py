@@ -132,7 +132,7 @@ class EagleRunner(SideLanes):
 
     def supports_draft_chain(self, context: DraftContext[SideLane]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        if self.head.backend.kernels is None or self.rope.dynamic:
+        if not self.head.backend.drafts_chains or self.rope.dynamic:
             return False
         return context.sampler.stateless_sampler is not None and len(context.tokens) == context.root + 1
 

@@ -7,13 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from pronk.outputs import Completion, Piece
-from pronk.tokenization.chat.answer_grammar import MAX_CALLS
-from pronk.tokenization.chat.answers import AnswerReader
-from pronk.tokenization.chat.calls import CallPart
-from pronk.tokenization.chat.thoughts import Thought
-from pronk.tokenization.spelling import spell
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk import Completion, Piece
+from pronk.text import MAX_CALLS, AnswerReader, CallPart, Thought, Tokenizer, spell
 
 BlockKind = Literal["thought", "text", "call"]
 Report = Mapping[int, float]  # token id to log-probability at one position; the first id is the text's token

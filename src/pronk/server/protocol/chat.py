@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from pronk.outputs import Completion, Piece
+from pronk import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta, chat_logprobs
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import GuidedRequest

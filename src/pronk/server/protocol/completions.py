@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from pronk.outputs import Completion, Piece
+from pronk import Completion, Piece
 from pronk.server.protocol.answers import Report, TokenTexts
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import (
@@ -26,8 +26,7 @@ from pronk.server.protocol.request import (
     usage,
 )
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.offsets import TokenOffsets, output_offsets, prompt_offsets, prompt_text
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text import Tokenizer, TokenOffsets, output_offsets, prompt_offsets, prompt_text
 
 _MAX_TOKENS = 16  # default of ``max_tokens`` in the OpenAI API
 

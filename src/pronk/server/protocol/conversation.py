@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from pronk.errors import GuideError, OptionError, PromptError, PronkError
-from pronk.outputs import Piece
+from pronk import GuideError, OptionError, Piece, PromptError, PronkError
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser, TokenTexts
 from pronk.server.protocol.request import PreparedRequest, Reply, TextRequest, by_sample, refuse, unsupported
@@ -27,8 +26,7 @@ from pronk.server.protocol.thinking import (
 )
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.answers import AnswerCalls, AnswerFormat
-from pronk.tokenization.chat.messages import join_parts
+from pronk.text import AnswerCalls, AnswerFormat, join_parts
 
 # Variables of chat templates that a request may set. Texts are short names, so that they cannot imitate another role.
 _MAX_OPTIONS = 16

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from pronk.server.protocol.request import GUIDE_KINDS, Record, RequestBody, Text, TextRequest, Texts, refuse
 from pronk.server.protocol.unions import as_typed
-from pronk.tokenization.chat.dialects import TOOL_NAME
+from pronk.text import TOOL_NAME
 
 NAME_PATTERN = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}

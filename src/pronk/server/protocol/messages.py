@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pydantic import BeforeValidator, Field
 
-from pronk.outputs import Completion, Piece
+from pronk import Completion, Piece
 from pronk.server.protocol.answers import Block
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import NAME_PATTERN
@@ -41,7 +41,7 @@ from pronk.server.protocol.tools import (
 )
 from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.dialects import TOOL_NAME
+from pronk.text import TOOL_NAME
 
 
 class TextBlock(TextPart):

@@ -24,14 +24,12 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from pronk.errors import GuideError, OptionError, PronkError
-from pronk.outputs import Completion, Piece
-from pronk.sampling.guide import Guide, GuideKind
-from pronk.sampling.params import SamplingParams
+from pronk import Completion, Guide, GuideError, OptionError, Piece, PronkError, SamplingParams
 from pronk.server.errors import ApiError, name_once, to_api_error
 from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_of, summarize
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.answers import AnswerCalls
+from pronk.serving import GuideKind
+from pronk.text import AnswerCalls
 
 GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
 _NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a request's seed is taken modulo 2**63

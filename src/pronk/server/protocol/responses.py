@@ -43,8 +43,7 @@ from pronk.server.protocol.tools import (
 )
 from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
-from pronk.tokenization.chat.answers import AnswerFormat
-from pronk.tokenization.chat.dialects import TOOL_NAME
+from pronk.text import TOOL_NAME, AnswerFormat
 
 _LOGPROBS = "message.output_text.logprobs"  # value of ``include``
 

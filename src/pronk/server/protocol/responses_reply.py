@@ -9,7 +9,7 @@ from time import time
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from pronk.outputs import Completion, Piece
+from pronk import Completion, Piece
 from pronk.server.protocol.answers import Block, BlockKind, chat_logprobs
 from pronk.server.protocol.conversation import AnswerReply
 from pronk.server.protocol.request import usage

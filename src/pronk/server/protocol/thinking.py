@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from pronk.server.protocol.request import Record, Text, refuse
-from pronk.tokenization.chat.answers import AnswerFormat
-from pronk.tokenization.chat.messages import thinking_options
+from pronk.text import AnswerFormat, thinking_options
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _ON, _OFF = ("on", "enabled", "adaptive", "auto", "true", "yes"), ("off", "disabled", "false", "no")

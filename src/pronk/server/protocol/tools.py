@@ -14,18 +14,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
-from pronk.errors import OptionError
-from pronk.sampling.guide import MAX_SIZE
-from pronk.sampling.json_schema.relax import Relaxed
+from pronk import OptionError
 from pronk.server.errors import ApiError
 from pronk.server.json_values import has_more_values, parse_json
 from pronk.server.protocol.fields import EMPTY
 from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.request import Record, Skipped, Text, check_max, refuse, unsupported
 from pronk.server.protocol.unions import OneOf, type_of
-from pronk.tokenization.chat.answer_grammar import relax_arguments, relax_tools
-from pronk.tokenization.chat.dialects import TOOL_NAME
-from pronk.tokenization.chat.keywords import not_followed
+from pronk.serving import MAX_SIZE
+from pronk.text import TOOL_NAME, Relaxed, not_followed, relax_arguments, relax_tools
 
 MAX_TOOLS = 1024  # maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send more
 NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees

@@ -14,15 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pronk.architecture.config import MixtureConfig, ModelConfig
-from pronk.architecture.rope import RopeConfig, RopeTable
+from pronk import OptionError
 from pronk.arrays import UINT8, Array, mapped_zeros
-from pronk.errors import OptionError, refuse
-from pronk.models.checkpoint import open_checkpoint
-from pronk.models.inventory import Inventory, tensor_names
-from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
-from pronk.torch_backend.convert import to_tensor
-from pronk.torch_backend.program import ACTIVATIONS, choose_experts
+from pronk.base import refuse
+from pronk.checkpoint import (
+    CheckpointTensor,
+    Inventory,
+    MixtureConfig,
+    ModelConfig,
+    RopeConfig,
+    RopeTable,
+    open_checkpoint,
+    plan_tensors,
+    tensor_names,
+)
+from pronk.torch import ACTIVATIONS, choose_experts, to_tensor
 
 # Rotations of rows: arguments of :func:`apply_rope`; ``None``: no RoPE.
 Rope = tuple[Tensor, Tensor] | None

@@ -8,10 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pronk.architecture.config import ModelConfig
-from pronk.drafters.from_target.modules.glide import GlideShape
-from pronk.drafters.from_target.modules.heads import HeadsShape, MedusaShape, heads_config
-from pronk.drafters.from_target.modules.kangaroo import KangarooShape
+from pronk.checkpoint import ModelConfig
+from pronk.lab import GlideShape, HeadsShape, KangarooShape, MedusaShape, heads_config
 from pronk.train.attention import DelayedAttention
 from pronk.train.modules.decoder import (
     Attend,

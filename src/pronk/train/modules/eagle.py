@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pronk.drafters.from_target.modules.eagle_config import EagleConfig
+from pronk.drafting import EagleConfig
 from pronk.train.attention import ChainAttention
 from pronk.train.modules.decoder import DecoderModule, Rotations, apply_rope, empty_linear, initialize_parameters
 

@@ -25,12 +25,12 @@ from pronk.execution.forward_job import Segment
 from pronk.execution.model_runner import ForwardJob
 from pronk.kv_cache.blocks import BlockTable
 from pronk.quantization.formats.matrix import Bits
-from pronk.quantization.quantize.heads import quantize_head
-from pronk.quantization.quantize.rounding import RoundingRule
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.proposer import DraftContext
 from pronk.speculation.tree import TokenTree
+from pronk.train.quantization.heads import quantize_head
+from pronk.train.quantization.rounding import RoundingRule
 from tiny_models import VOCAB, kernels, make_engine, tiny_decoder, tiny_module
 
 WINDOWS = (None,) * LAYERS

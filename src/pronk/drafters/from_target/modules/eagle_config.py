@@ -28,7 +28,7 @@ from pronk.drafters.from_target.modules.eagle_names import EAGLE_NAMES, HeadName
 from pronk.errors import ConfigError
 from pronk.models.loader import Fingerprint
 
-KINDS = ("eagle3", "mtp")
+EAGLE_KINDS = ("eagle3", "mtp")
 _LAYER_NAME = re.compile(r"layers\.(\d{1,9})\.")  # beginning of the names of a layer's tensors
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 

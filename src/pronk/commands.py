@@ -1,0 +1,5 @@
+"""Commands of your own: options, progress and messages as those of pronk's commands."""
+
+from pronk.lazy import export
+
+__getattr__, __dir__, __all__ = export(__file__)

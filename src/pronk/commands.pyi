@@ -1,0 +1,16 @@
+from pronk.cli.console import TerminalOutput as TerminalOutput
+from pronk.cli.console import prepare as prepare
+from pronk.cli.options import Progress as Progress
+from pronk.cli.options import given_options as given_options
+from pronk.cli.options import model_options as model_options
+from pronk.cli.options import one_model as one_model
+from pronk.cli.options import option as option
+from pronk.cli.options import panel as panel
+from pronk.cli.options import sampling_params as sampling_params
+from pronk.cli.options import shares as shares
+from pronk.cli.progress import INTERRUPTED as INTERRUPTED
+from pronk.cli.progress import Status as Status
+from pronk.cli.progress import announce as announce
+from pronk.cli.progress import interruptible as interruptible
+from pronk.cli.progress import status_bar as status_bar
+from pronk.cli.values import read_prompt as read_prompt

@@ -1,1 +1,0 @@
-"""Text to train, calibrate and build datastores with: sources, dialogues, and their token ids."""

@@ -1,0 +1,96 @@
+"""Processes that compute a model together: the interface, and the case of one process.
+
+A guest registers a function by the entry point ``processes`` of ``pronk.workers``; pronk's own is in
+:mod:`pronk.parallel`. It is called with the arguments of :func:`start_workers`, and returns a :class:`Workers`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+from pronk.architecture.config import ModelConfig
+from pronk.checks import check_choice
+from pronk.errors import OptionError
+from pronk.execution.model_runner import ModelRunner
+from pronk.guests import load_guest
+from pronk.kernels.library import Kernels
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder
+from pronk.models.split import TensorSplit
+
+# Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
+PARALLEL = ("tree", "tensor")
+
+_LAUNCHED = "TORCHELASTIC_RUN_ID"  # variable that ``torch.distributed.is_torchelastic_launched`` looks for
+
+
+def is_launched(workers: int) -> bool:
+    """Return whether ``torchrun`` launched the processes of the model; if not, they have to be spawned."""
+    return workers > 1 and _LAUNCHED in os.environ
+
+
+def check_launched(workers: int) -> None:
+    """Raise ``OptionError`` for ``workers=1`` if ``torchrun`` launched several processes."""
+    # Each of these processes would run the whole program.
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if _LAUNCHED in os.environ else 1
+    if workers == 1 < world_size:
+        msg = f"workers: expected {world_size}, as torchrun has started, found 1; set workers to {world_size}"
+        raise OptionError(msg)
+
+
+class Workers(Protocol):
+    """The processes of a model; this one is the first of them."""
+
+    @property
+    def split(self) -> TensorSplit | None:
+        """Shard of this process in tensor parallelism; ``None`` if each process has the whole model."""
+
+    @property
+    def shard_config(self) -> ModelConfig:
+        """Sizes of this process's layers and cache."""
+
+    @property
+    def pool(self) -> type[PagedCache] | None:
+        """Class of the KV cache; ``None``: that of the backend."""
+
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
+        """Return a runner that uses all processes; ``None``: the engine makes one for this process alone."""
+
+    def end(self) -> None:
+        """End the other processes."""
+
+
+class SingleProcess:
+    """A model that this process computes alone (``workers=1``)."""
+
+    split = None
+    pool = None
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.shard_config = config
+
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
+        """Return ``None``: the engine makes the runner."""
+
+    def end(self) -> None:
+        """Do nothing: no processes were started."""
+
+
+def start_workers(workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **options: Any) -> Workers:
+    """Start the processes of a model, or join those that ``torchrun`` has started.
+
+    ``options`` are ``model``, ``dtype``, ``context``, ``weights`` and ``kv_dtype`` of :class:`~pronk.llm.LLM`.
+    Raises ``OptionError`` if ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the
+    batch) or without torch (whose processes exchange messages), too large for tensor parallelism, or not the number of
+    processes that ``torchrun`` launched.
+    """
+    check_choice("parallel", parallel, PARALLEL)
+    if workers == 1:
+        return SingleProcess(config)
+    if kernels is None:
+        msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
+        raise OptionError(msg)
+    start = load_guest("pronk.workers", "processes", "workers")
+    started: Workers = start(workers, parallel, config, kernels, **options)
+    return started

@@ -1,0 +1,12 @@
+from pronk.lab.bench.metrics import ctar_curve as ctar_curve
+from pronk.lab.drafters.modules.files import TRAINED_FORMAT as TRAINED_FORMAT
+from pronk.lab.drafters.modules.files import TrainedDrafter as TrainedDrafter
+from pronk.lab.drafters.modules.glide import GlideShape as GlideShape
+from pronk.lab.drafters.modules.heads import HEAD_LAYERS as HEAD_LAYERS
+from pronk.lab.drafters.modules.heads import HEAD_ORDERS as HEAD_ORDERS
+from pronk.lab.drafters.modules.heads import HeadsShape as HeadsShape
+from pronk.lab.drafters.modules.heads import MedusaShape as MedusaShape
+from pronk.lab.drafters.modules.heads import heads_config as heads_config
+from pronk.lab.drafters.modules.kangaroo import KangarooShape as KangarooShape
+from pronk.lab.drafters.rank_tree import MAX_TREE_NODES as MAX_TREE_NODES
+from pronk.lab.drafters.rank_tree import best_paths as best_paths

@@ -1,0 +1,134 @@
+"""Result of a benchmark as dataclasses: ``--json`` writes it; tables, plots and report show it.
+
+A *method* is plain decoding, a drafter, or a peer (a decoding method of another engine). Its metrics cover the prompts
+that *both* the method and plain decoding finished in every repeat; other prompts count as failed. Times are in seconds,
+sizes in bytes. ``None`` means not measured: a peer, for example, does not report its forward passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pronk.lab.bench.records import PLAIN, Model, Start
+
+# Names of two aggregates over all tasks: all prompts, and all prompts on which plain decoding does not end in a loop.
+ALL = "all"
+SOUND = "sound"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Median over the repeats, and half the distance from the smallest value to the largest."""
+
+    median: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Percentiles of a latency in seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """Fractions 0..1 of a method's time: in the drafter, in the target's forward passes, and elsewhere."""
+
+    draft: float
+    target: float
+    host: float
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """Time of a forward pass over ``rows`` rows, in seconds and relative to the fewest rows measured."""
+
+    rows: int
+    seconds: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A prompt that was skipped or that failed, and the reason."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Metrics of one method on one task at one temperature."""
+
+    task: str  # a task, or one of the aggregates ALL and SOUND
+    method: str  # a drafter or a peer, as the user wrote it
+    engine: str  # "pronk", or the name of the peer's engine
+    temperature: float  # 0 is greedy
+    prompts: int  # number of prompts that the metrics cover
+    asked: int  # number of prompts given to the method, failed ones included
+    failures: tuple[Failure, ...] = ()
+    tokens: int = 0  # number of generated tokens in one repeat
+    tokens_per_second: Range | None = None  # generated tokens / (prefill + decoding time)
+    speedup: Range | None = None  # ``tokens_per_second`` divided by that of plain decoding in the same repeat
+    decode_speedup: Range | None = None  # ``speedup`` without the first step of each request (prefill)
+    # Mean time of a step with its drafting, first steps (prefill) left out, divided by the time to read weights and KV
+    # cache once.
+    over_floor: float | None = None
+    steps: int | None = None  # number of forward passes that generated tokens, in one repeat
+    S: float | None = None  # mean number of tokens per step
+    alpha: float | None = None  # acceptance rate of the first draft token of a step
+    drafted: int | None = None  # number of verified draft tokens in one repeat
+    accepted: int | None = None  # number of accepted draft tokens in one repeat
+    acceptance: tuple[float | None, ...] = ()  # acceptance rate of draft tokens at depth 1, 2, 3, … of the tree
+    # Calibration, one entry per bin of draft tokens with similar predictions: mean predicted probability of acceptance,
+    # observed acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
+    trust: tuple[tuple[float, float, int], ...] = ()
+    rows_per_pass: float | None = None  # mean number of rows of the forward passes after the prefill
+    cost_coefficient: float | None = None  # time to draft one level of the tree / time of a plain forward pass
+    expected_speedup: float | None = None  # prediction from alpha, depth of the trees and cost_coefficient
+    verify_cost: float | None = None  # mean time of a forward pass / mean time of one of plain decoding
+    ttft: Range | None = None  # seconds to the first token, mean over the prompts
+    itl: Latency | None = None  # seconds per token; the tokens of a step share its time equally
+    split: Split | None = None
+    peak_memory: int | None = None  # bytes, largest over the prompts (see PeakMemory; for a peer, its process)
+    # Fraction 0..1 of the method's time that went into sending to workers and waiting for them.
+    waited: float | None = None
+    # Number of prompts, out of ``compared``, whose outputs in all repeats equal plain decoding's of the first repeat.
+    same: int | None = None
+    compared: int | None = None
+    near_ties: int | None = None  # how many of the ``compared - same`` prompts differ first at a near tie
+    repeated: float | None = None  # mean share of an output's 4-grams that occurred before in that output
+    degenerated: int | None = None  # number of outputs that are loops (see ``Document.degenerate_above``)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the method is plain decoding."""
+        return self.method == PLAIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelResult(Model):
+    """A model and all metrics measured on it."""
+
+    bandwidth: Range | None  # bytes per second of reading memory, measured between the prompts
+    pass_cost: tuple[PassCost, ...]  # in order of the number of rows
+    peers: dict[str, dict[str, str]]  # by peer: its versions and settings, or ``error``
+    skipped: tuple[Failure, ...]  # prompts that do not fit the model's context
+    figures: tuple[Figures, ...]  # one per task, temperature and method, in this order
+
+    @property
+    def temperatures(self) -> list[float]:
+        """Sampling temperatures in the order of the measurement."""
+        return list(dict.fromkeys(figures.temperature for figures in self.figures))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document(Start):
+    """Result of a benchmark."""
+
+    degenerate_above: float  # share of repeated 4-grams above which an output counts as a loop
+    interrupted: bool  # whether the benchmark stopped before its end
+    models: tuple[ModelResult, ...] = ()

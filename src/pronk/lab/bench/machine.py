@@ -1,0 +1,99 @@
+"""The machine that runs a benchmark: description, memory bandwidth, and peak memory of the methods."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from pronk.backends import Backend, KernelsError, candidates, machine_memory, num_threads
+from pronk.lab.bench.peers.engines.memory import peak_memory, reset_peak_memory
+
+_PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
+
+_BUFFER_BYTES = 2**30  # larger than the caches of today's processors
+
+
+class BandwidthMeter:
+    """Measures the read bandwidth of memory on a buffer larger than the caches, with all threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.nbytes = _BUFFER_BYTES
+        self._read = backend.memory_reader(self.nbytes)
+
+    def measure(self) -> float:
+        """Return the read bandwidth in bytes per second, the best of three runs."""
+        best = 0.0
+        for _ in range(3):
+            started = perf_counter()
+            self._read()
+            best = max(best, self.nbytes / (perf_counter() - started))
+        return best
+
+
+class PeakMemory:
+    """Peak memory since ``reset()``: on CUDA of the GPU, otherwise of this process.
+
+    ``reset`` sets the peak to the memory in use now, if the system supports it. ``excluded_bytes``, those of the
+    benchmark's own buffers, are subtracted.
+    """
+
+    def __init__(self, device: str, excluded_bytes: int = 0) -> None:
+        self.reset: Callable[[], None] = reset_peak_memory
+        self._peak: Callable[[], int | None] = peak_memory
+        if device.startswith("cuda"):
+            import pronk.torch  # noqa: PLC0415 - torch is optional
+
+            self.reset = partial(pronk.torch.reset_peak_memory, device)
+            self._peak = partial(pronk.torch.peak_memory, device)
+        self._excluded_bytes = excluded_bytes
+
+    def read(self) -> int | None:
+        """Return the peak in bytes, or ``None`` if the system does not report it."""
+        peak = self._peak()
+        return None if peak is None else peak - self._excluded_bytes
+
+
+def describe_hardware(device: str) -> dict[str, Any]:
+    """Return the machine's properties by name: processor, cores, bytes of memory, threads, device.
+
+    ``capability`` is the processor's best instruction set for which there are kernels; it is missing without kernels.
+    """
+    description: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": machine_memory(),
+        "system": platform.platform(),
+        "threads": num_threads(),
+        "device": device,
+    }
+    with suppress(KernelsError):
+        description["capability"] = candidates()[0].name
+    if device.startswith("cuda"):
+        from pronk.torch import product_name  # noqa: PLC0415 - torch is optional
+
+        description["accelerator"] = product_name(device)
+    return description
+
+
+def _processor() -> str:
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that matter for speed."""
+    installed = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
+    return installed

@@ -1,0 +1,104 @@
+"""CAPE: a chain plus siblings of its tokens, more siblings at lower confidence (Du et al. 2024, 4.2).
+
+At each position of a chain the ``K`` likeliest tokens other than the chain's token become siblings of that token
+(``docs/methods/cape.md``). Siblings are leaves, so they cost the drafter no forward pass. The chain's nodes come first,
+as in the paper ::
+
+    the ┬─ cat ┬─ sat ── on         node    0    1    2    3    4    5    6
+        ├─ dog └─ ran               token   the  cat  sat  on   dog  man  ran
+        └─ man                      parent       0    1    2    0    0    1
+
+Under the rejection and block rules, the chain's token is drawn from the drafter's distribution. The siblings are not
+drawn but the likeliest of the other tokens, so the rules treat a sibling as a distribution with all mass on one token.
+The confidence that selects ``K`` is that of :class:`~pronk.sampling.draft_token.DraftToken`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pronk import TokenTree
+from pronk.base import known_keywords
+from pronk.checks import check_choice, check_integer
+from pronk.drafting import Chain, DraftContext, SourceRates, States, Stop, Target, Wrapper, WrapperProposer
+
+# Table of appendix A. Entry i, for confidences in [i / 10, (i + 1) / 10), is K + 1: the paper counts the chain's token.
+_FINE_COUNTS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2)
+
+# K as a function of the confidence, for each value of the option ``sizes``.
+_SIBLING_COUNTS: dict[str, Callable[[float], int]] = {
+    "paper": lambda confidence: (7, 5, 3, 1)[bisect_left((0.3, 0.6, 0.8), confidence)],
+    "fine": lambda confidence: _FINE_COUNTS[int(10 * confidence)] - 1,
+}
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Cape(Wrapper):
+    """Options of CAPE.
+
+    Attributes:
+        parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
+        sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of appendix A. A number
+            in 1..16 is K at every confidence.
+        max_nodes: most draft tokens of a tree, 1..127; siblings of the chain's last tokens are left out first.
+    """
+
+    name = "cape"
+    proposes_tree = True  # a chain with siblings is a tree
+
+    sizes: str | int = "paper"
+    max_nodes: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.sizes, str):
+            check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIBLING_COUNTS))
+        else:
+            check_integer(f"{self.name}: sizes", self.sizes, 1, 16)
+        check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
+
+    def bind(self, target: Target) -> CapeProposer:
+        return CapeProposer(self, self.bind_inner(target))
+
+
+class CapeProposer(WrapperProposer):
+    """Proposes the inner drafter's chains with siblings."""
+
+    name = Cape.name
+    options: Cape
+    proposes_tree = True  # a chain with siblings is a tree
+
+    @property
+    def source(self) -> str:
+        """Drafter name in ``TokenTree.origin`` for the siblings, such as ``cape(draft_model)``."""
+        return f"{self.name}({self.inner.source})"
+
+    def chains(self, contexts: Sequence[DraftContext[States]], stop: Stop | None = None) -> list[Chain]:
+        return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
+
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
+        return [self.expand(chain) for chain in self.chains(contexts)]
+
+    def expand(self, chain: Chain) -> TokenTree:
+        rates = chain.context.policy.acceptance.source(self.source)
+        tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
+        gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
+        num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
+        for depth, draft_token in enumerate(chain.draft_tokens):
+            sizes = self.options.sizes
+            wanted = sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](draft_token.confidence)
+            count = min(num_left, wanted)
+            likeliest = draft_token.top_tokens(count + 1) if count > 0 else []  # perhaps with the chain's own token
+            siblings = [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]
+            num_left -= len(siblings)
+            kinds = [SourceRates.confidence_kind(prob) for _, prob in siblings]
+            tokens += [token for token, _ in siblings]
+            parents += [depth] * len(siblings)
+            origin += [(self.source, kind) for kind in kinds]
+            gain += [gain[depth] * rates.rate(kind, depth + 1) for kind in kinds]
+        chain_probs = chain.distributions
+        probs = None if chain_probs is None else chain_probs + (None,) * (len(tokens) - len(chain_probs))
+        return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))

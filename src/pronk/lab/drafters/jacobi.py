@@ -1,0 +1,98 @@
+"""Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
+
+The target's output after position p is the draft token for position p + 1 in the next forward pass. The chain ends at
+the end of a block of ``num_tokens`` positions. This is algorithm 2 of the lookahead paper (Fu et al. 2024). In
+Gauss-Seidel decoding every accepted token adds a new position. ``docs/methods/jacobi.md`` has an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pronk import Proposer, TokenTree
+from pronk.base import known_keywords
+from pronk.checks import check_integer
+from pronk.drafting import Capabilities, DraftContext, Outcome, Trie, initial_draft_token, top_tokens
+
+_NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
+_PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any measurement
+
+
+@dataclass
+class JacobiState:
+    """State of one request; text positions count from 0."""
+
+    prompt: tuple[int, ...]  # token ids of the prompt, used as draft tokens for positions without an output
+    start: int = 0  # text position of ``draft_tokens[0]``
+    draft_tokens: tuple[int, ...] = ()  # greedy outputs of the last forward pass, for the positions from ``start`` on
+    end: int = 0  # first text position after the current block; 0: no block yet
+
+    def draft_token(self, position: int) -> int:
+        """Return the target's last output for ``position``, or a token of the prompt if there is no output."""
+        index = position - self.start
+        if 0 <= index < len(self.draft_tokens):
+            return self.draft_tokens[index]
+        return initial_draft_token(self.prompt, position)
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Jacobi(Proposer[JacobiState]):
+    """Options and proposer of Jacobi decoding.
+
+    Attributes:
+        num_tokens: number of positions in a block, 1..128.
+    """
+
+    name = "jacobi"
+    capabilities = Capabilities(logits=True)
+
+    num_tokens: int = 7
+
+    def __post_init__(self) -> None:
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
+
+    def start(self, prompt: Sequence[int]) -> JacobiState:
+        return JacobiState(tuple(prompt))
+
+    def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
+        return [self._build_chain(context) for context in contexts]
+
+    def observe(self, outcome: Outcome[JacobiState]) -> None:
+        """Store the next draft tokens: the target's likeliest tokens, even if the request samples."""
+        state, first = outcome.state, outcome.position + 1
+        state.end = self._block_end(state, first)  # as in ``propose``, which must not change the state
+        if outcome.logits is not None:  # the main chain, without a composite drafter's branches
+            outputs = top_tokens(outcome, 1, range(outcome.tree.main_chain))
+            state.start, state.draft_tokens = first, tuple(token for (token,) in outputs)
+
+    def _build_chain(self, context: DraftContext[JacobiState]) -> TokenTree:
+        first = len(context.tokens)
+        count = min(self._block_end(context.state, first) - first, context.max_depth, context.max_nodes)
+        trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
+        rates = context.policy.acceptance.source(self.name, _PRIORS)
+        for index in range(count):
+            kind = min(index, _NUM_RATES - 1)  # depth - 1
+            gain *= rates.rate(kind, index + 1)
+            node = trie.add(node, context.state.draft_token(first + index), gain, (self.name, kind))
+        return trie.tree(count)
+
+    def _block_end(self, state: JacobiState, first: int) -> int:
+        """Return the position after the current block; ``first`` is the position after the root."""
+        return state.end if first < state.end else first + self.num_tokens
+
+
+@known_keywords
+@dataclass(frozen=True)
+class GaussSeidel(Jacobi):
+    """Options and proposer of Gauss-Seidel decoding.
+
+    Attributes:
+        num_tokens: number of draft tokens per forward pass, 1..128.
+    """
+
+    name = "gauss_seidel"
+
+    def _block_end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - every step begins a block
+        return first + self.num_tokens

@@ -1,0 +1,190 @@
+"""Kangaroo: the target's own first layers draft for it (*Kangaroo*, Liu et al. 2024).
+
+The draft model is the target up to layer ``l``, a small trained adapter, and the target's head
+(:mod:`pronk.lab.drafters.modules.kangaroo`). The chain ends after the first token with
+``confidence <= eta`` (equation 4); this token is proposed too.
+
+A draft token runs through the first ``l`` layers only once. Its keys and values, and its output of layer ``l``, are
+stored in the target's KV slots of the token. The target's forward pass reads them there and computes only the later
+layers of such an *early row*.
+
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). From the outputs of layer
+``l``, which the target's cache keeps, tokens that the adapter did not draft (the prompt, bonus tokens, other drafters'
+tokens) are run through the adapter at the next proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pronk import TokenTree
+from pronk.arrays import Array, is_finite
+from pronk.backends import BlockTable, EarlyTokens, ForwardJob, ModelRunner, Program, ProgramRows, Segment
+from pronk.base import known_keywords
+from pronk.checks import check_number
+from pronk.drafting import (
+    Chain,
+    ChainPrice,
+    CostModel,
+    DraftContext,
+    SideCache,
+    SideLane,
+    StepwiseDrafter,
+    StepwiseProposer,
+    Stop,
+    Target,
+    TokenView,
+    extend_chains,
+)
+from pronk.lab.drafters.modules.files import read_trained_drafter
+from pronk.lab.drafters.modules.kangaroo import KangarooAdapter, KangarooShape
+
+
+@dataclass
+class ExitDraft:
+    """One request's chain of draft tokens in one step."""
+
+    chain: Chain  # the draft tokens so far
+    num_early_rows: int = 0  # number of tokens after those in the target's cache whose first layers are computed
+    is_finite: bool = True  # False if the first layers have output an infinity or NaN in this step
+
+    @property
+    def block_table(self) -> BlockTable:
+        """The request's KV blocks in the target's cache."""
+        return self.chain.context.block_table
+
+    @property
+    def text(self) -> TokenView:
+        """The request's text, then the draft tokens."""
+        return TokenView(self.chain.context.tokens, self.chain.tokens)
+
+
+class EarlyExit:
+    """Owns the adapter and its KV pool; drafts for several requests in shared forward passes.
+
+    As long as this object exists, the target's cache also stores the output of layer ``exit_layer`` for every token.
+    Raises ``OptionError`` if there is no memory for the outputs of layer ``exit_layer``.
+    """
+
+    def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
+        self.target = target
+        self.adapter = adapter
+        self.exit_layer = adapter.shape.exit_layer
+        self.runner = target.runner or ModelRunner(target.decoder, target.cache)
+        has_attention = adapter.shape.has_attention
+        self.side_cache = SideCache(target, adapter.config, adapter.compile_part) if has_attention else None
+        target.keep_hidden(self.exit_layer, self)
+        self.cost_model = CostModel()
+        self.relative_size = self.exit_layer / len(target.decoder.layers)
+        self._program: Program | None = None
+
+    def reserve(self, draft: ExitDraft) -> bool:
+        """Allocate the chain's slots in the adapter's cache; return False if it or the target's lacks slots."""
+        context, max_tokens = draft.chain.context, draft.chain.max_tokens
+        if self.target.cache.allocator.num_missing(draft.block_table, len(context.tokens) + max_tokens) > 0:
+            return False  # the scheduler has allocated too few slots in the target's cache
+        if self.side_cache is None:
+            return True
+        # Drop the text's last token, to run it again: the first draft token needs the adapter's output for it.
+        del context.state.tokens[len(context.tokens) - 1 :]
+        return self.side_cache.reserve(context, max_tokens)
+
+    def next_logits(self, drafts: Sequence[ExitDraft]) -> Array:
+        """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
+        start_time = self.target.clock()
+        jobs = list[ForwardJob]()
+        for draft in drafts:  # rows for the tokens that are not in the target's cache: the text's end, then the drafts
+            new = TokenTree.chain(draft.text[draft.block_table.length :])
+            segment = Segment(draft.block_table, new, draft.num_early_rows)
+            jobs.append(ForwardJob(segment, range(0), draft.chain.context.sampler.context.num_prompt))
+        for draft in drafts:  # remove the old early rows first: an error below must not leave incomplete ones
+            self.runner.early_tokens.pop(id(draft.block_table), None)
+        outputs = self.runner.run_first_layers(jobs, self.exit_layer)
+        for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
+            # Outputs that overflow are cached as zeros. After an overflow, the target computes all layers of the rows
+            # itself, and so detects the error.
+            draft.is_finite = draft.is_finite and is_finite(rows)
+            draft.num_early_rows = len(job.segment.tree)
+            if draft.is_finite:
+                early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens)
+                self.runner.early_tokens[id(draft.block_table)] = early_tokens
+        if self.side_cache is None:
+            hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
+        else:
+            contexts, texts = [draft.chain.context for draft in drafts], [draft.text for draft in drafts]
+            stops = [len(text) for text in texts]
+            hidden = self.side_cache.run_texts(contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x))
+        logits = (self.adapter.head or self.target.decoder.head).logits(hidden)
+        context = sum(draft.block_table.length for draft in drafts)
+        self.cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True)
+        return logits
+
+    def _run_mlp_adapter(self, rows: Array) -> Array:
+        """Run an adapter without attention (kind ``mlp``) on rows ``[drafts, hidden]``."""
+        if self._program is None:
+            program = self.target.decoder.backend.program(rows.shape[1], rows.dtype)
+            self.adapter.compile_part(0, program)
+            self._program = program
+        out = rows.copy()
+        self._program.run(ProgramRows.without_segments(len(rows)), out)
+        return out
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Kangaroo(StepwiseDrafter):
+    """Options of Kangaroo.
+
+    Attributes:
+        model: folder written by ``pronk train kangaroo``, or a Hub id. ``None`` is ``models/pronk-tiny-kangaroo`` of a
+            clone of the repository, which fits only pronk-tiny.
+        num_tokens: most draft tokens of a chain, 1..64; gamma in the paper.
+        eta: a chain ends after a token of at most this confidence, 0..1; 0 turns the rule off.
+    """
+
+    name = "kangaroo"
+
+    num_tokens: int = 6
+    eta: float = 0.6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(f"{self.name}: eta", self.eta, 0, 1)
+
+    def bind(self, target: Target) -> KangarooProposer:
+        trained = read_trained_drafter(self.name, self.model, "pronk-tiny-kangaroo", target)
+
+        def load_early_exit() -> EarlyExit:
+            return EarlyExit(target, trained.load(target, trained.make_shape(KangarooShape), KangarooAdapter))
+
+        return KangarooProposer(self, target.load_shared(trained.folder, self.name, load=load_early_exit))
+
+
+class KangarooProposer(StepwiseProposer[SideLane]):
+    """Proposes chains; ``early_exit`` runs the target's first layers and the adapter."""
+
+    options: Kangaroo
+
+    def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
+        side_cache = early_exit.side_cache
+        super().__init__(options, early_exit, None if side_cache is None else side_cache.cache)
+        self.early_exit = early_exit
+
+    def ends(self, chain: Chain) -> bool:
+        return chain.draft_tokens[-1].confidence <= self.options.eta
+
+    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
+        drafts = {number: ExitDraft(chain) for number, chain in chains.items()}
+        drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
+
+        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
+            return list(self.early_exit.next_logits([drafts[number] for number in numbers]))
+
+        extend_chains({number: chains[number] for number in drafts}, next_logits, is_complete)
+
+    def chain_price(self, context: DraftContext[SideLane]) -> ChainPrice | None:
+        price = super().chain_price(context)
+        return None if price is None else price._replace(curve=price.curve.rest(self.early_exit.relative_size))

@@ -1,0 +1,1 @@
+"""Trained parts of drafters: their files, shapes and programs."""

@@ -1,0 +1,143 @@
+"""GLIDE (Du et al. 2024, section 4.1): a small decoder that also attends to the target's KV cache.
+
+Each layer has cross-attention between self-attention and the MLP: a row attends to the cached keys and values of one of
+the target's layers, with as many query heads as the target and with the target's RoPE. Let ``h`` be the rows after
+self-attention, ``K`` and ``V`` the keys and values of the target's layer ``l``, and ``d_k`` a head's size::
+
+    head_j = softmax((h W_j) K_jᵀ / √d_k) V_j          h ← h + concat(head_1, head_2, …) W_O
+
+Layer ``m`` of ``N_D`` attends to the target's layer ``l = N_T - N_D + m`` of ``N_T``, counted from 1. In decoding, all
+draft tokens of a step see the target's cache up to the text's last token but one. Without cross-attention the module is
+the *vanilla* drafter, the paper's baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pronk import OptionError
+from pronk.backends import Decoder, Layer, Linear, Program, WeightLayout
+from pronk.checkpoint import MAX_LAYERS, ModelConfig, llama_config
+from pronk.checks import check_integer
+from pronk.lab.drafters.modules.files import DrafterWeights
+
+
+@dataclass(frozen=True)
+class GlideShape:
+    """Sizes of the module that do not follow from the target."""
+
+    layers: int = 1  # number of decoder layers
+    hidden: int = 192  # width of the hidden states, divisible by ``2 * heads``
+    heads: int = 6  # query heads of self-attention, divisible by ``kv_heads``
+    kv_heads: int = 2  # key/value heads of self-attention
+    mlp: int = 512  # width of the gated MLP
+    # Number of tokens of a block (L in the paper), for training only. The text is split into blocks; all tokens of a
+    # block see the same part of the target's cache, as all draft tokens of a step do.
+    block: int = 5
+    cross: bool = True  # whether the layers have cross-attention
+    # Number (from 1) of the target's layer that the first draft layer attends to; draft layer i attends to layer
+    # ``cache_layer + i - 1``. ``None`` is the paper's choice: the last draft layer attends to the target's last layer.
+    cache_layer: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "mlp", "block", "cache_layer"):
+            value = getattr(self, name)
+            if value is not None:
+                check_integer(name.replace("_", "-"), value, 1, MAX_LAYERS if name == "layers" else None)
+        if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
+            found = f"found hidden {self.hidden}, heads {self.heads}, kv-heads {self.kv_heads}"
+            msg = f"expected heads to divide hidden into even parts, and kv-heads to divide heads; {found}"
+            raise OptionError(msg)
+
+    @classmethod
+    def of_target(
+        cls,
+        target: ModelConfig,
+        layers: int = 1,
+        hidden: int | None = None,
+        heads: int | None = None,
+        kv_heads: int | None = None,
+        mlp: int | None = None,
+        **more: Any,
+    ) -> GlideShape:
+        """Return the shape for a target; ``None`` is a size that follows from the others.
+
+        The hidden size is a third of the target's, at least 192. The paper's is the target's own, but with the large
+        vocabularies of small models, its LM head alone would take a fifth of the time of SmolLM2-135M.
+        """
+        if hidden is None:  # a multiple of 96: three heads of 32 dimensions per key/value head
+            hidden = max(192, target.hidden_size // 3 // 96 * 96)
+        heads = max(1, hidden // 32) if heads is None else heads
+        if kv_heads is None:
+            kv_heads = heads if heads % 3 else heads // 3
+        return cls(layers, hidden, heads, kv_heads, hidden * 8 // 3 if mlp is None else mlp, **more)
+
+    def cache_layers(self, target: ModelConfig) -> tuple[int, ...]:
+        """Return, for each draft layer, the number (from 1) of the target's layer that it attends to.
+
+        Return an empty tuple without cross-attention. Raise OptionError if the target has too few layers, or if one of
+        these layers has no keys.
+        """
+        if not self.cross:
+            return ()
+        last_start = target.num_layers - self.layers + 1
+        first = last_start if self.cache_layer is None else self.cache_layer
+        if not 1 <= first <= last_start:
+            maximum, found = (target.num_layers, self.layers) if self.cache_layer is None else (last_start, first)
+            option = "layers" if self.cache_layer is None else "cache-layer"
+            msg = f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, found {found}"
+            raise OptionError(msg)
+        numbers = tuple(range(first, first + self.layers))
+        for number in numbers:
+            if target.convolution_of(number - 1) is not None:
+                msg = f"cache-layer: expected target layers with attention, found a short convolution in layer {number}"
+                raise OptionError(msg)
+        return numbers
+
+    def config(self, target: ModelConfig) -> ModelConfig:
+        """Return the module's configuration: a Llama with the target's vocabulary and context length."""
+        return llama_config(
+            hidden=self.hidden,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            mlp=self.mlp,
+            vocab=target.vocab_size,
+            context=target.context,
+            bos_id=target.bos_id,
+            eos_ids=target.eos_ids,
+        )
+
+
+class _GlideLayer(Layer):
+    """A layer with cross-attention before the MLP."""
+
+    def __init__(self, config: ModelConfig, target: ModelConfig, weights: DrafterWeights, name: str) -> None:
+        super().__init__(config)
+        weights.layer(self, name)
+        heads, hidden = target.num_heads * target.head_dim, config.hidden_size
+        self.cross_norm = weights.norm(f"{name}.cross_norm", config, hidden)
+        self.cross_query = weights.linear(f"{name}.cross_query", heads, hidden, WeightLayout(unit=target.head_dim))
+        self.cross_out = weights.linear(f"{name}.cross_out", hidden, heads)
+
+    def compile(self, program: Program, index: int) -> None:
+        program.attention(self, index)
+        program.cross(self, index)
+        program.mlp(self)
+
+
+class GlideDecoder(Decoder):
+    """GLIDE's decoder; its head is its embedding. For ``cache_layers``, see :class:`GlideShape`."""
+
+    def __init__(self, shape: GlideShape, target: ModelConfig, weights: DrafterWeights) -> None:
+        super().__init__(shape.config(target), weights.backend)
+        config, self.cache_layers = self.config, shape.cache_layers(target)
+        self.embedding = weights.array("embedding", config.vocab_size, config.hidden_size)
+        names = [f"layers.{index}" for index in range(shape.layers)]
+        self.layers = [
+            _GlideLayer(config, target, weights, name) if shape.cross else weights.layer(Layer(config), name)
+            for name in names
+        ]
+        self.norm = weights.norm("norm", config, config.hidden_size)
+        self.head = Linear(weights.backend, self.embedding, None, WeightLayout(), None)

@@ -1,0 +1,134 @@
+"""Kangaroo's adapter: from an early layer's output to the target's head (Liu et al. 2024, 3.1).
+
+Let ``f`` be the output of the target's layer ``l``. The draft's logits are ``head(A(f))``, with one of four adapters::
+
+    attention      A(f) = norm(f + attention(norm(f)))          with the target's head: the paper's choice
+    head           A(f) = norm(f + attention(norm(f)))          with a head of its own
+    transformer    A(f) = norm(layer(f))                        a whole layer, with the target's head
+    mlp            A(f) = norm(f + W₂ silu(W₁ norm(f)))         no attention, with a head of its own
+
+The last three are the ablations of table 2. Attention is multi-head: as many key/value heads as query heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pronk import OptionError
+from pronk.backends import Layer, Program
+from pronk.checkpoint import ModelConfig
+from pronk.checks import check_choice, check_integer
+from pronk.lab.drafters.modules.files import DrafterWeights
+
+ADAPTERS = ("attention", "head", "transformer", "mlp")
+_DEFAULT_EXIT = 1 / 8  # default number of layers up to the exit layer, as a fraction of the target's layers
+
+
+@dataclass(frozen=True)
+class KangarooShape:
+    """Sizes of an adapter that do not follow from the target."""
+
+    exit_layer: int  # number (from 1) of the target's layer whose output the adapter reads; not the last
+    adapter: str = "attention"  # kind of adapter, one of ``ADAPTERS``
+    heads: int = 1  # number of attention heads, each of the target's head size
+    mlp: int = 1  # width of the feed-forward network of ``transformer``
+
+    def __post_init__(self) -> None:
+        check_choice("adapter", self.adapter, ADAPTERS)
+        for name in ("exit_layer", "heads", "mlp"):
+            check_integer(name.replace("_", "-"), getattr(self, name), 1)
+
+    @classmethod
+    def of_target(
+        cls, config: ModelConfig, exit_layer: int | None, adapter: str, heads: int | None = None, mlp: int | None = None
+    ) -> KangarooShape:
+        """Return a valid shape; by default the exit is at 1/8 of the layers, and sizes are the target's."""
+        shape = cls(
+            max(1, round(config.num_layers * _DEFAULT_EXIT)) if exit_layer is None else exit_layer,
+            adapter,
+            config.num_heads if heads is None else heads,
+            config.intermediate_size if mlp is None else mlp,
+        )
+        shape.check(config)
+        return shape
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise :class:`~pronk.errors.OptionError` if the target has no such exit layer."""
+        num_layers = config.num_layers
+        if num_layers == 1:
+            msg = "exit-layer: expected a target of at least 2 layers, found 1; train another drafter for it"
+            raise OptionError(msg)
+        if self.exit_layer >= num_layers:
+            limits = f"1 to {num_layers - 1} for a target of {num_layers} layers"
+            msg = f"exit-layer: expected {limits}, found {self.exit_layer}"
+            raise OptionError(msg)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the adapter has attention, and so a KV cache."""
+        return self.adapter != "mlp"
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the adapter has a head of its own."""
+        return self.adapter in {"head", "mlp"}
+
+    def config(self, target: ModelConfig) -> ModelConfig:
+        """Return the configuration of the adapter's attention: a decoder of one layer.
+
+        It has the exit layer's sliding window, since hidden states of tokens outside that window are not kept.
+        """
+        return target.plain_layers(
+            self.exit_layer - 1,
+            num_heads=self.heads,
+            num_kv_heads=self.heads,
+            intermediate_size=self.mlp,
+            rope=target.rope_of(0),  # as in training, whatever the exit layer has
+        )
+
+
+class KangarooAdapter:
+    """Adapter of a target, whose configuration is ``target``."""
+
+    def __init__(self, shape: KangarooShape, target: ModelConfig, weights: DrafterWeights) -> None:
+        shape.check(target)
+        self.shape = shape
+        self.config = shape.config(target)
+        vocab, size = target.vocab_size, target.hidden_size
+        self.block: Layer | _TwoLinears
+        if shape.adapter == "mlp":
+            self.block = _TwoLinears(self.config, weights)
+        elif shape.adapter == "transformer":
+            self.block = weights.layer(Layer(self.config), "layers.0")
+        else:
+            self.block = weights.attention(_Attention(self.config), "layers.0")
+        self.norm = weights.norm("norm", target, size)
+        self.head = weights.linear("head", vocab, size) if shape.has_own_head else None
+
+    def compile_part(self, index: int, program: Program) -> None:
+        """Append the operations of the adapter, whose only part is 0, to a program.
+
+        They map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape.
+        """
+        self.block.compile(program, index)
+        program.norm(self.norm)
+
+
+class _Attention(Layer):
+    """The first half of a decoder layer: ``x + attention(norm(x))``."""
+
+    def compile(self, program: Program, index: int) -> None:
+        program.attention(self, index)
+
+
+class _TwoLinears:
+    """Adapter without attention: ``x + down(silu(up(norm(x))))``."""
+
+    def __init__(self, config: ModelConfig, weights: DrafterWeights) -> None:
+        size = config.hidden_size
+        self.input_norm = weights.norm("layers.0.input_norm", config, size)
+        self.up, self.down = (weights.linear(f"layers.0.{name}", size, size) for name in ("up", "down"))
+
+    def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
+        program.linear(self.up, norm=self.input_norm, activation="silu", to="B")
+        program.linear(self.down, source="B", residual=True)

@@ -1,0 +1,269 @@
+"""Staged speculative decoding: the draft model grows a tree and is itself sped up (Spector & Re 2023).
+
+The tree grows best first: the likeliest candidate becomes a node of the tree, and the children of that node become
+candidates. The children are known only when the draft has computed the node. While the search waits for that, the node
+is *pending*. One forward pass of the draft computes the pending node, the ``width - 1`` likeliest candidates, and the
+nodes that a smaller drafter (``parts[1]``) proposes below the pending node. For example, ``the cat sat`` occurs
+earlier, so prompt lookup proposes ``cat sat``::
+
+    pass 1   computes the, cat, sat       the → cat .6, dog .3       cat → sat .8       sat → on .9
+    pass 2   computes on, dog             on (.6 · .8 · .9 = .43) is pending; dog (.3) is the likeliest candidate
+
+Growth ends before a forward pass of the draft that would not pay; then the likeliest candidates fill the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pronk import Drafter, DraftModel, OptionError, PromptLookup, Proposer, TokenTree
+from pronk.base import known_keywords
+from pronk.checks import check_integer
+from pronk.drafting import (
+    ChainPrice,
+    Composite,
+    CompositeProposer,
+    DraftContext,
+    Frontier,
+    ModelDrafter,
+    ModelProposer,
+    RequestPolicy,
+    SourceRates,
+    States,
+    Target,
+    TokenView,
+    Trie,
+    bind_proposer,
+)
+from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
+
+
+@dataclass
+class _TreeSearch:
+    """Best-first search for one request's tree.
+
+    The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. ``cached_tree`` also has nodes that
+    were computed in advance. It lacks the nodes of ``trie`` that get no children: those at ``max_depth``, and the last
+    node.
+    """
+
+    context: DraftContext[States]
+    cached_tree: CachedTree  # nodes that are in the draft model's KV cache, or will be after the next forward pass
+    rates: SourceRates  # acceptance rates by the draft model's probability of a token
+    breadth: int  # maximum number of children of a node
+    max_nodes: int  # maximum number of draft tokens of the tree
+    max_depth: int  # largest depth of a node
+    num_passes: int = 0  # number of forward passes of the draft model so far, in this step
+    pending: int | None = 0  # node of ``trie`` that waits for the next forward pass; ``None`` if the tree is complete
+
+    def __post_init__(self) -> None:
+        self.trie = Trie(self.cached_tree.tokens[0])
+        self._probabilities = [1.0]  # for each node of ``trie``: product of the draft's probabilities on its path
+        # For each node of ``trie``: its index in ``cached_tree``, or ``None`` if it is not there.
+        self._cached_nodes: list[int | None] = [0]
+        # Candidates (parent's index in ``trie``, token id, the draft's probability of the token), likeliest path first.
+        self._frontier: Frontier[tuple[int, int, float]] = Frontier()
+
+    @property
+    def pending_cached_node(self) -> int:
+        """Index in ``cached_tree`` of the pending node, which waits for the next forward pass."""
+        cached_node = None if self.pending is None else self._cached_nodes[self.pending]
+        assert cached_node is not None, "a node is pending only if the draft can compute it"
+        return cached_node
+
+    def advance(self) -> None:
+        """Add the likeliest candidates to the tree until it is full or one has to be computed first."""
+        while self.pending is not None and self._is_computed(self.pending):
+            self._push_children(self.pending)
+            self.pending = None
+            while self.pending is None and self._frontier and len(self.trie) <= self.max_nodes:
+                self._add_best()
+
+    def schedule_candidates(self, width: int) -> None:
+        """Have the next forward pass compute the ``width - 1`` likeliest candidates, except leaves."""
+        for parent, token, _ in self._frontier.peek(width - 1):
+            cached_parent = self._cached_nodes[parent]
+            if cached_parent is not None and self.trie.depths[parent] + 1 < self.max_depth:
+                self.add_cached_node(cached_parent, token)
+
+    def add_cached_node(self, cached_parent: int, token: int) -> int | None:
+        """Add a node to ``cached_tree`` only; return its index, or ``None`` if there is no room for it.
+
+        The last free nodes are reserved for ``trie``.
+        """
+        has_room = self.cached_tree.num_free_nodes > self.max_nodes + 1 - len(self.trie)
+        return self.cached_tree.add_node(cached_parent, token) if has_room else None
+
+    def finish(self) -> TokenTree:
+        """Fill the tree up to ``max_nodes`` with the likeliest candidates, and return it."""
+        while self._frontier and len(self.trie) <= self.max_nodes:
+            self._add_best()
+        return self.trie.tree(self.max_nodes)
+
+    def estimate(self) -> tuple[int, float, float]:
+        """Return the number of draft tokens if growth ends now, and two expected numbers of tokens.
+
+        The first is that of the accepted draft tokens and the bonus token, if growth ends now. The second is that of
+        the accepted tokens among the pending node and the likeliest candidates, which may get children.
+        """
+        likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
+        gains = [self._gain(parent, prob) for parent, _, prob in likeliest]
+        pending_gain = 0.0 if self.pending is None else self.trie.gains[self.pending]
+        return len(self.trie) - 1 + len(likeliest), sum(self.trie.gains) + sum(gains), pending_gain + sum(gains)
+
+    def _gain(self, parent: int, prob: float) -> float:
+        """Return the gain of a child of ``parent``; ``prob`` is the draft's probability of its token."""
+        kind = self.rates.confidence_kind(prob)
+        return self.trie.gains[parent] * self.rates.rate(kind, self.trie.depths[parent] + 1)
+
+    def _is_computed(self, node: int) -> bool:
+        cached_node = self._cached_nodes[node]
+        return cached_node is not None and cached_node < len(self.cached_tree.logits)
+
+    def _push_children(self, node: int) -> None:
+        """Add the ``breadth`` likeliest tokens after a computed node to the candidates."""
+        cached_node = self._cached_nodes[node]
+        draft_token = None if cached_node is None else self.cached_tree.draft_token(cached_node)
+        for token, prob in [] if draft_token is None else draft_token.top_tokens(self.breadth):
+            self._frontier.push(self._probabilities[node] * prob, (node, token, prob))
+
+    def _add_best(self) -> None:
+        """Make the likeliest candidate a node of the tree and, unless it is a leaf, of the cached tree."""
+        probability, (parent, token, prob) = self._frontier.pop()
+        origin = self.rates.source, self.rates.confidence_kind(prob)
+        node = self.trie.add(parent, token, self._gain(parent, prob), origin)
+        self._probabilities.append(probability)
+        cached_parent = self._cached_nodes[parent]
+        is_leaf = self.trie.depths[node] >= self.max_depth or len(self.trie) > self.max_nodes
+        cached_node = None if cached_parent is None or is_leaf else self.cached_tree.add_node(cached_parent, token)
+        self._cached_nodes.append(cached_node)
+        if self._is_computed(node):
+            self._push_children(node)
+        elif cached_node is not None:
+            self.pending = node
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Staged(Composite):
+    """Options of staged decoding.
+
+    Attributes:
+        parts: the draft model and the smaller drafter, by default ``prompt_lookup``. The draft model's options
+            ``num_tokens`` and ``min_confidence`` are ignored.
+        num_nodes: maximum number of draft tokens of a tree, 1..127.
+        breadth: maximum number of children of a node, 1..16.
+        depth: largest depth of a node, 1..64.
+        width: maximum number of rows per request in a forward pass of the draft model, 1..32: one for the pending node,
+            the others for the likeliest candidates.
+        lead: maximum number of further rows for nodes of the smaller drafter, 0..32; 0 turns the smaller drafter off.
+    """
+
+    name = "staged"
+
+    parts: tuple[Drafter, ...] = field(default_factory=lambda: (DraftModel(), PromptLookup()))
+    num_nodes: int = 16
+    breadth: int = 4
+    depth: int = 8
+    width: int = 4
+    lead: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.parts) > 2 or not isinstance(self.parts[0], ModelDrafter):
+            found = ", ".join(part.name for part in self.parts)
+            msg = f"{self.name}: expected a draft_model and a smaller drafter, as in staged(draft_model), found {found}"
+            raise OptionError(msg)
+        limits = (("num_nodes", 1, 127), ("breadth", 1, 16), ("depth", 1, 64), ("width", 1, 32), ("lead", 0, 32))
+        for option, minimum, maximum in limits:
+            check_integer(f"{self.name}: {option}", getattr(self, option), minimum, maximum)
+
+    def bind(self, target: Target) -> StagedProposer:
+        model, *rest = self.parts
+        assert isinstance(model, ModelDrafter)
+        return StagedProposer(self, model.bind(target), bind_proposer(rest[0] if rest else PromptLookup(), target))
+
+
+class StagedProposer(CompositeProposer):
+    """Grows trees with the draft of ``model``; ``smaller_proposer`` proposes nodes to compute in advance."""
+
+    name = Staged.name
+
+    def __init__(self, options: Staged, model: ModelProposer, smaller_proposer: Proposer[Any]) -> None:
+        super().__init__((model, smaller_proposer))
+        self.options, self.model, self.smaller_proposer = options, model, smaller_proposer
+
+    def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
+        return self.model.chain_price(context.with_state(context.state[0]))
+
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        searches = self._start_searches(contexts)
+        live = [*searches.values()]
+        while live:
+            self._add_smaller_drafts(live)
+            compute_new_nodes(self.model.draft, [search.cached_tree for search in live])
+            for search in live:
+                search.num_passes += 1
+                search.advance()
+            live = [search for search in live if search.pending is not None and self._pays(search)]
+            for search in live:
+                search.schedule_candidates(self.options.width)
+        for number, search in searches.items():
+            trees[number] = search.finish()
+        return trees
+
+    def _start_searches(self, contexts: Sequence[DraftContext[States]]) -> dict[int, _TreeSearch]:
+        """Return ``{index into contexts: new search}``, without the requests that do not draft in this step."""
+        options, searches = self.options, dict[int, _TreeSearch]()
+        for number, cached_tree in CachedTree.create(self.model, contexts).items():
+            context = contexts[number]
+            max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.depth, context.max_depth)
+            rates = context.policy.acceptance.source(self.model.source)
+            searches[number] = _TreeSearch(context, cached_tree, rates, options.breadth, max_nodes, max_depth)
+        return searches
+
+    def _add_smaller_drafts(self, searches: Sequence[_TreeSearch]) -> None:
+        """Add the smaller drafter's nodes to the cached trees, below the pending nodes."""
+        if not self.options.lead:
+            return
+        paths = [search.cached_tree.path(search.pending_cached_node) for search in searches]
+        smaller_contexts = [
+            replace(
+                search.context,
+                state=search.context.state[1],
+                tokens=TokenView(search.context.tokens, path),
+                max_depth=search.max_depth - len(path) - 1,
+                max_nodes=self.options.lead,
+                policy=RequestPolicy(acceptance=search.context.policy.acceptance),
+                draws=False,
+            )
+            for search, path in zip(searches, paths, strict=True)
+        ]
+        with ExitStack() as stack:
+            for context, path in zip(smaller_contexts, paths, strict=True):
+                stack.enter_context(context.sampler.after(path))
+            proposals = self.smaller_proposer.propose(smaller_contexts)
+        for search, tree in zip(searches, proposals, strict=True):
+            # For each node of ``tree``: its index in the cached tree, or ``None``.
+            cached_nodes: list[int | None] = [search.pending_cached_node]
+            for node in range(1, len(tree)):
+                parent = cached_nodes[tree.parents[node]]
+                if parent is None or not tree.acceptable[node]:
+                    cached_nodes.append(None)
+                else:
+                    cached_nodes.append(search.add_cached_node(parent, tree.tokens[node]))
+
+    def _pays(self, search: _TreeSearch) -> bool:
+        """Whether another forward pass of the draft raises the step's expected tokens per second."""
+        chain, policy = self.chain_price(search.context), search.context.policy
+        if chain is None:
+            return True
+        num_nodes, tokens, extendable_tokens = search.estimate()
+        more_tokens = tokens + extendable_tokens * policy.chain_rate(self.model)
+        more_nodes = min(num_nodes + self.options.width, search.max_nodes)
+        seconds = chain.seconds(policy.num_requests, num_nodes, search.num_passes)
+        return more_tokens * seconds > tokens * chain.seconds(policy.num_requests, more_nodes, search.num_passes + 1)

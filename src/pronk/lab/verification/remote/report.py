@@ -1,0 +1,160 @@
+"""Result of the verification of a server: one row per check and route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import zip_longest
+from platform import machine, system
+from typing import Any, Literal
+
+from pronk import __version__
+from pronk.checks import check_integer, check_number
+from pronk.lab.verification.remote.client import Answer, Route
+
+Status = Literal["passed", "failed", "not supported", "skipped"]
+_EXCERPT = 40  # characters of a text to quote around the first difference
+
+
+@dataclass(frozen=True)
+class RemoteSettings:
+    """Settings of a verification."""
+
+    max_tokens: int = 48  # number of tokens per text
+    rounds: int = 1  # number of repetitions of each comparison
+    batch: int = 8  # number of requests at the same time
+    tolerance: float = 1e-5  # largest difference of two log-probabilities that count as equal
+    seed: int = 1  # first seed of sampled texts
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("max_tokens", 8, 4096), ("rounds", 1, 1000), ("batch", 2, 256), ("seed", 0, 2**31)):
+            check_integer(name, getattr(self, name), low, high)
+        check_number("tolerance", self.tolerance, 0.0, 1.0)
+
+    @property
+    def short(self) -> int:
+        """Number of tokens of a shorter text."""
+        return max(4, self.max_tokens // 4)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """First difference between two answers that should be equal.
+
+    ``kind`` is ``"text"`` if the texts differ, and ``"log-probabilities"`` if only these do.
+    """
+
+    kind: Literal["text", "log-probabilities"]
+    prompt: str  # name of the prompt
+    where: str  # circumstances of the second answer
+    position: int  # character of the text, or number of the token, of the first difference, from 0
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        unit = "character" if self.kind == "text" else "token"
+        what = "text differs" if self.kind == "text" else "only log-probabilities differ"
+        return f"{what}: {self.where}, prompt {self.prompt}, {unit} {self.position}: {self.expected} / {self.found}"
+
+
+def compare(expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0) -> Difference | None:
+    """Return the first difference of two answers, or ``None``, also in log-probabilities that both have."""
+    if expected.text != found.text:
+        pairs = enumerate(zip_longest(expected.text, found.text))
+        position = next(place for place, (a, b) in pairs if a != b)
+        quoted = [repr(text[max(0, position - 8) : position + _EXCERPT]) for text in (expected.text, found.text)]
+        return Difference("text", prompt, where, position, *quoted)
+    for position, (a, b) in enumerate(zip(expected.tokens, found.tokens, strict=False)):
+        if abs(a.logprob - b.logprob) > tolerance:
+            return Difference("log-probabilities", prompt, where, position, f"{a.logprob:.6f}", f"{b.logprob:.6f}")
+    return None
+
+
+@dataclass
+class CheckResult:
+    """Result of one check on one route."""
+
+    check: str  # key of the check
+    route: Route
+    status: Status = "passed"
+    comparisons: int = 0  # number of compared pairs
+    differences: int = 0  # number of pairs that differ
+    first: Difference | None = None
+    note: str = ""  # server's answer if it does not support the check, reason of a failure or skip, or a measurement
+    max_logprob_difference: float | None = None
+
+    def add(self, expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0) -> None:
+        """Compare two answers that should be equal; for the arguments, see :func:`compare`."""
+        self.comparisons += 1
+        if (difference := compare(expected, found, prompt, where, tolerance)) is not None:
+            self.status, self.differences, self.first = "failed", self.differences + 1, self.first or difference
+        if expected.text == found.text and expected.tokens and found.tokens:
+            gaps = (abs(a.logprob - b.logprob) for a, b in zip(expected.tokens, found.tokens, strict=False))
+            self.max_logprob_difference = max(self.max_logprob_difference or 0.0, *gaps)
+
+    def fail(self, reason: str) -> None:
+        """Fail for a reason that is no difference of two answers."""
+        self.status, self.note = "failed", reason
+
+    @property
+    def kind(self) -> str | None:
+        """``"text"`` or ``"log-probabilities"`` if the check failed by a difference, else ``None``."""
+        return None if self.first is None else self.first.kind
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields and ``kind`` as JSON values."""
+        return asdict(self) | {"kind": self.kind}
+
+
+@dataclass
+class RemoteReport:
+    """Results of all checks on all routes, in the order of their execution."""
+
+    url: str
+    model: str
+    settings: RemoteSettings
+    prompts: Mapping[str, str]
+    results: list[CheckResult] = field(default_factory=list)
+    software: str = ""  # header ``Server``
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    seconds: float = 0.0
+    num_requests: int = 0
+    complete: bool = False
+
+    def get(self, check: str, route: Route) -> CheckResult | None:
+        """Return the result of a check on a route."""
+        return next((each for each in self.results if (each.check, each.route) == (check, route)), None)
+
+    @property
+    def failed(self) -> Sequence[CheckResult]:
+        """Results that failed."""
+        return [each for each in self.results if each.status == "failed"]
+
+    @property
+    def tested(self) -> bool:
+        """Whether at least one check was carried out."""
+        return any(each.status in ("passed", "failed") for each in self.results)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all checks were carried out or not supported, none failed, and at least one passed."""
+        return self.complete and self.tested and not self.failed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {
+            "passed": self.passed,
+            "complete": self.complete,
+            "url": self.url,
+            "server": self.software,
+            "model": self.model,
+            "date": self.started.isoformat(timespec="seconds"),
+            "seconds": round(self.seconds, 1),
+            "requests": self.num_requests,
+            "pronk": __version__,
+            "client": f"{system()} {machine()}",
+            "settings": asdict(self.settings),
+            "prompts": dict(self.prompts),
+            "checks": [each.to_dict() for each in self.results],
+        }

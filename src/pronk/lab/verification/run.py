@@ -1,0 +1,230 @@
+"""A verification: all checks of all drafters, one after the other, and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from typing import Any, Literal
+
+from pronk import LLM, Autoregressive, Drafter, OptionError, Proposer, SamplingParams
+from pronk.backends import forward_weights
+from pronk.drafting import REGISTRY, make_drafter
+from pronk.lab.verification.distribution import NUM_DRAWN_TOKENS, Distribution, choose_extended, draw, judge_counts
+from pronk.lab.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
+from pronk.lab.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, select_fitting
+from pronk.lab.verification.rescoring import Rescoring, TextScorer, rescore
+from pronk.serving import Rule
+
+Verdict = Literal["passed", "failed", "vacuous", "skipped"]
+
+# Maximum probability that a correct sampler fails a verification. Each of its n tests gets 1 / n of it (Bonferroni).
+_SIGNIFICANCE = 1e-4
+_NUM_CANDIDATES = 4  # number of prompts from which the test of the distribution chooses one
+_PLAIN = Autoregressive.name  # plain decoding: the drafter that proposes no tokens
+
+
+@dataclass(frozen=True)
+class DrafterReport:
+    """Results of one drafter's checks; ``None`` for a check that has not run."""
+
+    drafter: str
+    plain: bool  # whether ``drafter`` is plain decoding, which needs no accepted draft token to pass
+    equality: Equality | None = None
+    rescoring: Rescoring | None = None
+    distribution: Distribution | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Number of draft tokens in all checks; texts shared by ``equality`` and ``rescoring`` count once."""
+        return sum(check.drafted for check in (self.rescoring, self.distribution) if check is not None)
+
+    @property
+    def accepted(self) -> int:
+        """Number of accepted draft tokens in all checks; shared texts count once, as in :attr:`drafted`."""
+        return sum(check.accepted for check in (self.rescoring, self.distribution) if check is not None)
+
+    @property
+    def tested(self) -> bool:
+        """Whether a draft token was accepted, so that the drafter had an effect; true for plain decoding."""
+        return self.plain or self.accepted > 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether one of the checks failed."""
+        return any(check.failed for check in self._checks.values() if check is not None)
+
+    @property
+    def _checks(self) -> dict[str, Equality | Rescoring | Distribution | None]:
+        return {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Return the verdicts by name of the check."""
+        return {name: self._verdict(check) for name, check in self._checks.items()}
+
+    def _verdict(self, check: Equality | Rescoring | Distribution | None) -> Verdict:
+        if check is None:
+            return "skipped"
+        if check.failed:
+            return "failed"
+        return "passed" if self.plain or check.accepted else "vacuous"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        verdict: Verdict = "failed" if self.failed else "passed" if self.tested else "vacuous"
+        return {
+            "drafter": self.drafter,
+            "verdict": verdict,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "checks": {
+                name: {"verdict": check_verdict} | ({} if (check := self._checks[name]) is None else check.to_dict())
+                for name, check_verdict in self.verdicts().items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Results of the drafters so far, and configuration of the model under test."""
+
+    model: str
+    device: str
+    dtype: str
+    weights: str  # storage format of the weight matrices
+    kv_dtype: str
+    kernels: str  # instruction set of pronk's kernels, or "torch" without them
+    exact: bool  # whether the kernels guarantee bit-identical logits; if so, near ties count as failures
+    settings: VerifySettings
+    prompts: int  # number of tested prompts: those that fit the model's context
+    too_long: int  # number of prompts left out because they exceed the model's context
+    drafters: tuple[DrafterReport, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)  # drafters that were not tested: name to reason
+    required: bool = True  # whether every drafter must have an accepted draft token to pass
+    complete: bool = False
+
+    @property
+    def vacuous(self) -> tuple[str, ...]:
+        """Drafters without an accepted draft token in any check."""
+        return tuple(result.drafter for result in self.drafters if not result.tested)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Drafters with a failed check."""
+        return tuple(result.drafter for result in self.drafters if result.failed)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all checks have run, none failed, and draft tokens were accepted.
+
+        With ``required`` every drafter needs an accepted draft token; otherwise one drafter suffices.
+        """
+        others = [result for result in self.drafters if not result.plain]
+        tested = all(result.tested for result in others) if self.required else any(result.tested for result in others)
+        return self.complete and not self.failed and (tested or not others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        names = ("passed", "complete", "model", "device", "dtype", "weights", "kv_dtype", "kernels", "exact")
+        return {
+            **{name: getattr(self, name) for name in names},
+            **asdict(self.settings),
+            "prompts": self.prompts,
+            "prompts_too_long": self.too_long,
+            "drafters": [result.to_dict() for result in self.drafters],
+            "left_out": dict(self.left_out),
+            "not_tested": list(self.vacuous),
+        }
+
+
+def verify_steps(
+    llm: LLM,
+    drafters: Sequence[str | Drafter],
+    prompts: Sequence[NamedPrompt],
+    settings: VerifySettings | None = None,
+    *,
+    required: bool = True,
+    left_out: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[VerifyReport]:
+    """Verify that drafters do not change the model's output; yield the report after each group of texts.
+
+    Args:
+        llm: model on the device and in the dtype to verify.
+        drafters: names, names with options, or options objects. Plain decoding is always included: its texts in a batch
+            are compared with its texts one at a time.
+        prompts: prompts to continue; those that are too long for the model are left out and counted.
+        settings: amount of text, seed and acceptance rule; ``None``: the defaults.
+        required: whether every drafter must have an accepted draft token (see :attr:`VerifyReport.passed`).
+        left_out: drafters that the caller left out, with the reasons; copied to the report.
+        progress: callback ``(label of the current part, tokens done, tokens in all)``.
+
+    Raises ``PromptError`` if no prompt fits, ``OptionError`` if a drafter cannot run on the model.
+    """
+    settings = settings or VerifySettings()
+    fitting = select_fitting(llm, prompts, settings.max_tokens)
+    others = [drafter for drafter in dict.fromkeys(drafters) if drafter not in (_PLAIN, Autoregressive())]
+    proposers = [_get_proposer(llm, drafter, fitting[0], settings.rule) for drafter in (_PLAIN, *others)]
+    names = [drafter if isinstance(drafter, str) else drafter.name for drafter in (_PLAIN, *others)]
+    report = VerifyReport(
+        str(llm.path),
+        str(llm.device),
+        str(llm.dtype),
+        forward_weights(llm.engine.runner.decoder).formats,
+        str(llm.engine.cache.kv_dtype),
+        llm.kernels,
+        llm.exact,
+        settings,
+        len(fitting),
+        len(prompts) - len(fitting),
+        (),
+        left_out or {},
+        required,
+    )
+    tokens = len(MODES) * 2 * len(fitting) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
+    meter = ProgressMeter(progress, len(proposers) * tokens)
+    exact = choose_extended(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
+    scorer, threshold = TextScorer.make(llm, fitting), _SIGNIFICANCE / len(proposers)
+    reference: dict[str, list[GeneratedText]] = {}  # mode to the texts of plain decoding
+    finished: tuple[DrafterReport, ...] = ()
+    for name, proposer in zip(names, proposers, strict=True):
+        equality, rescoring = Equality(llm.exact), Rescoring(scorer.tolerance)
+        for mode, batch in product(MODES, (False, True)):
+            meter.begin(f"{name}: {mode}{', in a batch' if batch else ''}")
+            texts = generate_texts(llm, proposer, fitting, mode, settings, meter, batch=batch)
+            # The first drafter is plain decoding: its texts become the reference of all drafters.
+            equality = compare(llm, equality, reference.setdefault(mode, texts), texts)
+            rescoring = rescore(scorer, rescoring, texts)
+            result = DrafterReport(name, isinstance(proposer, Autoregressive), equality, rescoring)
+            yield replace(report, drafters=(*finished, result))
+        if exact is not None:
+            meter.begin(f"{name}: distribution")
+            drawn = draw(llm, exact, proposer, settings, meter)
+            result = replace(result, distribution=judge_counts(exact, drawn, threshold))
+            yield replace(report, drafters=(*finished, result))
+        finished = (*finished, result)
+    yield replace(report, drafters=finished, complete=True)
+
+
+def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> tuple[list[str], dict[str, str]]:
+    """Return the names of drafters that run on the model without options, and why the others do not."""
+    fitting, reasons = list[str](), dict[str, str]()
+    for name in REGISTRY:
+        try:
+            _get_proposer(llm, name, prompt, rule)
+        except OptionError as error:
+            reasons[name] = str(error)
+        else:
+            fitting.append(name)
+    return fitting, reasons
+
+
+def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:
+    """Return the drafter's proposer after a trial of four tokens; raise OptionError if the drafter fails."""
+    proposer = llm.get_proposer(make_drafter(drafter))
+    completion = llm.generate(
+        prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=proposer
+    )
+    if completion.stats.draft_error is not None:
+        raise OptionError(completion.stats.draft_error)
+    return proposer

@@ -1,0 +1,42 @@
+"""Modules whose names come from other modules: public ones, and former names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from warnings import warn
+
+
+def export(file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of the public module ``file``, its ``__file__``.
+
+    The stub beside the module, which type checkers read, lists its names: ``from pronk.kernels.threads import
+    num_threads as num_threads``.
+    """
+    stub = Path(file).with_suffix(".pyi")
+    imports = [node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    homes = {str(alias.asname): (str(node.module), alias.name) for node in imports for alias in node.names}
+    names = sorted(homes)
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            msg = f"module {stub.stem!r} of pronk has no attribute {name!r}"
+            raise AttributeError(msg)
+        module, own_name = homes[name]
+        return getattr(import_module(module), own_name)
+
+    return get, lambda: names, names
+
+
+def former(name: str, home: str) -> Callable[[str], Any]:
+    """Return ``__getattr__`` of module ``name``, whose content has moved to ``home``; its use warns."""
+
+    def get(attribute: str) -> Any:
+        found = getattr(import_module(home), attribute)
+        warn(f"{name} is deprecated; use {home}", DeprecationWarning, stacklevel=2)
+        return found
+
+    return get

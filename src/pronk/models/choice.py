@@ -1,0 +1,47 @@
+"""Choice of the backend that computes a model: pronk's kernels, or a guest's backend, such as torch."""
+
+from __future__ import annotations
+
+import warnings
+
+from pronk.architecture.config import ModelConfig
+from pronk.arrays import DType
+from pronk.checks import check_choice
+from pronk.guests import load_guest
+from pronk.kernels.library import CHOICES, KernelsError
+from pronk.models.backend import Backend, KernelBackend
+from pronk.models.kernels import load_kernels
+
+
+def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType) -> Backend:
+    """Return the backend for a model.
+
+    This is torch for ``kernels="torch"`` and for other devices than the CPU. If no kernels fit this processor and
+    model, it is torch as well, with a warning that gives the reason. Torch computes in ``dtype``, that of the model's
+    weights. Raises ``OptionError`` if an argument is unknown, the processor lacks the instruction set, or torch is
+    needed and missing.
+    """
+    check_choice("kernels", kernels, CHOICES)
+    if kernels == "torch" or (kernels == "auto" and device != "cpu"):
+        return open_torch(device, dtype, f"kernels={kernels!r}, device={device!r}")
+    reason = f"no kernels for {device}"
+    if device == "cpu":
+        try:
+            found = load_kernels(kernels)
+        except KernelsError as error:
+            reason = str(error)
+        else:
+            backend = KernelBackend(found).for_model(config, dtype)
+            if backend is not None:
+                return backend
+            reason = f"no kernels for heads of {config.head_dim}"
+    by_torch = open_torch(device, dtype, reason)
+    # The frames are this function, the constructor of LLM, the check of its keywords, and the caller.
+    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=4)
+    return by_torch
+
+
+def open_torch(device: str, dtype: DType, reason: str) -> Backend:
+    """Return the torch backend; ``reason``: why torch is needed, for the error if it is missing."""
+    backend: Backend = load_guest("pronk.backends", "torch", reason)(device, dtype)
+    return backend

@@ -1,0 +1,3 @@
+from pronk.server.moderation import CATEGORIES as CATEGORIES
+from pronk.server.moderation import ModerationPrompt as ModerationPrompt
+from pronk.server.settings import read_keys as read_keys

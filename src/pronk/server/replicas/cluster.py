@@ -1,0 +1,253 @@
+"""Replicas of a model on Ray Serve, in a local or an existing Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from secrets import token_hex
+from socket import create_connection
+from time import monotonic, sleep
+from typing import Any
+
+import grpc
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pronk import OptionError, PronkError
+from pronk.server.replicas import is_private
+from pronk.server.replicas.dispatcher import ReplicaLostError
+from pronk.server.replicas.messages import GenerateRequest, ReplicaInfo, ReplicaMessage
+from pronk.server.replicas.replica import NAMESPACE, Replica, ServerProcess
+
+_log = logging.getLogger(__name__)
+
+MODEL = "model"  # Ray Serve's name of the deployment whose replicas run the model
+_ROUTER = "pronk.server.replicas.routing.PrefixRouter"
+_QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
+
+# All timeouts, periods, intervals and delays are in seconds.
+_CONNECT_TIMEOUT = 5.0
+_LOAD_TIMEOUT = 1200.0  # for all replicas to load the model
+_STOP_TIMEOUT = 20.0  # for all replicas to stop, after the seconds of ``ReplicaPlan.drain``
+_POLL_INTERVAL = 0.2
+_FREE_CORES_TIMEOUT = 10.0  # for Ray to report the cores of stopped processes as free, which takes some seconds
+_HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 10.0  # for Ray's calls of ``Replica.check_health``
+_UPSCALE_DELAY = 5.0  # after this time with more than ``_TARGET_REQUESTS`` per replica, Ray Serve adds replicas
+
+_TARGET_REQUESTS = 8.0  # number of concurrent requests per replica; Ray Serve adds and removes replicas to reach it
+_CORE_TOLERANCE = 1e-4  # Ray rounds numbers of cores to multiples of this
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """Number, resources and options of the replicas."""
+
+    options: Mapping[str, Any]  # arguments of pronk.LLM
+    replicas: int  # maximum number of replicas
+    min_replicas: int | None = None  # number of replicas at low load; None means no autoscaling
+    extra_drafters: Sequence[str] = ()  # drafters that requests may choose, besides the default in ``options``
+    max_requests: int = 1024  # maximum number of concurrent requests per replica
+    drain: float = 60.0  # seconds for a stopping replica to finish its requests; other replicas resume unfinished ones
+    cpus: float = 1.0  # number of cores per replica
+    downscale_delay: float = 60.0  # seconds with fewer than ``_TARGET_REQUESTS`` per replica until a replica is removed
+    # By name of a Ray resource, the amount that a replica needs.
+    resources: Mapping[str, float] = field(default_factory=dict)
+    folder: str = field(default_factory=os.getcwd)  # working directory of the replicas, for relative paths
+    # Name of the Ray Serve application that the replicas delete when their server's process has ended; None: they stay.
+    app: str | None = None
+
+
+def connect(address: str | None, cpus: int) -> None:
+    """Connect to a cluster, or start one with ``cpus`` cores; raise ``OptionError`` if there is none."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
+    if address is None:
+        if not is_private():
+            _log.warning("the cluster accepts any client of the network; call be_private() before Ray is imported")
+        options |= {"num_cpus": cpus, "include_dashboard": False}
+    try:
+        if address is not None:
+            _check_reachable(address)
+        ray.init("local" if address is None else address, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        msg = f"ray-address: expected a Ray cluster at {address or 'this machine'}, found none: {cause_of(error)}"
+        raise OptionError(msg) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ``OSError`` unless Ray answers at ``host:port`` in seconds; ``ray.init`` waits for minutes."""
+    target = address.rpartition("://")[2]
+    host, _, port = target.rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
+    if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
+        return
+    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # no proxy, like Ray itself
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
+    except grpc.FutureTimeoutError as error:
+        msg = "the service at this port is not Ray"
+        raise OSError(msg) from error
+    finally:
+        channel.close()
+
+
+def model_deployment(plan: ReplicaPlan) -> Any:
+    """Return a Ray Serve deployment, bound to its arguments but not started, that runs ``plan``."""
+    num_replicas: dict[str, Any] = {"num_replicas": plan.replicas}
+    if plan.min_replicas is not None and plan.min_replicas < plan.replicas:
+        limits = {"min_replicas": plan.min_replicas, "max_replicas": plan.replicas}
+        delays = {"upscale_delay_s": _UPSCALE_DELAY, "downscale_delay_s": plan.downscale_delay}
+        num_replicas = {"autoscaling_config": {**limits, **delays, "target_ongoing_requests": _TARGET_REQUESTS}}
+    deployment = serve.deployment(
+        name=MODEL,
+        max_ongoing_requests=plan.max_requests,
+        ray_actor_options={"num_cpus": plan.cpus, "resources": dict(plan.resources)},
+        health_check_period_s=_HEALTH_PERIOD,
+        health_check_timeout_s=_HEALTH_TIMEOUT,
+        graceful_shutdown_timeout_s=plan.drain,
+        graceful_shutdown_wait_loop_s=0.2,
+        request_router_config={"request_router_class": _ROUTER},
+        logging_config=_QUIET,
+        **num_replicas,
+    )(Replica)
+    return deployment.bind(dict(plan.options), list(plan.extra_drafters), plan.folder, plan.app)
+
+
+@contextmanager
+def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
+    """Start replicas and wait until they serve; drain and stop them at the end of the ``with`` block.
+
+    Raises:
+        OptionError: the cluster has too few cores for the minimum number of replicas.
+        PronkError: a replica cannot load the model, or takes too long.
+    """
+    check_cores(plan)
+    app = f"pronk-{token_hex(4)}"  # a random name, because several servers may share a cluster
+    # Ray keeps applications if the process that started them dies, but not this actor, which the replicas look for.
+    # It is on the server's own node, so that the loss of another node does not end it.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    process = ray.remote(num_cpus=0, max_restarts=-1)(ServerProcess).options(
+        name=app, namespace=NAMESPACE, scheduling_strategy=here
+    )
+    owner = process.remote()
+    try:
+        yield _start(replace(plan, app=app), app)
+    finally:
+        try:
+            _delete(app, plan.drain + _STOP_TIMEOUT)
+        except RayServeException:
+            pass  # Ray Serve is not running, so no replica has to be stopped
+        except (RuntimeError, RayError) as error:
+            _log.warning("could not stop the replicas: %s", cause_of(error))
+        del owner
+
+
+def check_cores(plan: ReplicaPlan) -> None:
+    """Raise ``OptionError`` unless the cluster has free cores for the minimum number of replicas."""
+    cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    count = plan.min_replicas or plan.replicas
+    needed = plan.cpus * count
+    if needed > sum(cores) + _CORE_TOLERANCE:
+        msg = f"replicas: expected at least {needed:g} cores in the cluster, found {sum(cores):g}; use fewer replicas"
+        raise OptionError(msg)
+    if plan.cpus and count > sum((size + _CORE_TOLERANCE) // plan.cpus for size in cores):
+        machines = f"machines of at most {max(cores):g} cores"
+        msg = f"replicas: expected room for {count} of {plan.cpus:g} cores each, found {machines}; use fewer threads"
+        raise OptionError(msg)
+    end = monotonic() + _FREE_CORES_TIMEOUT
+    while needed > _CORE_TOLERANCE + (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
+        if monotonic() > end:
+            found = f"{free:g} of {sum(cores):g}"
+            msg = f"replicas: expected {needed:g} free cores, found {found}; use fewer replicas, or stop other programs"
+            raise OptionError(msg)
+        sleep(_POLL_INTERVAL)
+
+
+def _delete(app: str, timeout: float) -> None:
+    serve.delete(app, _blocking=False)
+    end = monotonic() + timeout
+    while app in serve.status().applications:
+        if monotonic() > end:
+            _log.warning("the replicas did not stop in %.0f seconds; call ray.serve.delete(%r)", timeout, app)
+            return
+        sleep(_POLL_INTERVAL)
+
+
+def _start(plan: ReplicaPlan, app: str) -> RayReplicas:
+    try:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(proxy_location="Disabled", logging_config=_QUIET)
+        target = serve.RunTarget(model_deployment(plan), name=app, route_prefix=None, logging_config=_QUIET)
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        _wait_until_running(app)
+        return RayReplicas(app)
+    except (RuntimeError, RayError, RayServeException) as error:
+        msg = f"replicas: expected {plan.replicas} with the model loaded, found an error: {_app_error(app, error)}"
+        raise PronkError(msg) from error
+
+
+def _wait_until_running(app: str) -> None:
+    """Wait until all replicas of ``app`` serve; raise ``RuntimeError`` on failure or timeout."""
+    end = monotonic() + _LOAD_TIMEOUT
+    while (state := serve.status().applications.get(app)) is None or state.status != ApplicationStatus.RUNNING:
+        if state is not None and state.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+            raise RuntimeError(state.message)
+        if monotonic() > end:
+            msg = f"the model was not loaded in {_LOAD_TIMEOUT:.0f} seconds"
+            raise RuntimeError(msg)
+        sleep(_POLL_INTERVAL)
+
+
+class RayReplicas:
+    """Client of the running replicas of the Ray Serve application ``app``."""
+
+    def __init__(self, app: str) -> None:
+        self.handle: Any = serve.get_deployment_handle(MODEL, app)  # its stream has no type
+
+    def about(self) -> ReplicaInfo:
+        """Return the :class:`ReplicaInfo` of any replica; blocks, so do not call this in an event loop."""
+        return self.handle.about.remote().result(timeout_s=60.0)
+
+    async def about_async(self) -> ReplicaInfo:
+        """Return the description of a replica that works; raise ``ReplicaLostError`` if it has died."""
+        try:
+            return await self.handle.about.remote()
+        except (RayError, RayServeException) as error:
+            raise ReplicaLostError(cause_of(error)) from error
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
+        """Run a request on one replica and yield its messages; raise ``ReplicaLostError`` if it dies."""
+        response = self.handle.options(stream=True, method_name="steps").remote(request)
+        try:
+            async for message in response:
+                yield message
+        except (RayError, RayServeException) as error:
+            raise ReplicaLostError(cause_of(error)) from error
+        finally:
+            with suppress(RayError, RayServeException, RuntimeError):  # replica dead, or none selected yet
+                response.cancel()
+
+
+def cause_of(error: BaseException | str) -> str:
+    """Return the message of the last ``pronk.errors`` exception in Ray's traceback, else its first line."""
+    lines = str(error).strip().splitlines()
+    for line in reversed(lines):
+        if "pronk.errors." in line:
+            return line.partition("pronk.errors.")[2].partition(": ")[2]
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _app_error(app: str, error: BaseException) -> str:
+    """Return why ``app`` does not serve: the ``pronk.errors`` exception of a replica, else ``error``."""
+    application = serve.status().applications.get(app)
+    messages = [] if application is None else [status.message for status in application.deployments.values()]
+    return cause_of(next((message for message in messages if "pronk.errors." in message), error))

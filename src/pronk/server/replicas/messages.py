@@ -1,0 +1,131 @@
+"""Messages between the dispatcher and the replicas, and the identity of a replica."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pronk import LLM, Drafter, OptionError, Piece, SamplingParams
+from pronk.backends import installed_library
+from pronk.checkpoint import Fingerprint, ModelConfig
+from pronk.serving import EngineLoad
+from pronk.text import AnswerCalls, Tokenizer
+
+
+@dataclass(frozen=True)
+class ReplicaInfo:
+    """Description of a replica."""
+
+    # JSON text of everything that the generated tokens depend on: model, format of the weights, kernels. Replicas with
+    # equal identities generate the same text for the same seed.
+    identity: str
+    model: str  # JSON text: ``identity`` without its entry ``kernels``
+    kernels: str  # instruction set of the kernels, such as "avx2", or "torch"
+    drafter: str  # name of the default drafter
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """Arguments of :meth:`pronk.async_llm.AsyncLLM.steps`, and fields that select a replica."""
+
+    prompts: Sequence[list[int]]
+    params: SamplingParams  # ``seed`` is set, so that every replica generates the same text
+    prefix: Sequence[bytes] = ()  # prefix_digests() of the first prompt, to find a replica whose KV cache has it
+    model: str = ""  # ReplicaInfo.model that the replica must have; empty accepts every model
+    identity: str | None = None  # ReplicaInfo.identity that the replica must have; None accepts every identity
+    # Sample index to the pieces that the client already has from other replicas; this replica continues after them.
+    given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)
+    drafter: Drafter | None = None
+    priority: int = 0
+    deadline: float | None = None
+    salt: bytes = b""
+    tenant: str = ""
+    adapter: str | None = None  # name of the adapter
+    avoid: frozenset[str] = frozenset()  # names of replicas to use only if no other replica is available
+    calls: AnswerCalls | None = None
+
+
+@dataclass(frozen=True)
+class RequestAccepted:
+    """First message of a replica about a request."""
+
+    replica: str  # unique name of the replica in Ray Serve
+    identity: str  # ReplicaInfo.identity of the replica
+    # Whether a request's logits are independent of the other requests in the batch. If False, another replica cannot
+    # continue a text with the same tokens.
+    exact: bool = True
+    node: str = ""  # Ray's id of the machine on which the replica runs
+    process: int = 0  # process id of the replica on that machine
+
+
+@dataclass(frozen=True)
+class StepReply:
+    """Result of one step: the new pieces of all samples, and the load of the replica."""
+
+    pieces: list[Piece]
+    load: EngineLoad
+
+
+@dataclass(frozen=True)
+class RequestFailed:
+    """Error whose cause is the request, so that a retry on another replica would fail too."""
+
+    error: Exception
+
+
+ReplicaMessage = RequestAccepted | StepReply | RequestFailed
+
+
+def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the fields ``identity`` and ``model`` of :class:`ReplicaInfo`.
+
+    ``options`` are the arguments of :class:`pronk.LLM` with which ``llm`` was created.
+    """
+    model = _model_entries(llm.path, llm.config, llm.tokenizer) | {
+        "dtype": str(llm.dtype),
+        "kv_dtype": options.get("kv_dtype", "auto"),
+        "weights": options.get("weights", "plain"),
+        "parts": options.get("workers", 1) if options.get("parallel") == "tensor" else 1,
+        "adapters": {name: adapter.digest.hex() for name, adapter in llm.adapters.items()},
+        "guides": _version("llguidance"),
+    }
+    library = installed_library()
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()[:12] if library.is_file() else "none"
+    kernels = f"torch {_version('torch')}" if llm.kernels == "torch" else f"{llm.kernels} {digest}"
+    return json.dumps({**model, "kernels": kernels}), json.dumps(model)
+
+
+def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
+    """Raise ``OptionError`` if the model files of the server and of the replicas differ.
+
+    ``path``, ``config`` and ``tokenizer`` describe the server's files. ``model`` is ``ReplicaInfo.model`` of a replica.
+    """
+    entries = json.loads(model)
+    for name, value in _model_entries(path, config, tokenizer).items():
+        if entries.get(name) != value:
+            msg = f"replicas: expected the server's {name}, {value}; found {entries.get(name)}; use the same files"
+            raise OptionError(msg)
+
+
+def _model_entries(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the part of an identity that needs no weights: versions, and digests of the model files."""
+    from pronk import __version__  # noqa: PLC0415 - the package imports its subpackages
+
+    return {
+        "version": __version__,
+        "model": str(Fingerprint.of(path)),
+        "config": config.digest,
+        "tokenizer": f"{tokenizer.digest} by {_version('tokenizers')}",
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

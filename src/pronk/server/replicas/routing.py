@@ -1,0 +1,61 @@
+"""Request router for Ray Serve that selects replicas by the prefix of the prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from pronk import SamplingParams
+from pronk.server.replicas.messages import GenerateRequest
+from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes
+
+_EMPTY_REQUEST = GenerateRequest([], SamplingParams())  # stands in for calls without a request, such as Replica.about()
+
+
+class PrefixRouter(RequestRouter):
+    """Route requests by the prefixes of their prompts; each calling process has its own router."""
+
+    def initialize_state(self, **options: Any) -> None:
+        """Start without known prefixes and without requests in flight."""
+        del options
+        self.routes, self.in_flight = PrefixRoutes(), InFlightRequests[ReplicaID]()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the replica that ``PrefixRoutes`` chooses, then the other ones, fewest requests first."""
+        available = {replica.replica_id: replica for replica in self.select_available_replicas(candidate_replicas)}
+        if not available:
+            return []
+        request = _request_of(pending_request)
+        preferred = {key: replica for key, replica in available.items() if key.unique_id not in request.avoid}
+        replicas = preferred or available
+        num_requests = self.in_flight.count_requests(replicas)
+        best = self.routes.choose(request.prefix, num_requests)
+        if pending_request is not None:
+            # Count the request now, so that simultaneous requests see it before a replica accepts it.
+            self.in_flight.choose(pending_request.metadata.internal_request_id, best, pending_request.future)
+        return [[replicas[key]] for key in sorted(replicas, key=lambda key: (key != best, num_requests[key]))]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Forget the prefixes and requests of removed replicas."""
+        super().update_replicas(replicas)
+        names = {replica.replica_id for replica in replicas}
+        self.in_flight.retain_replicas(names)
+        self.routes.retain_replicas(names)
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Record that a replica accepted a request."""
+        del result
+        self.routes.learn(_request_of(pending_request).prefix, replica_id)
+        self.in_flight.accept(pending_request.metadata.internal_request_id, replica_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Record that a request ended or was rejected; Ray routes a rejected request again."""
+        self.in_flight.end(internal_request_id, replica_id)
+
+
+def _request_of(pending: PendingRequest | None) -> GenerateRequest:
+    request = pending.args[0] if pending is not None and pending.args else None
+    return request if isinstance(request, GenerateRequest) else _EMPTY_REQUEST

@@ -1,0 +1,5 @@
+"""Requests of many clients: statistics of the engine, admission, preparation of requests."""
+
+from pronk.lazy import export
+
+__getattr__, __dir__, __all__ = export(__file__)

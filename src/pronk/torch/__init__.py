@@ -1,0 +1,8 @@
+"""Backend of torch (the extra ``torch``), for accelerators and processors without pronk's kernels.
+
+Training and benchmarks use its conversions between arrays and tensors, its operations, and the memory of its devices.
+"""
+
+from pronk.lazy import export
+
+__getattr__, __dir__, __all__ = export(__file__)

@@ -1,0 +1,10 @@
+from pronk.torch.backend import TorchBackend as TorchBackend
+from pronk.torch.backend import peak_memory as peak_memory
+from pronk.torch.backend import product_name as product_name
+from pronk.torch.backend import reset_peak_memory as reset_peak_memory
+from pronk.torch.cache import capped_attention as capped_attention
+from pronk.torch.convert import to_array as to_array
+from pronk.torch.convert import to_tensor as to_tensor
+from pronk.torch.convert import torch_dtype as torch_dtype
+from pronk.torch.program import ACTIVATIONS as ACTIVATIONS
+from pronk.torch.program import choose_experts as choose_experts

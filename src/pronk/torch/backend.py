@@ -1,0 +1,149 @@
+"""Implementation of :class:`~pronk.models.backend.Backend` with torch, and measurements of its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pronk import OptionError
+from pronk.arrays import Array, DType
+from pronk.backends import (
+    AnyMatrix,
+    Bits,
+    CodedRows,
+    CrossAttentionSource,
+    LowRank,
+    ModelConfig,
+    PagedCache,
+    Program,
+    QuantizedMatrix,
+    num_threads,
+)
+from pronk.checks import close_choices
+from pronk.torch.cache import TorchCache
+from pronk.torch.convert import to_array, to_tensor, torch_dtype
+from pronk.torch.program import TorchProgram
+
+
+@dataclass(frozen=True, eq=False)
+class TorchMatrix:
+    """A weight matrix on torch's device."""
+
+    weight: Tensor  # ``[outputs, inputs]``; of a gated matrix first the outputs of the gate
+    bias: Tensor | None
+    gated: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory, in bytes, without the bias."""
+        return self.weight.nbytes
+
+    @property
+    def format(self) -> str:
+        """Data type of the weights."""
+        return str(self.weight.dtype).removeprefix("torch.")
+
+    def unpack(self) -> Array:
+        return to_array(self.weight.float())
+
+
+class TorchBackend:
+    """Computes with torch on ``device``, with weights in ``dtype``; quantized weights are dequantized.
+
+    A device that torch does not have here raises an OptionError.
+    """
+
+    name = "torch"
+    exact = False
+    digest = None
+    kernels = None
+    keeps_quantized = False
+    drafts_chains = False
+
+    def __init__(self, device: str, dtype: DType) -> None:
+        self.device, self.dtype = device, dtype
+        try:
+            torch.empty(1, device=device).item()
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+            near = close_choices(str(device), ("cpu", "cuda", "mps", "xpu"))
+            remedy = f"did you mean {near}?" if near else "use cpu"
+            msg = f'device: expected "cpu" or an accelerator that torch has here, found {device!r}; {remedy}'
+            raise OptionError(msg) from error
+        torch.set_num_threads(num_threads())
+
+    def __str__(self) -> str:
+        return f"torch on {self.device}"
+
+    @property
+    def memory(self) -> int | None:
+        """Free bytes of a CUDA device; ``None`` for other devices."""
+        device = torch.device(self.device)
+        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+    def compute_dtype(self, dtype: DType) -> DType:
+        return dtype
+
+    def for_model(self, config: ModelConfig, dtype: DType) -> TorchBackend:
+        """Return a backend of the same device, which computes every model."""
+        del config
+        return TorchBackend(self.device, dtype)
+
+    def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:
+        raise NotImplementedError
+
+    def memory_reader(self, num_bytes: int) -> Callable[[], None]:
+        buffer = torch.zeros(num_bytes // 4, dtype=torch.float32, device=self.device)
+
+        def read() -> None:
+            buffer.sum()
+            if self.device != "cpu":
+                torch.accelerator.synchronize(self.device)
+
+        return read
+
+    def pack(self, weight: AnyMatrix, bias: Array | None = None, *, gated: bool = False, **layout: Any) -> TorchMatrix:
+        """Copy a matrix to the device; ``layout`` is for the kernels only."""
+        del layout
+        values = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
+        assert isinstance(values, np.ndarray), "expected weights that torch can read, found blocks of a file"
+        tensors = [
+            to_tensor(array).to(self.device, torch_dtype(self.dtype)) for array in (values, bias) if array is not None
+        ]
+        return TorchMatrix(tensors[0], tensors[1] if len(tensors) > 1 else None, gated)
+
+    def pack_adapter(self, matrix: TorchMatrix, parts: Sequence[LowRank]) -> list[tuple[int, Tensor, Tensor]]:
+        """Copy the parts of an adapter to the device, in float32."""
+        del matrix
+        return [(start, to_tensor(down).to(self.device), to_tensor(up).to(self.device)) for start, down, up in parts]
+
+    def program(
+        self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
+    ) -> Program:
+        return TorchProgram(self.device, hidden, dtype, cache, source)
+
+    def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
+        return TorchCache(config, device=self.device, **options)
+
+
+def reset_peak_memory(device: str) -> None:
+    """Set the peak memory of a CUDA device to the memory in use now."""
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: str) -> int:
+    """Return the largest number of bytes that tensors on a CUDA device took since the last reset."""
+    return torch.cuda.max_memory_allocated(device)
+
+
+def product_name(device: str) -> str:
+    """Return the name of a CUDA device, such as ``NVIDIA H100``."""
+    return torch.cuda.get_device_name(device)

@@ -1,0 +1,258 @@
+"""KV cache of the torch backend, attention from packed rows to it, and the state of a pass.
+
+A row sees the cached tokens of its request, its ancestors in the tree, and itself; the kernels follow the same rule
+without building a mask (``kernels/README.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronk import OptionError, TokenTree
+from pronk.arrays import Array
+from pronk.backends import ROWS, BlockTable, Kept, ModelConfig, PagedCache, PoolLayout, ProgramRows, Projection
+from pronk.torch.convert import to_array, to_tensor, torch_dtype
+
+
+class TorchCache(PagedCache):
+    """A cache of tensors: ``[kv_heads, slots, head_dim]``, and ``[1, slots, hidden]`` for kept outputs.
+
+    A ``kv_dtype`` of int8, which only the kernels support, raises an OptionError.
+    """
+
+    def __init__(self, config: ModelConfig, *, device: str, **options: Any) -> None:
+        self.device = torch.device(device)
+        if options.get("kv_dtype") not in (None, options["dtype"]):
+            msg = f"kv_dtype: expected auto with torch, found {options['kv_dtype']}, which needs pronk's kernels"
+            raise OptionError(msg)
+        super().__init__(config, kernels=None, **options)
+
+    def _choose_layouts(self) -> tuple[PoolLayout, PoolLayout]:
+        return ROWS, ROWS
+
+    def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return torch.zeros(heads, *shape, dtype=torch_dtype(dtype), device=self.device)
+
+    def to_index(self, slots: NDArray[np.int64]) -> Tensor:
+        """Return slots as a tensor on the device."""
+        return torch.from_numpy(slots).to(self.device)
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store keys and values ``[rows, kv_heads, head_dim]`` of a forward pass at ``slots`` ``[rows]``.
+
+        Infinities and NaN are stored as 0: torch multiplies masked values by 0, and 0 times infinity would be NaN in
+        the rows of other requests. The request itself fails, as its logits are not finite.
+        """
+        for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
+            pool[:, slots] = rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1)
+
+    def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Store outputs ``[rows, hidden]`` of ``layer`` (from 1) at ``slots`` ``[rows]``."""
+        self.hidden[layer][:, slots] = rows.nan_to_num(0.0, 0.0, 0.0)[None]
+
+    def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
+        return to_array(self.hidden[kept][0, self.to_index(self.slots(block_table, start, stop))])
+
+    def write_projection(self, projection: Projection, slots: NDArray[np.int64], values: Array) -> None:
+        rows = to_tensor(values).to(self.device).nan_to_num(0.0, 0.0, 0.0)
+        self.hidden[projection][0, self.to_index(slots)] = rows
+
+    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        source_index, target_index = self.to_index(source), self.to_index(target)
+        for pool in self._pools:
+            pool[:, target_index] = pool[:, source_index]
+
+
+class VisibleKeys(NamedTuple):
+    """The keys that the rows of a segment see, the same for all layers with the same window."""
+
+    num_rows: int
+    slots: Tensor  # int64 ``[keys]``
+    # Bool ``[rows, keys]``: whether a row sees a key. A row that sees none has only True here: a softmax over no keys
+    # is NaN, so its output over all keys is computed and set to zero.
+    mask: Tensor
+    sees_any: Tensor | None  # bool ``[rows, 1]``: whether a row sees a key; ``None`` if all do
+
+
+def visible_keys(rows: ProgramRows, cache: TorchCache, window: int | None, *, cross: bool) -> list[VisibleKeys]:
+    """Return the visible keys of each segment of ``rows``; the layers have a window of ``window`` tokens.
+
+    With ``cross``, the cache belongs to another model. A row at position ``p`` then sees its tokens before ``p``, so
+    without a window all draft tokens of a step see the same tokens.
+    """
+    found = []
+    for number, (table, tree, computed) in enumerate(rows.segments):
+        if cross:
+            source, positions = rows.cross_block_tables[number], np.asarray(tree.depths[computed:]) + table.length
+            first = 0 if window is None else int(positions.min()) - window + 1
+            start = max(first, source.num_released * cache.block_size)
+            tokens = np.arange(start, max(source.length, start))
+            mask = tokens < positions[:, None]
+            if window is not None:
+                mask &= tokens > positions[:, None] - window
+            slots = cache.slots(source, start, start + len(tokens))
+        else:
+            start = max(0 if window is None else table.length - window + 1, table.num_released * cache.block_size)
+            mask = _mask(tree, table.length, window, start)[computed:]
+            slots = cache.slots(table, start, table.length + len(tree))
+        sees_any = mask.any(1, keepdims=True)
+        every = None if sees_any.all() else torch.from_numpy(sees_any).to(cache.device)
+        seen = torch.from_numpy(mask | ~sees_any).to(cache.device)
+        found.append(VisibleKeys(len(mask), cache.to_index(slots), seen, every))
+    return found
+
+
+def path_slots(rows: ProgramRows, cache: TorchCache, count: int) -> tuple[Tensor, Tensor]:
+    """Return the slots of the last ``count`` tokens of each row's path, and which of them exist.
+
+    Both are ``[rows, count]``. The row's own token is the last one. A token before the text has the slot 0.
+    """
+    found = []
+    for table, tree, computed in rows.segments:
+        first = max(0, table.length - count + 1)
+        slots = cache.slots(table, first, table.length + len(tree))
+        committed, own = slots[: table.length - first], slots[table.length - first :]
+        start = np.concatenate((np.full(count, -1), committed))[-count:]  # the path of a root's parent
+        paths = np.empty((len(tree), count), np.int64)
+        for node, parent in enumerate(tree.parents):
+            before = start if parent < 0 else paths[parent]
+            paths[node] = *before[1:], own[node]
+        found.append(paths[computed:])
+    every = np.concatenate(found)
+    return cache.to_index(np.maximum(every, 0)), torch.from_numpy(every >= 0).to(cache.device)
+
+
+def attend_rows(
+    queries: Tensor,
+    visible: Sequence[VisibleKeys],
+    cache: TorchCache,
+    layer: int,
+    scale: float,
+    cap: float | None = None,
+    *,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend from queries ``[rows, heads, d]`` to a layer (from 0); return ``[rows, heads * d]``.
+
+    ``scale`` is the factor of the scores, and ``cap`` their soft cap. ``sinks`` ``[heads]`` are scores without a value.
+    The query heads of each key/value head are stacked as rows, so that one matrix product serves all. A row that sees
+    no key (in a text of one token, or if the tokens of its window have been released) gets zeros.
+    """
+    keys: Any = cache.keys[layer]  # tensors ``[kv_heads, slots, head_dim]``, as the values
+    values: Any = cache.values[layer]
+    (_, heads, size), kv_heads, outputs = queries.shape, len(keys), []
+    for q, seen in zip(queries.split([each.num_rows for each in visible]), visible, strict=True):
+        k, v = keys[:, seen.slots], values[:, seen.slots]
+        if not k.shape[1]:
+            outputs.append(q.new_zeros(len(q), heads * size))
+            continue
+        grouped = q.to(k.dtype).view(len(q), kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
+        folded, mask = grouped.reshape(kv_heads, -1, size), seen.mask.repeat(heads // kv_heads, 1)
+        if cap is None and sinks is None:
+            out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=mask, scale=scale)
+        else:
+            by_row = None if sinks is None else sinks.view(kv_heads, -1, 1).repeat_interleave(len(q), dim=1).float()
+            out = capped_attention(folded, k, v, mask, scale, cap, sinks=by_row)
+        out = out.view(kv_heads, heads // kv_heads, len(q), size).permute(2, 0, 1, 3).reshape(len(q), -1)
+        outputs.append((out if seen.sees_any is None else out * seen.sees_any).to(queries.dtype))
+    return torch.cat(outputs)
+
+
+def capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None, *, sinks: Tensor | None = None
+) -> Tensor:
+    """Return attention ``[…, rows, d]`` whose scores have a soft cap; ``mask``: bool ``[rows, keys]``.
+
+    ``sinks`` ``[…, rows, 1]`` are scores that take part in the softmax without a value.
+    """
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is None:
+        return torch.softmax(scores, dim=-1).to(v.dtype) @ v
+    return torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1].to(v.dtype) @ v
+
+
+def _mask(tree: TokenTree, length: int, window: int | None, start: int) -> Array:
+    """Return the mask ``[nodes, length + nodes - start]`` of the tokens that each node sees.
+
+    The columns are the committed tokens ``start .. length - 1``, then the tree's nodes in order. A node at position
+    ``p`` with a window sees, of these, only positions above ``p - window``.
+    """
+    depths = np.asarray(tree.depths)
+    committed, drafted = np.ones((len(tree), length - start), bool), tree.visible
+    if window is not None:
+        committed = np.arange(start, length) > (length + depths - window)[:, None]
+        drafted = drafted & (depths > (depths - window)[:, None])
+    return np.concatenate((committed, drafted), axis=1)
+
+
+class TorchPass:
+    """The buffers of one run of a program, by name, and its rows."""
+
+    def __init__(
+        self, rows: ProgramRows, stream: Tensor, cache: PagedCache | None, collected: Array | None, device: str
+    ) -> None:
+        self.rows, self.cache, self.collected, self.device = rows, cache, collected, device
+        self._made: dict[object, Any] = {}  # what all layers share
+        self.buffers: dict[str, Tensor] = {"stream": stream}
+        self._parts: dict[int, Tensor] = {}  # parts of the rows of ``A``, until all are written
+        self.pairs_per_expert: list[int] = []
+        # Text position of each row; the rows of a segment follow its committed tokens.
+        depths = [np.asarray(tree.depths[first:], np.int64) + table.length for table, tree, first in rows.segments]
+        self.positions = np.concatenate(depths) if depths else np.arange(rows.count)
+
+    def once(self, key: object, make: Callable[[], Any]) -> Any:
+        """Return ``make()``, called once in this pass for each ``key``."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def store(self, name: str, part: tuple[int, int] | None, x: Tensor) -> None:
+        """Replace a buffer, or a part of the rows of ``A``, which is complete when all parts are written."""
+        if part is None:
+            self.buffers[name] = x
+            return
+        self._parts[part[0]] = x
+        if len(self._parts) == part[1]:
+            self.buffers["A"] = torch.cat([self._parts.pop(index) for index in range(part[1])], dim=-1)
+
+    def rotate(self, x: Tensor, number: int) -> Tensor:
+        """Apply RoPE table ``number`` to ``x`` ``[rows, heads, head_dim]``."""
+        table, by_row = self.rows.rope[number]
+        places = np.arange(self.rows.count) if by_row else self.positions
+        entries = self.once(("rope", number), lambda: to_tensor(table[places]).to(self.device, x.dtype))
+        cos, sin = entries.unsqueeze(2).unbind(1)
+        half = cos.shape[-1]
+        first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    @cached_property
+    def adapted_rows(self) -> list[tuple[int, Tensor]]:
+        """The number of each adapter in this pass, and the indices of its rows."""
+        numbers = [table.adapter for table, tree, computed in self.rows.segments for _ in tree.tokens[computed:]]
+        by_row = torch.tensor(numbers, device=self.device)
+        return [(number, (by_row == number).nonzero()[:, 0]) for number in sorted({*numbers} - {-1})]
+
+    def growth(self, growth: float, period: int) -> Tensor:
+        """Return the factor of each row's queries, ``[rows, 1, 1]``: ``ModelConfig.query_growth``."""
+        factors = 1.0 + growth * np.log1p(self.positions // period)
+        return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[:, None, None]
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """The slot of each row in the program's cache."""
+        assert isinstance(self.cache, TorchCache)
+        slots = [
+            self.cache.slots(table, table.length + computed, table.length + len(tree))
+            for table, tree, computed in self.rows.segments
+        ]
+        return self.cache.to_index(np.concatenate(slots))

@@ -1,0 +1,300 @@
+"""Programs of the torch backend: each operation is a function on the tensors of a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pronk.arrays import Array, DType
+from pronk.backends import (
+    CrossAttentionSource,
+    Experts,
+    MixtureConfig,
+    ModelConfig,
+    PagedCache,
+    Program,
+    ProgramRows,
+    default_query_scale,
+    output_range,
+)
+from pronk.torch.cache import TorchCache, TorchPass, attend_rows, path_slots, visible_keys
+from pronk.torch.convert import to_array, to_tensor
+
+
+def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tensor]:
+    """Return the experts of each row, in rising order, and their float32 weights: ``[rows, per_row]``.
+
+    ``scores`` ``[rows, experts]`` are those of the router. Of equal scores, the smaller number is chosen.
+    """
+    scores = scores.float()
+    # A stable sort keeps the order of equal scores.
+    chosen = scores.argsort(dim=-1, descending=True, stable=True)[:, : mixture.per_row].sort(dim=-1).values
+    taken = scores.gather(-1, chosen)
+    total = (taken if mixture.normalized else scores).logsumexp(-1, keepdim=True)
+    return chosen, torch.exp(taken - total)
+
+
+def _clamped(gate: Tensor) -> Tensor:
+    """Return ``gate · sigmoid(1.702 gate)``, of a gate of at most 7 (gpt-oss)."""
+    return gate * torch.sigmoid(1.702 * gate)
+
+
+ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    None: lambda x: x,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "clamped": _clamped,
+}
+
+
+class TorchProgram(Program):
+    """A program whose operations run one after the other on torch's device."""
+
+    def __init__(
+        self, device: str, hidden: int, dtype: DType, cache: PagedCache | None, source: CrossAttentionSource | None
+    ) -> None:
+        super().__init__(hidden, dtype, cache, source)
+        self.device = device
+        self._ops: list[Callable[[TorchPass], None]] = []
+
+    def embed(
+        self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
+    ) -> None:
+        """Implement :meth:`Program.embed`; the tables stay in the main memory."""
+        scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
+        normalize = self._norm(norm)
+
+        def run(state: TorchPass) -> None:
+            x = to_tensor(decoder.embedding[np.asarray(state.rows.tokens)])
+            x = x.to(self.device, state.buffers["stream"].dtype) * scale
+            if decoder.positions is not None:
+                x = x + to_tensor(decoder.positions[state.positions]).to(self.device, x.dtype)
+            x = normalize(x)
+            if zero_first:
+                x[torch.from_numpy(state.positions == 0).to(self.device)] = 0
+            state.store("stream", part, x)
+
+        self._ops.append(run)
+
+    def project(
+        self,
+        linear: Any,
+        norm: Any,
+        config: ModelConfig,
+        index: int,
+        head_norms: tuple[Any, Any] = (None, None),
+        *,
+        cross: bool = False,
+        source: str = "stream",
+    ) -> None:
+        """Implement :meth:`Program.project`; the queries stay in a buffer."""
+        normalize, cache = self._norm(norm), self.cache
+        norms = [self._norm(each) for each in head_norms]
+        number, sizes = self.rope_number(config, index, cross=cross), config.qkv_sizes[: 1 if cross else 3]
+        whole, growth = config.whole_qk_norm and not cross, None if cross else config.query_growth
+
+        def run(state: TorchPass) -> None:
+            x = normalize(state.buffers[source])
+            projected = torch.cat([_multiply(part, x, state) for part in linear.parts], dim=-1).split(sizes, dim=-1)
+            parts = list(projected) if whole else [_heads(part, config) for part in projected]
+            for part, normalize_heads in enumerate(norms[: len(parts)]):
+                parts[part] = _heads(normalize_heads(parts[part]), config)
+            rotated = [part if number is None else state.rotate(part, number) for part in parts[:2]]
+            if not cross:
+                assert isinstance(cache, TorchCache)
+                cache.write(index, state.slots, rotated[1], _heads(parts[2], config))
+            state.buffers["queries"] = rotated[0] if growth is None else rotated[0] * state.growth(*growth)
+
+        self._ops.append(run)
+
+    def attend(
+        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
+    ) -> None:
+        assert isinstance(cache, TorchCache)
+
+        scale = default_query_scale(config.head_dim) if cross else config.query_scale
+        cap = None if cross else config.attention_cap
+        scores = None if sinks is None else to_tensor(sinks).to(self.device)
+
+        def run(state: TorchPass) -> None:
+            window = config.windows[layer] if config.windows else None
+            keys = state.once((window, cross), lambda: visible_keys(state.rows, cache, window, cross=cross))
+            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap, sinks=scores)
+
+        self._ops.append(run)
+
+    def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
+        assert isinstance(cache, TorchCache)
+        taps = to_tensor(weights.reshape(len(weights), -1).T.astype(np.float32)).to(self.device)
+        start = to_tensor(np.zeros(1, np.float32) if bias is None else bias.astype(np.float32)).to(self.device)
+
+        def run(state: TorchPass) -> None:
+            b, c, x = state.buffers["B"].chunk(3, dim=-1)
+            slots, exists = state.once(("path", len(taps)), lambda: path_slots(state.rows, cache, len(taps)))
+            states = cache.keys[layer][0]
+            states[state.slots] = (b * x).to(states.dtype)
+            total = start
+            for tap, weight in enumerate(taps):
+                seen = torch.where(exists[:, tap, None], states[slots[:, tap]].float(), 0.0)
+                total = total + weight * seen
+            state.buffers["A"] = c * total.to(c.dtype)
+
+        self._ops.append(run)
+
+    def linear(
+        self,
+        linear: Any,
+        *,
+        norm: Any = None,
+        activation: str | None = None,
+        source: str = "stream",
+        to: str = "stream",
+        residual: bool = False,
+        only_logits_rows: bool = False,
+        scale: float | None = None,
+        cap: float | None = None,
+    ) -> None:
+        factor, limit = output_range(linear, scale, cap)
+        normalize = self._norm(norm)
+        multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
+        activate = ACTIVATIONS[activation]
+
+        def run(state: TorchPass) -> None:
+            x = state.buffers[source]
+            if only_logits_rows:
+                x = x[torch.tensor(list(state.rows.logits_rows), device=x.device)]
+            x = normalize(x)
+            y = multiply(linear, x.float() if to == "scores" else x, activate, state)
+            y = y if factor == 1.0 else y * factor
+            y = limit * torch.tanh(y / limit) if limit else y
+            state.buffers[to] = state.buffers[to] + y if residual else y
+
+        self._ops.append(run)
+
+    def norm(
+        self,
+        norm: Any,
+        *,
+        source: str = "stream",
+        to: str = "stream",
+        residual: bool = False,
+        scale: float = 1.0,
+        collected: int | None = None,
+        part: tuple[int, int] | None = None,
+    ) -> None:
+        normalize = self._norm(norm)
+
+        def run(state: TorchPass) -> None:
+            x = state.buffers[source]
+            if collected is not None:
+                assert state.collected is not None
+                x = to_tensor(state.collected[collected]).to(self.device)
+            y = normalize(x)
+            state.store(to, part, state.buffers[to] + scale * y if residual else y)
+
+        self._ops.append(run)
+
+    def route(self, mixture: MixtureConfig) -> None:
+        def run(state: TorchPass) -> None:
+            chosen, state.buffers["shares"] = choose_experts(state.buffers["scores"], mixture)
+            # Pairs of a row and an expert, in the order of the experts.
+            expert, order = chosen.flatten().sort(stable=True)
+            state.buffers["pair_rows"], state.buffers["pairs"] = order // mixture.per_row, order
+            state.pairs_per_expert = torch.bincount(expert, minlength=mixture.experts).tolist()
+            state.rows.touched.value += sum(count > 0 for count in state.pairs_per_expert)
+
+        self._ops.append(run)
+
+    def store_hidden(self, layer: int) -> None:
+        cache = self.cache
+        assert isinstance(cache, TorchCache)
+        self._ops.append(lambda state: cache.write_hidden(layer, state.slots, state.buffers["stream"]))
+
+    def collect_hidden(self, index: int) -> None:
+        def run(state: TorchPass) -> None:
+            assert state.collected is not None
+            state.collected[index] = to_array(state.buffers["stream"])
+
+        self._ops.append(run)
+
+    @torch.inference_mode()
+    def run(
+        self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
+    ) -> None:
+        """Run the operations; the results are copied to the arrays; see :meth:`Program.run`."""
+        state = TorchPass(rows, to_tensor(stream).to(self.device), self.cache, collected, self.device)
+        for operation in self._ops:
+            operation(state)
+        stream[...] = to_array(state.buffers["stream"])
+        if logits is not None and "logits" in state.buffers:
+            logits[...] = to_array(state.buffers["logits"].float())
+
+    @staticmethod
+    def _mix(experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass) -> Tensor:
+        """Return the outputs of each row's experts: one row per pair, or the weighted sum of each row's pairs."""
+        rows, shares = state.buffers["pair_rows"], state.buffers["shares"]
+        pairs = (x if experts.gathers else x[rows]).split(state.pairs_per_expert)
+        outputs = [
+            _multiply_activated(linear, part, activate, state)
+            for linear, part in zip(experts.parts, pairs, strict=True)
+            if len(part)
+        ]
+        y = torch.cat(outputs)
+        if not experts.gathers:
+            return y
+        # The pairs of a row are in the order of its experts, so each row sums in this order.
+        by_row = torch.empty_like(y).index_copy_(0, state.buffers["pairs"], y)
+        by_row = by_row.view(*shares.shape, -1).float() * shares[:, :, None]
+        total = by_row[:, 0]
+        for part in by_row.unbind(1)[1:]:
+            total = total + part
+        return total.to(y.dtype)
+
+    def _norm(self, norm: Any) -> Callable[[Tensor], Tensor]:
+        """Return a function that applies a norm to rows; ``None``: a function that returns the rows."""
+        if norm is None:
+            return ACTIVATIONS[None]
+        weight = to_tensor(norm.weight).to(self.device)
+        bias = None if norm.bias is None else to_tensor(norm.bias).to(self.device)
+
+        def normalize(x: Tensor) -> Tensor:
+            if bias is None:
+                # In float32: a weight 1 + w has more digits than bfloat16.
+                return F.rms_norm(x.float(), weight.shape, weight, norm.eps).to(x.dtype)
+            return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), norm.eps)
+
+        return normalize
+
+
+def _heads(x: Tensor, config: ModelConfig) -> Tensor:
+    """Return ``x`` ``[rows, heads · head_dim]`` as ``[rows, heads, head_dim]``."""
+    return x if x.dim() == 3 else x.unflatten(-1, (-1, config.head_dim))
+
+
+def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass) -> Tensor:
+    """Return ``activate(x Wᵀ + b)``, or ``activate(gate) · up`` of a gated matrix."""
+    y = _multiply(linear, x, state)
+    if not linear.packed.gated:
+        return activate(y)
+    gate, up = y.chunk(2, dim=-1)
+    if activate is _clamped:
+        return activate(gate.clamp(max=7.0)) * (up.clamp(-7.0, 7.0) + 1.0)
+    return activate(gate) * up
+
+
+def _multiply(linear: Any, x: Tensor, state: TorchPass) -> Tensor:
+    """Return ``x Wᵀ + b`` in the dtype of ``x``, with the adapters of the rows."""
+    matrix = linear.packed
+    y = F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)
+    for number, rows in state.adapted_rows if linear.adapters else ():
+        for start, down, up in linear.adapters[number] or ():
+            outputs = slice(start, start + len(up))
+            added = F.linear(F.linear(x[rows].float(), down), up)
+            y[rows, outputs] = (y[rows, outputs].float() + added).to(y.dtype)
+    return y

@@ -1,1 +1,0 @@
-"""Backend of torch (the extra ``torch``), for accelerators and processors without pronk's kernels."""

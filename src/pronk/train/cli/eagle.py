@@ -1,0 +1,145 @@
+"""``pronk train eagle3``: an EAGLE-3 or MTP head for a target as it is deployed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pronk import OptionError
+from pronk.checks import require_extra
+from pronk.commands import INTERRUPTED, option, shares
+from pronk.train.cli.options import LoopSettings, command_line, loop_option, model_option, refuse, text_option
+from pronk.train.options import EagleOptions
+
+_MICRO = 2048  # tokens of a pass: 0.3 GB of intermediate values for a head of SmolLM2
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLoopSettings(LoopSettings):
+    """Options of the training loop, with the defaults of heads."""
+
+    batch: Annotated[int | None, loop_option("Tokens per step.", show_default="as --micro")] = None  # type: ignore[assignment]
+    micro: Annotated[
+        int | None,
+        loop_option("Tokens per forward and backward pass; gradients are accumulated.", show_default=f"about {_MICRO}"),
+    ] = None
+    length: Annotated[
+        int | None,
+        loop_option(
+            "Tokens of a sequence; longer dialogues are cut.", show_default=f"{_MICRO}, or the target's context"
+        ),
+    ] = None
+    rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 0.0015
+    warmup: Annotated[int, loop_option("Warm-up steps.")] = 50
+    save_every: Annotated[int, loop_option("Steps between checkpoints.")] = 50
+
+
+@shares(loop=HeadLoopSettings, without=("steps", "final_length", "final_share", "compile"))
+def eagle3(
+    context: typer.Context,
+    loop: Callable[[], HeadLoopSettings],
+    *,
+    model: Annotated[
+        str | None,
+        option("Target, as deployed: a name, a folder, or a GGUF file.", show_default="in a clone: pronk-tiny"),
+    ] = None,
+    data: Annotated[
+        list[Path], text_option("File of the target's own answers, from pronk train texts; repeatable.", metavar="FILE")
+    ],
+    out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")],
+    name: Annotated[str | None, option("Name of the head in its card.", show_default="by target and kind")] = None,
+    kind: Annotated[
+        str,
+        model_option(
+            "eagle3, or mtp: the layer reads the target's last output, and the target's own LM head reads the layer."
+        ),
+    ] = EagleOptions.kind,
+    depth: Annotated[int, loop_option("Draft tokens in training-time test.")] = EagleOptions.depth,
+    weighting: Annotated[
+        str, loop_option("Weights of the draft tokens in the loss: decay, or dpace (by the acceptance so far).")
+    ] = EagleOptions.weighting,
+    decay: Annotated[
+        float, loop_option("With decay: weight of a draft token relative to the one before it.")
+    ] = EagleOptions.decay,
+    draft_vocab: Annotated[
+        int, model_option("Tokens in the loss, the most frequent ones of the answers; eagle3 proposes only these.")
+    ] = EagleOptions.draft_vocab,
+    mlp: Annotated[int | None, model_option("Width of the gated MLP.", show_default="the target's")] = None,
+    layers: Annotated[
+        str | None,
+        model_option(
+            "Layers of the target to read, from 1.", metavar="N,N,…", show_default="2, the middle, last but 3"
+        ),
+    ] = None,
+    num_tokens: Annotated[
+        int, loop_option("Draft tokens per step when the engine measures the head; 0: no measurement.")
+    ] = EagleOptions.num_tokens,
+    epochs: Annotated[float, loop_option("Times that the answers are read.")] = 3.0,
+    states: Annotated[
+        Path | None,
+        text_option(
+            "Folder that keeps what the target computes for the answers, several kB per token, for later epochs and "
+            "other runs.",
+            show_default="computed in every epoch",
+        ),
+    ] = None,
+) -> None:
+    """Train an EAGLE-3 head for a model as it is deployed, quantized or not, on its own answers.
+
+    With --kind mtp it is an MTP head. OUT/export has the finished head, OUT/latest the head at the last evaluation or
+    interruption, in the layout speculators, for the drafter of this kind. Ctrl-C saves and ends at once; the same
+    command continues.
+
+    [bold]Examples[/]
+
+    pronk train texts --model model.gguf --data notes/ --out notes.answers
+
+    pronk train eagle3 --model model.gguf --data notes.answers --out run --minutes 180
+    """
+    require_extra("train", "train", "torch")
+    if kind == "mtp":
+        refuse({"layers": layers}, "for mtp")
+
+    from pronk.train.clock import Clock
+
+    settings = dict(vars(loop()))
+    clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
+
+    from pronk.train.dialogues import steps_of
+    from pronk.train.run import Run, train_head
+    from pronk.train.teacher import Teacher
+
+    teacher = Teacher(model, settings["device"], settings["threads"])
+    length = settings["length"] or min(_MICRO, teacher.llm.config.context)
+    micro = settings["micro"] or max(1, _MICRO // length) * length
+    batch = settings["batch"] or micro
+    settings |= {"length": length, "final_length": length, "final_share": 0.0, "micro": micro, "batch": batch}
+    settings["steps"] = steps_of(out, data, epochs, batch, length, settings["seed"])
+    options = EagleOptions(
+        **settings,
+        kind=kind,
+        depth=depth,
+        weighting=weighting,
+        decay=decay,
+        draft_vocab=draft_vocab,
+        mlp=mlp,
+        sources=None if layers is None else _layers(layers, teacher.llm.config.num_layers),
+        context=teacher.llm.config.context,
+        num_tokens=num_tokens,
+        states=states,
+    )
+    title = name or f"{teacher.name.rpartition('/')[2]}-{kind}"
+    if not train_head(Run(out, title, command_line(context), Console(), clock), options, teacher):
+        raise typer.Exit(INTERRUPTED)
+
+
+def _layers(text: str, num_layers: int) -> tuple[int, ...]:
+    """Parse ``"2,15,27"``."""
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if not all(1 <= number <= num_layers for number in numbers):
+        msg = f"layers: expected numbers from 1 to {num_layers} with commas, as in 2,{num_layers}; found {text!r}"
+        raise OptionError(msg)
+    return tuple(numbers)

@@ -1,0 +1,5 @@
+"""Text to train, calibrate and build datastores with: sources, dialogues, and their token ids."""
+
+from pronk.lazy import export
+
+__getattr__, __dir__, __all__ = export(__file__)

@@ -1,0 +1,182 @@
+"""Documents of text sources without copies, some of them held out, and their token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pronk import OptionError
+from pronk.base import read_json_lines, refuse
+from pronk.train.corpus.encoder import Encoder, parse_dialogue, token_dtype
+from pronk.train.corpus.sources import SourceSpec, read_source
+
+RUN = 13  # a text is excluded if it shares this number of successive words
+# Words in a group. Any 13 successive words of a document contain 7 that start at a multiple of 7 in the document. It is
+# therefore enough to look up these groups of 7, at a seventh of the cost.
+_GROUP = (RUN + 1) // 2
+_WORD = re.compile(r"\w+")
+_HOLD_OUT = 100  # one document in 100 is held out for validation
+# If no whole document is held out: minimum characters held out of the longest document, but at most 1/4 of it.
+_HELD_OUT_CHARACTERS = 4000
+_CHUNK = 64  # number of documents that are tokenized together
+
+
+class Exclusion:
+    """Filter for texts that share 13 successive words with ``texts``; case and punctuation do not count."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._groups: set[str] = set()
+        self._runs: set[str] = set()
+        for text in texts:
+            words = _WORD.findall(text.lower())
+            self._groups.update(_join(words, i, _GROUP) for i in range(len(words) - _GROUP + 1))
+            self._runs.update(_join(words, i, RUN) for i in range(len(words) - RUN + 1))
+
+    @classmethod
+    def from_files(cls, files: Iterable[Path]) -> Exclusion:
+        """Return a filter with every string in the JSONL files: prompts, references, solutions and tests."""
+        return cls(text for file in files for _, row in read_json_lines(file) for text in _strings(row))
+
+    def __call__(self, text: str) -> bool:
+        """Return whether ``text`` shares a run of 13 words with the excluded texts."""
+        if not self._runs:
+            return False
+        words = _WORD.findall(text.lower())
+        for i in range(0, len(words) - _GROUP + 1, _GROUP):
+            if _join(words, i, _GROUP) in self._groups:
+                first, last = max(0, i - (RUN - _GROUP)), min(i, len(words) - RUN)
+                if any(_join(words, j, RUN) in self._runs for j in range(first, last + 1)):
+                    return True
+        return False
+
+
+def _join(words: list[str], start: int, count: int) -> str:
+    return " ".join(words[start : start + count])
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+@dataclass
+class OriginRecord:
+    """The amount of text from one origin, for the model card."""
+
+    source: str
+    origin: str
+    license: str
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Pool:
+    """Documents of one source, or the dialogues of all sources, with their weight in the mixture."""
+
+    name: str
+    weight: float
+    documents: list[str] = field(default_factory=list)
+    held_out: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Collection:
+    """Documents of all sources, and the counts for the model card."""
+
+    pools: list[Pool]
+    origins: list[OriginRecord]
+    duplicates: int = 0
+    excluded: int = 0
+
+
+def collect(sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: Iterable[Path] = ()) -> Collection:
+    """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
+
+    If no document of a source is held out, the end of its longest document is held out. ``dialogues`` is the fraction
+    of the text, from 0 to below 1, that dialogues make up; with 0 they are like other text. :class:`Exclusion` applies
+    to the JSONL files ``exclude``. A source that is unreadable or leaves no text raises an OptionError.
+    """
+    total = sum(spec.weight for spec in sources)
+    pools = [Pool(spec.name, (1 - dialogues) * spec.weight / total) for spec in sources]
+    dialogue_pool = Pool("dialogues", dialogues)
+    result = Collection([*pools, dialogue_pool], [])
+    unwanted = Exclusion.from_files(exclude)
+    seen: set[bytes] = set()
+    for spec, pool in zip(sources, pools, strict=True):
+        _fill(result, spec, pool, dialogue_pool, unwanted, seen)
+        _hold_some_out(pool)
+        if not pool.documents and not (dialogues and dialogue_pool.documents):
+            refuse(f"source {spec.name!r}", "expected text to train on, found none", OptionError)
+    result.pools = [pool for pool in result.pools if pool.documents and pool.weight]
+    return result
+
+
+def _fill(
+    result: Collection, spec: SourceSpec, pool: Pool, dialogues: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
+) -> None:
+    """Read the source ``spec``; add dialogues to ``dialogues`` and other documents to ``pool``."""
+    origins: dict[tuple[str, str], OriginRecord] = {}
+    for document in read_source(spec):
+        digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
+        if digest in seen:
+            result.duplicates += 1
+            continue
+        seen.add(digest)
+        if not document.text.strip() or unwanted(document.text):
+            result.excluded += 1
+            continue
+        key = (document.origin, document.license)
+        record = origins.setdefault(key, OriginRecord(spec.name, *key))
+        record.documents += 1
+        record.bytes += len(document.text.encode())
+        target = dialogues if dialogues.weight and parse_dialogue(document.text) else pool
+        held_out = int.from_bytes(digest[:4], "big") % _HOLD_OUT == 0
+        (target.held_out if held_out else target.documents).append(document.text)
+    result.origins += sorted(origins.values(), key=lambda record: -record.bytes)
+
+
+def _hold_some_out(pool: Pool) -> None:
+    """Ensure that a pool of few documents has training text and held-out text."""
+    documents, held_out = pool.documents, pool.held_out
+    if not documents:
+        documents += held_out
+        held_out.clear()
+    if documents and not held_out:
+        i = max(range(len(documents)), key=lambda i: len(documents[i]))
+        text = documents[i]
+        size = min(max(len(text) // _HOLD_OUT, _HELD_OUT_CHARACTERS), len(text) // 4)
+        documents[i], rest = text[: len(text) - size], text[len(text) - size :]
+        held_out += [rest] if rest.strip() else []
+
+
+def pack(
+    encoder: Encoder, texts: Iterator[str], tokens: int, enough: Callable[[int], bool] = lambda _: False
+) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
+    """Return the token ids of ``texts``, with an end-of-text token after each text.
+
+    The ids end after ``tokens`` ids, or when ``enough``, called with the number of ids so far, returns True.
+    """
+    packed = np.empty(tokens, dtype=token_dtype(encoder.vocab_size))
+    size = 0
+    while size < tokens and not enough(size):
+        chunk = [text for text, _ in zip(texts, range(_CHUNK), strict=False)]
+        if not chunk:
+            break
+        for ids in encoder.encode(chunk):
+            document = [*ids, encoder.end_id][: tokens - size]
+            packed[size : size + len(document)] = document
+            size += len(document)
+    return packed[:size]

@@ -1,0 +1,119 @@
+"""Questions to a chat model, made from documents: real ones, and instructions about excerpts.
+
+The drafter of a chat model learns from the model's own answers. The answers should be as varied as those that the model
+will be asked for, so the questions come from several pools:
+
+========  ==========================================================================================
+``math``  documents that begin with ``Question:``
+``chat``  first messages of dialogues (``User:``), and their real second message
+``shop``  first messages of customers (``Customer:``)
+``topic`` an open question about the heading of a document
+``text``  an instruction about an excerpt of a document: summarize, answer, rewrite, translate, ...
+``code``  a task for a programmer, or an instruction about an excerpt of a Python file
+========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pronk import OptionError
+from pronk.base import refuse
+from pronk.train.corpus.collection import Exclusion
+from pronk.train.corpus.encoder import user_turns
+from pronk.train.corpus.sources import SourceSpec, read_source
+
+# Dialogues of each pool in 100. A pool without documents leaves its share to the others.
+WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
+_SECOND_TURN = 0.35  # share of dialogues with a second question
+_MIN_WORDS, _MAX_WORDS = 30, 450  # length of an excerpt, log-uniform
+_MIN_DOCUMENT = 120  # minimum words of a document to make excerpts of
+_EVERYDAY_SHARE = 0.4  # share of everyday topics among the topics; the others are headings of documents
+_MAX_QUESTION = 600  # maximum words of a real question
+_HEADING = re.compile(r"^(?:#{1,3} |Title: )([A-Z][^\n{}<>|`0-9:]{6,60}[a-z])$", re.MULTILINE)
+
+_PHRASES: dict[str, list[str]] = json.loads(Path(__file__).with_name("questions.json").read_text(encoding="utf-8"))
+
+
+class Questions:
+    """Numbered dialogues: question ``i`` depends on the documents, the seed and ``i`` only.
+
+    Documents are used without repetition as long as their pool lasts. Sources without a usable document raise an
+    OptionError.
+    """
+
+    def __init__(self, sources: Sequence[SourceSpec], exclude: Iterable[Path] = (), seed: int = 0) -> None:
+        self._seed = seed
+        self._excludes = Exclusion.from_files(exclude)
+        pools: dict[str, dict[str, None]] = {name: {} for name in WEIGHTS}  # dictionaries: without copies, in order
+        pools["code"] = dict.fromkeys(_PHRASES["tasks"])
+        for source in sources:
+            for document in read_source(source):
+                _sort_in(document.text, pools, is_code=source.kind == "python")
+        self._pools = {name: list(pool) for name, pool in pools.items() if pool}
+        if self._pools.keys() == {"code"}:
+            refuse("data", "expected documents to ask questions about, found none; give other files", OptionError)
+        # Pools of successive dialogues, repeated endlessly.
+        self._order = [name for name in self._pools for _ in range(WEIGHTS[name])]
+        random.Random(f"{seed}/order").shuffle(self._order)  # noqa: S311 - not for secrets
+        for name, pool in self._pools.items():
+            random.Random(f"{seed}/{name}").shuffle(pool)  # noqa: S311 - not for secrets
+
+    def ask(self, number: int) -> list[str]:
+        """Return the user's one or two turns of a dialogue; empty if they overlap with excluded text."""
+        draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - not for secrets
+        rounds, place = divmod(number, len(self._order))
+        name = self._order[place]
+        pool, earlier = self._pools[name], rounds * WEIGHTS[name] + self._order[:place].count(name)
+        turns = _ask(name, pool[earlier % len(pool)], draw)
+        if len(turns) == 1 and draw.random() < _SECOND_TURN:
+            turns.append(draw.choice(_PHRASES["follow_ups"]))
+        return [] if any(self._excludes(turn) for turn in turns) else turns
+
+
+def _sort_in(text: str, pools: dict[str, dict[str, None]], *, is_code: bool) -> None:
+    if is_code:
+        pools["code"][text] = None
+        return
+    labels = {"Question: ": "math", "User: ": "chat", "Customer: ": "shop"}
+    label = next((label for label in labels if text.startswith(label)), None)
+    if label is not None:
+        pools[labels[label]][text] = None
+        return
+    pools["topic"].update(dict.fromkeys(heading.strip() for heading in _HEADING.findall(text)))
+    if len(text.split()) >= _MIN_DOCUMENT:
+        pools["text"][text] = None
+
+
+def _ask(pool: str, document: str, draw: random.Random) -> list[str]:
+    if pool == "topic":
+        topic = draw.choice(_PHRASES["everyday"]) if draw.random() < _EVERYDAY_SHARE else document
+        return [draw.choice(_PHRASES["topic"]).format(topic)]
+    if document in _PHRASES["tasks"]:
+        return [draw.choice(_PHRASES["program"]).format(document, draw.choice(_PHRASES["languages"]))]
+    if pool in ("text", "code"):
+        return [draw.choice(_PHRASES[pool]).format(_excerpt(document, draw))]
+    turns = user_turns(document)
+    short = [turn for turn in turns if turn and len(turn.split()) <= _MAX_QUESTION]
+    return short[: 2 if draw.random() < _SECOND_TURN else 1]
+
+
+def _excerpt(text: str, draw: random.Random) -> str:
+    """Return whole lines of the text, a log-uniform number of words, from a random line on."""
+    words = round(_MIN_WORDS * (_MAX_WORDS / _MIN_WORDS) ** draw.random())
+    lines = text.splitlines()
+    start = draw.randrange(len(lines)) if draw.random() < 0.7 else 0
+    if sum(len(line.split()) for line in lines[start:]) < min(words, _MIN_WORDS):
+        start = 0
+    taken: list[str] = []
+    for line in lines[start:]:
+        parts = line.split(" ")  # a line may be a long paragraph
+        taken.append(" ".join(parts[:words]))
+        words -= len(line.split())
+        if words <= 0:
+            break
+    return "\n".join(taken).strip()

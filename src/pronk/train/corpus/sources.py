@@ -1,0 +1,232 @@
+"""Sources of training text: JSONL files, plain text, and the installed Python code.
+
+On the command line, a source is ``WHAT=WEIGHT``::
+
+    prose.jsonl.gz=0.25        one JSON object a line: text, and optionally source and license
+    notes/=0.1                 every .txt, .md, .rst and .py file below a folder (or one such file)
+    python=0.6                 the interpreter's standard library and the installed packages
+    python:extra/packages=0.6  the same, with the packages of one more folder
+    own.answers=1              for drafters, and alone: the target's own dialogues, from pronk train texts
+
+The metadata of a Python package must declare a permissive licence for all of its files. Tests, generated files,
+vendored copies and tables of data are left out.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+from pronk import OptionError
+from pronk.base import read_json_lines, read_text, refuse
+
+# Licence expressions: SPDX identifiers; other usual names, such as "New BSD License (BSD)"; and trove classifiers.
+_SPDX = re.compile(
+    r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache 2\.0|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
+)
+_FREE_FORM = re.compile(
+    r"(the )?(mit|isc|(new |modified |simplified |[23]-clause )?bsd( [23]-clause)?"
+    r"|apache( software)?( license)?,?( version)? 2(\.0)?|psf|python software foundation)"
+    r"( license)?( \((mit|bsd|isc)\))?"
+)
+_CLASSIFIER = re.compile(r"License :: OSI Approved :: (MIT|BSD|Apache Software|ISC|Python Software Foundation)\b.*")
+
+_SKIP_PARTS = frozenset(
+    "test tests testing _testing test_utils idle_test _vendor vendor vendored _vendored _vendored_packages third_party "
+    "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages turtledemo pydoc_data "
+    "encodings benchmarks __pycache__ migrations locale lib2to3".split()
+)
+# Phrases at the beginning of a generated file.
+_GENERATED = re.compile(r"auto-?generated|generated (by|from|automatically)|do not edit|@generated", re.IGNORECASE)
+# Text in the style of a code benchmark.
+_EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNORECASE)
+# Comment with a copyright notice at the top of a file.
+_NOTICE = re.compile(r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE)
+_MIN_BYTES, _MAX_BYTES = 200, 120_000  # size of a file
+_MAX_LINE = 300  # characters of a file's longest line
+_JSON_LINES = (".jsonl", ".jsonl.gz")
+_TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+_ANSWERS = ".answers"
+
+
+class SourceText(NamedTuple):
+    """One text, with its origin and licence for the model card."""
+
+    text: str
+    origin: str
+    license: str
+
+
+def read_python(extra: Path | None) -> Iterator[SourceText]:
+    """Yield the files of the standard library, then of all packages.
+
+    ``extra`` is a folder of further packages with their ``.dist-info``, as made by ``pip install --target``.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    yield from _read_files(library, sorted(library.rglob("*.py")), f"CPython {platform.python_version()}", "PSF-2.0")
+    yield from read_packages([Path(sysconfig.get_path("purelib"))] + ([] if extra is None else [extra]))
+
+
+def read_packages(folders: Sequence[Path]) -> Iterator[SourceText]:
+    """Yield the files of all packages in ``folders``; of a package in two folders, those of the last one."""
+    packages = {d.metadata["Name"].lower(): d for folder in folders for d in distributions(path=[str(folder)])}
+    for name in sorted(packages):
+        package = packages[name]
+        license_name = _license_of(package)
+        if license_name is not None:
+            files = sorted(str(file) for file in package.files or () if file.suffix == ".py")
+            root = Path(str(package.locate_file("")))
+            origin = f"{package.metadata['Name']} {package.version}"
+            yield from _read_files(root, [root / file for file in files], origin, license_name)
+
+
+def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -> Iterator[SourceText]:
+    for file in files:
+        wanted = _wanted_path(file.relative_to(root)) and file.is_file()
+        if not wanted or not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
+            continue
+        try:
+            text = _read_text(file)
+        except OptionError:  # skip the file: in these packages only test data is not UTF-8
+            continue
+        if wanted_code(text):
+            # Remove the copyright notice, or the model would learn to recite notices. The model card names the licence.
+            yield SourceText(_NOTICE.sub("", text, count=1), origin, license_name)
+
+
+def _wanted_path(path: PurePath) -> bool:
+    if ".." in path.parts or _SKIP_PARTS.intersection(part.lower() for part in path.parts[:-1]):
+        return False
+    name = path.name
+    return not (name.startswith("test_") or name.endswith("_test.py") or name in ("conftest.py", "_version.py"))
+
+
+def wanted_code(text: str) -> bool:
+    """Return whether ``text`` is ordinary code: not generated, not minified, not a table of data."""
+    if _GENERATED.search(text[:1500]) or _EVAL_STYLE.search(text):
+        return False
+    lines = text.splitlines()
+    if max(map(len, lines), default=0) > _MAX_LINE:
+        return False
+    digits = sum(text.count(digit) for digit in "0123456789")  # tables of data have many digits or non-ASCII characters
+    return digits < 0.12 * len(text) and len(text.encode()) < 1.05 * len(text)
+
+
+def _license_of(distribution: Distribution) -> str | None:
+    """Return the declared licence if it is permissive, else ``None``."""
+    declared = {
+        key: distribution.metadata.get_all(key) or [] for key in ("License-Expression", "Classifier", "License")
+    }
+    classifiers = [c for c in declared["Classifier"] if c.startswith("License ::")]
+    if classifiers and not declared["License-Expression"]:
+        names = ", ".join(c.rsplit(" :: ", 1)[-1] for c in classifiers)
+        return names if all(_CLASSIFIER.fullmatch(c) for c in classifiers) else None
+    text = " ".join(declared["License-Expression"] or declared["License"]).strip()
+    return text if is_permissive(text) else None
+
+
+def is_permissive(expression: str) -> bool:
+    """Return whether permissive licences alone satisfy an expression such as ``A OR (B AND C)``."""
+    if _FREE_FORM.fullmatch(expression.strip().lower()):
+        return True
+    flat = expression.replace("(", " ").replace(")", " ").lower()
+    if "(" in expression and " or " in flat and " and " in flat:
+        # Nested expressions are rare, so they are not parsed. Replace "or": every licence in one must be permissive.
+        flat = flat.replace(" or ", " and ")
+    return any(all(_SPDX.fullmatch(term.strip()) for term in side.split(" and ")) for side in flat.split(" or "))
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """One ``WHAT=WEIGHT``."""
+
+    name: str
+    kind: str  # ``jsonl``, ``text``, ``answers``, or ``python``
+    path: Path | None  # ``None``: no further packages for ``python``
+    weight: float
+
+
+def parse_source(text: str) -> SourceSpec:
+    """Parse ``WHAT=WEIGHT``; raise an OptionError if the weight is not positive, or the path missing."""
+    what, separator, weight = text.rpartition("=")
+    try:
+        value = float(weight)
+    except ValueError:
+        value = 0.0
+    if not separator or not what or not 0 < value < float("inf"):
+        msg = f"expected a source as WHAT=WEIGHT with a positive weight, as in python=0.6; found {text!r}"
+        raise OptionError(msg)
+    python, colon, folder = what.partition(":")
+    if python == "python":
+        return SourceSpec("python", "python", _existing(folder, text) if colon else None, value)
+    path = _existing(what, text)
+    if path.name.endswith(_JSON_LINES):
+        return SourceSpec(json_lines_name(path), "jsonl", path, value)
+    if path.suffix == _ANSWERS:
+        return SourceSpec(path.stem, "answers", path, value)
+    if path.is_file() and path.suffix not in _TEXT_SUFFIXES:
+        endings = ", ".join((*_JSON_LINES, *_TEXT_SUFFIXES))
+        refuse(f"source {text!r}", f"expected a folder or a file ending in {endings} or {_ANSWERS}", OptionError)
+    return SourceSpec(path.stem, "text", path, value)
+
+
+def spec_of(path: Path, option: str) -> SourceSpec:
+    """Return a source of weight 1 for ``path``: JSON Lines, a text file or a folder of text files.
+
+    If the path does not exist, an OptionError begins with ``option``, the name of the option with the path.
+    """
+    if not path.exists():
+        refuse(option, f"expected text files, folders or JSON lines, found no {path}", OptionError)
+    return SourceSpec(path.name, "jsonl" if path.name.endswith(_JSON_LINES) else "text", path, 1.0)
+
+
+def json_lines_name(file: Path) -> str:
+    """Return the file name without ``.jsonl`` or ``.jsonl.gz``."""
+    return file.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def _existing(path: str, text: str) -> Path:
+    existing = Path(path)
+    if not existing.exists():
+        refuse(f"source {text!r}", f"expected a file or folder at {path}, found nothing", OptionError)
+    return existing
+
+
+def read_source(spec: SourceSpec) -> Iterator[SourceText]:
+    """Yield all documents of a source, in a fixed order; a file of answers raises an OptionError."""
+    if spec.kind == "answers":
+        msg = f"{spec.path}: expected text, found answers of a model, which only drafters learn, without other sources"
+        raise OptionError(msg)
+    if spec.kind == "python":
+        yield from read_python(spec.path)
+    elif spec.kind == "jsonl" and spec.path is not None:
+        for _, row in read_json_lines(spec.path):
+            yield _document(row, spec.path)
+    elif spec.path is not None:
+        yield from _read_plain_texts(spec.path, spec.name)
+
+
+def _document(row: dict[str, Any], path: Path) -> SourceText:
+    text = row.get("text")
+    if not isinstance(text, str):
+        refuse(path, f"expected a string under 'text', found {type(text).__name__}", OptionError)
+    # The model card lists origins: the repository of a source 'owner/name@commit:path', without the path in it.
+    origin = str(row.get("source", path.name)).split(":", 1)[0]
+    return SourceText(text, origin, str(row.get("license", "not stated")))
+
+
+def _read_plain_texts(path: Path, name: str) -> Iterator[SourceText]:
+    files = sorted(f for f in path.rglob("*") if f.suffix in _TEXT_SUFFIXES) if path.is_dir() else [path]
+    for file in files:
+        yield SourceText(_read_text(file), name, "not stated")
+
+
+def _read_text(file: Path) -> str:
+    """Return the text of a file; all its line breaks become line feeds."""
+    return read_text(file).replace("\r\n", "\n").replace("\r", "\n")

@@ -1,0 +1,150 @@
+"""Rounding of weights to codes, and tensors in compressed-tensors' format ``pack-quantized``.
+
+Scales are first rounded to the dtype of the file, then codes are chosen for the rounded scales. Perplexity is therefore
+measured with exactly the weights that are written. The unsigned codes of a row are packed into 32-bit words, the first
+code in the lowest bits. A weight is ``weight_scale[output, group] * (code - 2 ** (bits - 1))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pronk import OptionError
+from pronk.arrays import FLOAT32, UINT8, Array, DType, largest_number
+from pronk.backends import DEFAULT_GROUPS, Kernels, round_weights
+from pronk.base import refuse
+from pronk.checkpoint import Bits, ModelConfig, QuantizedMatrix
+
+LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
+WHOLE_ROW = 0  # group size that means all inputs of a matrix
+_KERNEL_WHOLE_ROW = 1 << 20  # the same for the kernel: a group size that no row exceeds
+
+
+class RoundingRule(NamedTuple):
+    """Rounding of the matrices of a model to symmetric codes: ``weight ≈ scale * code``, signed codes."""
+
+    kernels: Kernels  # compiled kernels, which choose the scales
+    bits: Bits  # number of bits per code
+    group: int  # number of inputs per scale: a multiple of 8 that divides each matrix's inputs, or ``WHOLE_ROW``
+    dtype: DType  # dtype of the scales in the file
+
+    @property
+    def zero(self) -> int:
+        """Number to add to signed codes to get the unsigned codes that are stored."""
+        return 1 << (self.bits - 1)
+
+    def scales(self, weight: Array) -> Array:
+        """Return scales ``[outputs, groups]`` with minimum squared error of the weights, rounded to ``dtype``."""
+        scale = round_weights(self.kernels, weight, self.bits, self.group or _KERNEL_WHOLE_ROW).scale
+        largest = largest_number(self.dtype)
+        return np.clip(scale, -largest, largest).astype(self.dtype).astype(FLOAT32)
+
+    def nearest(self, weight: Array) -> QuantizedMatrix:
+        """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes, with the scales of :meth:`scales`."""
+        scale, group = self.scales(weight), self.group or weight.shape[1]
+        codes = self.codes(weight, np.repeat(scale, group, axis=1)) + self.zero
+        with np.errstate(invalid="ignore"):  # NaN, which QuantizedMatrix refuses
+            return QuantizedMatrix(codes.astype(UINT8), scale, None, self.bits, group)
+
+    def codes(self, weight: Array, scale: Array) -> Array:
+        """Return ``round(weight / scale)``, clamped to signed codes, as floats; 0 for weights of scale 0."""
+        with np.errstate(all="ignore"):  # the inverse of a tiny scale is infinite
+            codes = weight * np.where(scale == 0, np.float32(0), 1 / scale)
+        np.rint(codes, out=codes)
+        return np.clip(codes, -self.zero, self.zero - 1, out=codes)
+
+
+def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[Bits, int]:
+    """Check ``bits``, 8 or 4 per code, check or choose the group size, and return both.
+
+    ``inputs`` are the numbers of inputs of the matrices. ``group`` is the number of inputs per scale, or 0 for a whole
+    row; ``None`` chooses the largest power of two that divides the inputs of all matrices and is between 8 and the
+    default for ``bits``. An OptionError is raised unless ``group`` divides the inputs of every matrix.
+    """
+    if bits not in DEFAULT_GROUPS:
+        refuse("bits", f"expected 4 or 8, found {bits}", OptionError)
+    checked_bits: Bits = 4 if bits == 4 else 8
+    common_divisor = reduce(gcd, inputs)
+    sizes = [size for size in (128, 64, 32, 16, 8) if common_divisor % size == 0]
+    if group is None:
+        group = next((size for size in sizes if size <= DEFAULT_GROUPS[bits]), None)
+    if group == WHOLE_ROW and all(size % 8 == 0 for size in inputs):
+        return checked_bits, group
+    if group is None or group < 8 or group % 8 or common_divisor % group:
+        found = "inputs of no common multiple of 8" if group is None else str(group)
+        expected = f"a multiple of 8 that divides the matrices' {' and '.join(map(str, inputs))} inputs"
+        remedy = f"use {', '.join([*map(str, sizes), 'or 0 for a whole row'])}"
+        refuse("group", f"expected {expected}, found {found}; {remedy}", OptionError)
+    return checked_bits, group
+
+
+def matrix_inputs(config: ModelConfig) -> list[int]:
+    """Return the numbers of inputs of the matrices of a layer, without duplicates, in increasing order."""
+    return sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})
+
+
+_VERSION = "0.20.0"  # version of compressed-tensors that has been tested to read the output
+
+_WORD, _SIZE = np.dtype(np.int32), np.dtype(np.int64)  # types of packed codes and of shapes in the file
+
+
+def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: DType) -> dict[str, Array]:
+    """Return the tensors of ``weight``, by name with ``prefix``.
+
+    Scales are stored in ``dtype``, which must represent them exactly.
+    """
+    packed = weight.codes
+    if weight.bits == 4:
+        packed = _pad(packed, 2)
+        packed = packed[:, ::2] | packed[:, 1::2] << 4
+    return {
+        f"{prefix}weight_packed": np.ascontiguousarray(_pad(packed, 4)).view(_WORD),
+        f"{prefix}weight_scale": weight.scale.astype(dtype),
+        f"{prefix}weight_shape": np.array(weight.shape, _SIZE),
+    }
+
+
+def _pad(codes: Array, multiple: int) -> Array:
+    """Append zeros to the rows, so that their length is a multiple of ``multiple``."""
+    return np.pad(codes, ((0, 0), (0, -codes.shape[1] % multiple)))
+
+
+def packed_shapes(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str, tuple[tuple[int, ...], DType]]:
+    """Return shape and dtype of each tensor that :func:`pack_codes` makes for a matrix of ``shape``."""
+    outputs, inputs = shape
+    num_groups = inputs // (rule.group or inputs)
+    return {
+        f"{prefix}weight_packed": ((outputs, -(-inputs * rule.bits // 32)), _WORD),
+        f"{prefix}weight_scale": ((outputs, num_groups), rule.dtype),
+        f"{prefix}weight_shape": ((2,), _SIZE),
+    }
+
+
+def quantization_config(rule: RoundingRule, ignore: Sequence[str]) -> dict[str, Any]:
+    """Return the ``quantization_config``; the linear modules ``ignore`` are not quantized."""
+    is_whole_row = rule.group == WHOLE_ROW
+    weights: dict[str, Any] = {
+        "num_bits": rule.bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "channel" if is_whole_row else "group",
+        "group_size": None if is_whole_row else rule.group,
+        "dynamic": False,
+        "actorder": None,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "version": _VERSION,
+        "config_groups": {"group_0": group},
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }

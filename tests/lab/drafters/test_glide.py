@@ -1,0 +1,193 @@
+"""GLIDE beside a target: the draft model's logits, which depend on the target's KV cache."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drafters.drafting import assert_no_blocks, bound, decode, watch_draft, watched
+from drafters.helpers import within
+from lab.drafters.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
+from pronk.arrays import Array
+from pronk.drafters import Proposer, make_drafter
+from pronk.drafters.from_draft.draft_model import ModelProposer
+from pronk.drafters.shared.chain import Chain
+from pronk.drafters.shared.draft import DraftLane, DraftRunner
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.errors import CheckpointError, OptionError
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
+
+KINDS = {
+    "glide": spec(),
+    "vanilla": spec("vanilla"),
+    "threshold": f"threshold({spec()})",
+    "cape": f"cape({spec()})",
+    "staged": f"staged({spec()}, prompt_lookup(min_ngram=1))",
+    "smaller": f"staged({spec('vanilla')}, {spec()})",
+    "beam": f"beam({spec()}, width=3)",
+}
+LONG = [random.Random(seed).choices(range(VOCAB), k=length) for seed, length in enumerate((60, 5, 530))]
+
+
+def model_of(drafter: Any) -> DraftRunner:
+    return within(drafter, ModelProposer)[0].draft
+
+
+@dataclass
+class DraftRow:
+    """A row of the draft: its text, the range ``oldest .. verified - 1`` in the target's cache, and its logits."""
+
+    text: list[int]
+    verified: int
+    oldest: int
+    logits: Array
+
+
+def record_rows(draft: DraftRunner) -> list[DraftRow]:
+    """Record all rows that the draft computes from now on."""
+    notes, feed, branch, grow = list[DraftRow](), draft.forward_tokens, draft.forward_trees, draft.draft_chain
+
+    def note(lane: Any, text: list[int], logits: Array) -> None:
+        notes.append(
+            DraftRow(text, lane.target_block_table.length, lane.target_block_table.num_released * 16, logits.copy())
+        )
+
+    def fed(lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Array]:
+        rows = feed(lanes, tokens)
+        for lane, row in zip(lanes, rows, strict=True):
+            note(lane, list(lane.tokens), row)
+        return rows
+
+    def branched(lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]) -> list[Array]:
+        rows = branch(lanes, trees, leads)
+        for lane, tree, new in zip(lanes, trees, rows, strict=True):
+            for node, row in zip(range(len(tree) - len(new), len(tree)), new, strict=True):
+                note(lane, [*lane.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(node))], row)
+        return rows
+
+    def grown(chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
+        assert chain.context.params.greedy, "with noise the scores are no logits"
+        text = list(chain.context.tokens)
+        grow(chain, is_complete)
+        for number, drafted in enumerate(chain.draft_tokens):
+            note(chain.context.state, text + chain.tokens[:number], drafted.scores)
+
+    draft.forward_tokens, draft.forward_trees, draft.draft_chain = fed, branched, grown  # type: ignore[method-assign]
+    return notes
+
+
+def assert_right(notes: Sequence[DraftRow], dense: DenseGlide) -> None:
+    for each in random.Random(0).sample(notes, min(len(notes), 60)):
+        want = dense(each.text, each.verified, each.oldest)
+        assert np.allclose(each.logits, want, rtol=1e-4, atol=1e-4)
+
+
+def serve(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
+    """Decode the prompts in one batch, with draft tokens for all requests; the texts must equal plain decoding."""
+    made = decode(engine, drafter, prompts, **options)
+    assert all(request.stats.drafted for request in made)
+    return made
+
+
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("name", ["glide", "vanilla", "beam", "smaller"])
+def test_logits_equal_the_dense_module_with_a_delayed_cache(name: str, layers: int) -> None:
+    """The draft's cache is right after accepted and rejected draft tokens, its own or those of ``staged``."""
+    kind = "vanilla" if name == "vanilla" else "glide"
+    folder = glide_folder(layers=layers, cross=kind == "glide")
+    own = f"{kind}(model={folder!r}, num_tokens=4)"
+    wrapped = {"beam": f"beam({own}, width=2)", "smaller": f"staged({spec('vanilla')}, {own})"}
+    engine = make_engine(tiny_decoder())
+    drafter = bound(wrapped.get(name, own), engine)
+    notes = record_rows(within(drafter, ModelProposer)[-1].draft)
+    made = serve(engine, drafter, [*PROMPTS, *LONG], max_tokens=16)
+    assert_right(notes, DenseGlide(folder, tiny_module(), layers, cross=kind == "glide"))
+    delays = {len(each.text) - each.verified for each in notes}
+    assert {1, 2, 3, 4} <= delays
+    assert sum(request.stats.accepted for request in made) > 0
+
+
+@pytest.mark.parametrize("windows", [pytest.param((12, 12), marks=pytest.mark.slow), (None, 12), (12, None)], ids=str)
+def test_sliding_windows(windows: tuple[int | None, ...]) -> None:
+    """Most tokens of the long prompts are outside the windows, so some rows may attend to no token."""
+    folder = glide_folder(windows=windows)
+    engine = make_engine(tiny_decoder(windows=windows), prefill_chunk=32)
+    drafter = bound(f"glide(model={folder!r}, num_tokens=6)", engine)
+    notes = record_rows(model_of(drafter))
+    made = serve(engine, drafter, [*PROMPTS, *LONG], max_tokens=20)
+    assert_right(notes, DenseGlide(folder, tiny_module(windows=windows)))
+    assert any(each.oldest > 0 for each in notes) == (windows == (12, 12))
+    assert sum(request.stats.accepted for request in made) > 0
+    assert_no_blocks(drafter)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_released_blocks_are_not_read(number: int) -> None:
+    """The draft reads a prompt after the target has released its first blocks, which other requests may use."""
+    windows = (12, 12)
+    folder = glide_folder(layers=2, windows=windows)
+    engine = make_engine(tiny_decoder(windows=windows), prefill_chunk=32)
+    drafter = bound(f"glide(model={folder!r}, num_tokens=1)", engine)
+    notes = record_rows(model_of(drafter))
+    serve(engine, drafter, LONG[number : number + 1], max_tokens=3)
+    dense = DenseGlide(folder, tiny_module(windows=windows), 2)
+    first = [each for each in notes if len(each.text) == len(LONG[number]) + 1]
+    assert_right(first, dense)
+    assert [each.oldest > 0 for each in first] == [len(LONG[number]) > 30]
+
+
+def test_learned_positions() -> None:
+    target = tiny_decoder(classic=True)
+    folder = glide_folder(classic=True)
+    engine = make_engine(target)
+    drafter = bound(f"glide(model={folder!r}, num_tokens=3)", engine)
+    notes = record_rows(model_of(drafter))
+    serve(engine, drafter, PROMPTS)
+    assert_right(notes, DenseGlide(folder, tiny_module(classic=True)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrappers_keep_the_text_and_the_acceptance(kind: str) -> None:
+    engine, drafter = watched(KINDS[kind])
+    watch_draft(model_of(drafter.inner))
+    requests = decode(engine, drafter, PROMPTS)
+    assert sum(request.stats.accepted for request in requests) > 30
+    assert_no_blocks(drafter)
+
+
+def test_only_several_layers_compute_accepted_draft_tokens_again() -> None:
+    rows = {}
+    for layers in (1, 2):
+        engine, drafter = watched(f"glide(model={glide_folder(layers=layers)!r}, num_tokens=4)")
+        passes = watch_draft(model_of(drafter.inner))
+        (request,) = decode(engine, drafter, PROMPTS[:1])
+        assert request.stats.accepted > 8
+        texts = [text for each in passes for lane in each.texts for text in lane]
+        rows[layers] = (len(texts), len(set(texts)))
+    assert rows[1][0] == rows[1][1]
+    assert rows[2][0] > rows[2][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"glide(model={glide_folder(cross=False)!r})", "glide: expected a folder of this kind of drafter, found van"),
+        (f"vanilla(model={glide_folder()!r})", "vanilla: expected a folder of this kind of drafter, found glide"),
+    ],
+    ids=["vanilla as glide", "glide as vanilla"],
+)
+def test_folders_of_the_other_kind_are_refused(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_drafter(text).bind(make_engine(tiny_decoder()).target)
+
+
+def test_a_target_with_other_heads_is_refused() -> None:
+    """The shapes differ. The fingerprint cannot show that here, because the tiny target has no files."""
+    other = make_engine(tiny_decoder(heads=4, kv_heads=4))
+    with pytest.raises(CheckpointError, match=r"cross_query.weight: expected shape \(64, 32\), found \(96, 32\)"):
+        make_drafter(spec()).bind(other.target)

@@ -1,0 +1,240 @@
+"""Kangaroo's chains against a reference without caches, and the rows that are computed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from drafters.drafting import Turns, assert_no_blocks, decode, plain_output, text
+from drafters.helpers import context, priced
+from drafters.kernel_calls import Calls
+from drafters.trees import TreeDrafter, off_chain
+from engine.cases import total, watch
+from lab.drafters.exits import (
+    OPTIONS,
+    PROMPTS,
+    WINDOWS,
+    Slow,
+    flat,
+    kangaroo_of,
+    named,
+    slow_chain,
+    watched,
+)
+from lab.drafters.trained_kangaroo import calm_decoder, calm_module
+from pronk.arrays import Array
+from pronk.drafters import make_drafter
+from pronk.execution.forward_job import EarlyTokens, Segment
+from pronk.lab.drafters.modules.kangaroo import ADAPTERS
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import DraftToken, Sampler
+from pronk.speculation.cost_model import CostCurve
+from tiny_models import GivenTimes, make_engine, make_request
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("adapter", "windows", "eta"),
+    [
+        ("attention", None, 0),
+        pytest.param("attention", None, 0.6, marks=pytest.mark.slow),
+        ("attention", WINDOWS, 0),
+        ("transformer", None, 0.5),
+        ("head", None, 0.5),
+        pytest.param("mlp", WINDOWS, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_chains_equal_a_reference_without_caches(
+    adapter: str, windows: tuple[int, ...] | None, eta: float, options: str
+) -> None:
+    decoder = calm_decoder(windows=windows or (None,) * 4)
+    engine, drafter = watched(decoder, named(decoder, 2, adapter, num_tokens=5, eta=eta))
+    slow = Slow(calm_module(windows=windows or (None,) * 4), drafter)
+    lengths = set[int]()
+    for request in decode(engine, drafter, PROMPTS[:3], max_tokens=14, **OPTIONS[options]):
+        for asked in drafter.of(request):
+            most = min(5, asked.depth, asked.nodes)
+            assert list(asked.tree.tokens[1:]) == slow_chain(slow, request, asked.tokens, most, eta)
+            assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
+            # The rows of all draft tokens but the last one were started.
+            assert asked.early_tokens == (EarlyTokens(2, asked.tree.tokens[:-1]) if most else None)
+            lengths.add(asked.tree.num_draft_tokens if most == 5 else 5)
+        assert request.stats.accepted > 0
+    assert lengths == {5} if eta == 0 else len(lengths) > 1
+
+
+@pytest.mark.parametrize("eta", [0, 0.6])
+@pytest.mark.parametrize("calm", [0.0, 0.15, 0.6])
+def test_no_row_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer computes each token of the text or of a proposal once, in a KV slot that follows its prefix."""
+    decoder = calm_decoder(calm=calm)
+    engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
+    rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).early_exit.side_cache
+    assert beside is not None
+    own = Calls(beside.cache, monkeypatch)
+    request = make_request(text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter)
+    engine.add(request)
+    slots, own_slots = list[int](), list[int]()
+    while request.finish_reason is None:
+        before, proposals = len(rows.calls), len(drafter.of(request))
+        engine.step()
+        if not drafter.of(request):
+            continue
+        if request.finish_reason is None:
+            slots = engine.cache.slots(request.block_table, 0, 100).tolist()
+            own_slots = beside.cache.slots(request.draft_state.block_table, 0, 100).tolist()
+        # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's pass computes these
+        # layers for the last draft token only, and layers 2 and 3 for all 1 + k rows.
+        drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])
+        step = [(layer, len(where)) for layer, where in rows.calls[before:]]
+        assert step == drafted * [(0, 1), (1, 1)] + [(0, 1), (1, 1), (2, 1 + drafted), (3, 1 + drafted)]
+    texts = {tuple(request.tokens[:length]) for length in range(1, len(request.tokens))}
+    adapted = set[tuple[int, ...]]()
+    for asked in drafter.of(request):
+        for node in range(len(asked.tree)):
+            texts.add((*asked.tokens, *asked.tree.tokens[1 : node + 1]))
+            adapted |= {(*asked.tokens, *asked.tree.tokens[1:node])} if node else set()
+    for layer in range(4):
+        for place in range(len(request.tokens) + 4):
+            assert rows.count(layer, slots[place]) == sum(len(each) == place + 1 for each in texts)
+    adapted |= {each for each in texts if any(len(each) < len(one) and one[: len(each)] == each for one in adapted)}
+    for place in range(len(request.tokens)):
+        assert own.count(0, own_slots[place]) == sum(len(each) == place + 1 for each in adapted)
+    assert request.stats.accepted > 0
+    assert calm == 0 or request.stats.accepted < request.stats.drafted
+    assert_no_blocks(drafter)
+
+
+def test_draft_tokens_are_right_if_the_later_layers_add_nothing() -> None:
+    decoder = calm_decoder(calm=0.0)
+    engine, drafter = watched(decoder, named(decoder, 1, noise=0.0, num_tokens=4, eta=0))
+    (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=21)
+    assert request.stats.accepted == request.stats.drafted == 16
+    assert [step.tokens for step in request.stats.steps] == [1, 5, 5, 5, 5]
+
+
+def test_requests_share_forward_passes() -> None:
+    decoder = calm_decoder()
+    engine, drafter = watched(decoder, named(decoder, num_tokens=3, eta=0))
+    begin, passes = kangaroo_of(drafter).early_exit.runner.run_first_layers, list[int]()
+
+    def counted(jobs: Sequence[Any], layers: int) -> list[Array]:
+        passes.append(len(jobs))
+        return begin(jobs, layers)
+
+    kangaroo_of(drafter).early_exit.runner.run_first_layers = counted  # type: ignore[method-assign]
+    requests = decode(engine, drafter, [text(2, 7), text(3, 30), text(4, 2)], max_tokens=20)
+    steps = max(len(drafter.of(request)) for request in requests)
+    assert len(passes) <= 3 * steps
+    assert passes[:3] == [3, 3, 3]
+    assert sum(passes) == sum(note.tree.num_draft_tokens for request in requests for note in drafter.of(request))
+
+
+def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are off the main chain, so their KV rows move; Kangaroo's next chain continues from these rows."""
+    decoder = calm_decoder()
+    params = SamplingParams(max_tokens=30, seed=0)
+    texts = {((1, 2, 3), 0): [1, 2, 3, *plain_output([1, 2, 3], params, decoder)]}
+    engine, inner = watched(decoder, named(decoder, num_tokens=3, eta=0))
+    turns = Turns(TreeDrafter(off_chain, texts), inner)
+    rows = Calls(engine.cache, monkeypatch)
+    (request,) = decode(engine, turns, [[1, 2, 3]])
+    assert request.stats.moved > 0
+    assert sum(len(asked.path) for asked in inner.of(request)) > 0
+    # Layer 0 computes one row in forward passes for Kangaroo's tokens, and more for the other drafter's trees.
+    mine = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) <= 1]
+    others = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) > 1]
+    assert len(mine) == sum(asked.tree.num_draft_tokens + 1 for asked in inner.of(request))
+    assert len(others) == len(request.stats.steps) - len(inner.of(request)) - 1
+    slow = Slow(calm_module(), inner)
+    for asked in inner.of(request):
+        want = slow_chain(slow, request, asked.tokens, min(3, asked.depth, asked.nodes), 0)
+        assert list(asked.tree.tokens[1:]) == want
+
+
+def test_a_prompt_longer_than_a_chunk() -> None:
+    decoder = calm_decoder()
+    engine, drafter = watched(decoder, named(decoder, eta=0))
+    requests = decode(engine, drafter, [text(0, 1100), text(1, 530)], max_tokens=12)
+    slow = Slow(calm_module(), drafter)
+    for request in requests:
+        for asked in drafter.of(request)[:2]:
+            want = slow_chain(slow, request, asked.tokens, min(6, asked.depth), 0)
+            assert list(asked.tree.tokens[1:]) == want
+    assert total(requests, "accepted") > 0
+
+
+def test_a_wrapper_decides_the_end_of_the_chain() -> None:
+    """``threshold`` replaces Kangaroo's limits ``eta`` and ``num_tokens``."""
+    decoder = calm_decoder(calm=0.1)
+    strict = named(decoder, 3, eta=1.0, num_tokens=2)
+    engine, alone = watched(decoder, strict)
+    (request,) = decode(engine, alone, [[1, 2, 3]])
+    assert {asked.tree.num_draft_tokens for asked in alone.of(request)} <= {0, 1}
+    engine, within = watched(decoder, f"threshold({strict}, max_tokens=7)")
+    (request,) = decode(engine, within, [[1, 2, 3]])
+    assert max(asked.tree.num_draft_tokens for asked in within.of(request)) > 2
+
+
+def test_no_draft_tokens_without_free_blocks() -> None:
+    decoder = calm_decoder()
+    for blocks in (0, 2, 3):
+        engine, drafter = watched(decoder, named(decoder))
+        beside = kangaroo_of(drafter).early_exit.side_cache
+        assert beside is not None
+        beside.cache.resize(blocks)
+        one, other = decode(engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
+        assert bool(one.stats.drafted) == (blocks == 3)
+        assert drafter.of(other)[0].tree.num_draft_tokens == 0
+        assert_no_blocks(drafter)
+
+
+def test_no_draft_token_if_no_token_can_be_chosen() -> None:
+    """Every third call of ``draft_token`` returns ``None``; the target's pass still uses the row computed for it."""
+    decoder = calm_decoder()
+    engine, drafter = watched(decoder, named(decoder, eta=0))
+    segments = list[Segment]()
+    watch(engine, lambda jobs, _: segments.extend(job.segment for job in jobs))
+    draft_token, drafted = Sampler.draft_token, list[bool]()
+
+    def sometimes(self: Sampler, *args: Any, **more: Any) -> DraftToken | None:
+        drafted.append(len(drafted) % 3 != 2)
+        return draft_token(self, *args, **more) if drafted[-1] else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sampler, "draft_token", sometimes)
+        (request,) = decode(engine, drafter, [[1, 2, 3]])
+    assert any(asked.early_tokens == EarlyTokens(2, asked.tree.tokens) for asked in drafter.of(request))
+    assert any(each.early == (2, len(each.tree)) for each in segments)
+
+
+def test_plain_steps_where_draft_tokens_do_not_pay() -> None:
+    decoder = calm_decoder()
+    for dear in (True, False):
+        engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), costs=flat(1.0))
+        engine.speculator.policy.saved = 1000.0  # seconds that drafting may lose
+        kangaroo_of(drafter).early_exit.cost_model = GivenTimes(flat(100.0 if dear else 0.001))
+        (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=40)
+        counts = [asked.tree.num_draft_tokens for asked in drafter.of(request)]
+        assert counts == [] if dear else counts.count(0) <= 1 < len(counts)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_costs_are_those_of_its_forward_passes(adapter: str) -> None:
+    """Until draft tokens have been timed, their price is the exit layers' share of the target's forward pass."""
+    decoder = calm_decoder()
+    engine = make_engine(decoder)
+    drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
+    asked, curve = (context(None, [1, 2, 3], policy=priced(each, 2)) for each in (None, CostCurve(1.0, 0.9, 0.1)))
+    assert drafter.chain_price(asked) is None
+    before = drafter.chain_price(curve)
+    assert before is not None
+    share = 2 / len(decoder.layers)
+    assert before.token == pytest.approx(share * 1.1)
+    # Of further rows the later layers alone are computed: 4 rows cost 3 · 0.1 · (1 - share) more than one.
+    assert before.seconds(2, 1, 1) == pytest.approx((1.0 + 0.3 * (1.0 - share) + before.token) / 2)
+    decode(engine, drafter, PROMPTS[:2])
+    after = drafter.chain_price(curve)
+    assert after is not None
+    assert 0.0 < after.token < 0.5 * before.token  # the tiny layers take far less than a second
+    assert_no_blocks(drafter)
