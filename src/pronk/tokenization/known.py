@@ -24,7 +24,7 @@ _MAX_PARTS = 16  # components of a sequence, pieces of a template, ids of a spec
 _MAX_ADDED = 2**14
 _MAX_ADDED_CHARACTERS = 2**18
 
-# That of Qwen 2 with marks as letters.
+# Pattern of Qwen 3.5: that of Qwen 2, in which combining marks (``\p{M}``) belong to words like letters.
 _QWEN35_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,14 +33,23 @@ _DEEPSEEK3_PATTERN = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
-# Regular expressions of pre-tokenizers that GGUF files of supported models lack, without the ``\s+$`` of DeepSeek LLM:
-# its time grows with the square of the number of spaces.
+# cl100k of GPT-4 with possessive quantifiers, which give no characters back.
+_POSSESSIVE_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+# Regular expressions of models whose pre-tokenizers no supported GGUF file names. The ``\s+$`` of DeepSeek LLM is not
+# among them: its time grows with the square of the number of spaces.
 _OTHER_PATTERNS = {
     _QWEN35_PATTERN,
     _DEEPSEEK3_PATTERN,
+    _POSSESSIVE_PATTERN,
     r"\p{N}{1,3}",  # DeepSeek V3
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # DeepSeek V3: Chinese characters and kana
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2 as tiktoken writes it
+    r"\s?\p{L}+",  # DeepSeek Coder
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",  # DeepSeek Coder: Chinese, Japanese, Korean and others
     r"[0-9]",
     r"\d",
     r"[\r\n]",
@@ -102,7 +111,8 @@ def _always(_: Component) -> bool:
 def _decomposes_once(normalizer: object) -> bool:
     """Return whether at most one of the known parts of a normalizer decomposes characters.
 
-    A character may become 18 characters, and after replacements, each of these as many again.
+    A decomposition may make 18 characters of one. After a replacement, a second decomposition may make 18 of each of
+    these.
     """
     forms = ("NFC", "NFD", "NFKC", "NFKD")
     return sum(part["type"] in forms for part in _parts(normalizer, "normalizers") or ()) <= 1
@@ -137,7 +147,7 @@ def _strips_left(part: Component) -> bool:
 
 
 def _is_known_template(part: Component) -> bool:
-    """Return whether a template adds a few special tokens, each of which it defines."""
+    """Return whether a template adds a few special tokens, which it defines, to the text A, or to A and B."""
     special_tokens = part.get("special_tokens")
     if not isinstance(special_tokens, Mapping) or len(special_tokens) > _MAX_PARTS:
         return False
@@ -146,20 +156,28 @@ def _is_known_template(part: Component) -> bool:
         tokens = token.get("tokens") if isinstance(token, Mapping) else None
         if not isinstance(ids, list) or not isinstance(tokens, list) or not len(ids) == len(tokens) <= _MAX_PARTS:
             return False
-    return all(_is_known_pieces(part.get(name), special_tokens) for name in ("single", "pair"))
+    single = _texts_of(part.get("single"), special_tokens)
+    pair = _texts_of(part.get("pair"), special_tokens)
+    return single == ["A"] and pair is not None and sorted(pair) == ["A", "B"]
 
 
-def _is_known_pieces(pieces: object, special_tokens: Mapping[str, Any]) -> bool:
+def _texts_of(pieces: object, special_tokens: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of the texts in the pieces of a template; ``None`` if a piece is not known."""
     if not isinstance(pieces, list) or len(pieces) > _MAX_PARTS:
-        return False
+        return None
+    texts = list[str]()
     for piece in pieces:
         if not isinstance(piece, Mapping) or len(piece) != 1:
-            return False
-        token = piece.get("SpecialToken")
-        name = token.get("id") if isinstance(token, Mapping) else None
-        if "Sequence" not in piece and not (isinstance(name, str) and name in special_tokens):
-            return False
-    return True
+            return None
+        ((kind, value),) = piece.items()
+        name = value.get("id") if isinstance(value, Mapping) else None
+        if not isinstance(name, str):
+            return None
+        if kind == "Sequence":
+            texts.append(name)
+        elif kind != "SpecialToken" or name not in special_tokens:
+            return None
+    return texts
 
 
 def _has_usual_tokens(model: object) -> bool:
@@ -201,7 +219,7 @@ _BPE_KEYS = {
 
 
 def _are_known_tokens(tokens: object) -> bool:
-    """Return whether few tokens are added, each of which is found without a look at the text before it."""
+    """Return whether few tokens are added, none of which depends on the text before it (``lstrip``, whole words)."""
     if tokens is None:
         return True
     if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED:
