@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from pronk import LLM, SamplingParams
 from pronk.drafters.autoregressive import Autoregressive
@@ -15,9 +16,9 @@ from pronk.engine.pooling import EmbeddingOptions
 from pronk.engine.request_factory import RequestFactory
 from pronk.errors import PromptError, TokenizerError
 from pronk.testing import byte_tokenizer
-from pronk.tokenization import tokenizer as tokenizers
-from pronk.tokenization.guarded import SECONDS, GuardedTokenizer, load_backend, shared_time
-from pronk.tokenization.limited_process import LimitedProcess, Reply
+from pronk.tokenization.guarded import SECONDS, GuardedTokenizer, TimeLimit, load_backend, shared_time
+from pronk.tokenization.limited_process import ChildReply, LimitedProcess
+from pronk.tokenization.tokenizer import Tokenizer
 
 NUM_TEXTS = 100
 MARK = "<mark>"
@@ -31,9 +32,9 @@ class Clock:
         self.seconds = seconds
         self.limits = list[float]()
 
-    def ask(self, _: bytes, limit: float) -> Reply | None:
+    def ask(self, _: bytes, limit: float) -> ChildReply | None:
         self.limits.append(limit)
-        return Reply(CONVERTED, self.seconds) if self.seconds < limit else None
+        return ChildReply(CONVERTED, self.seconds) if self.seconds < limit else None
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def factory() -> RequestFactory:
     split = pre_tokenizers.Split(Regex("x{3}"), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex("x{3}"), "y")])
-    tokenizer = tokenizers.Tokenizer(load_backend(backend.to_str()))
+    tokenizer = Tokenizer(load_backend(backend.to_str()))
     config = LLM("pronk-tiny").config
     return RequestFactory(config, tokenizer, None)
 
@@ -112,11 +113,23 @@ def test_blocks_within_a_block_share_its_limit(factory: RequestFactory, monkeypa
             factory.tokenizer.encode_batch(["a", "b", "c"])
 
 
+def test_jobs_of_a_request_share_its_limit(factory: RequestFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Clock(SECONDS / 4)
+    monkeypatch.setattr(LimitedProcess, "ask", lambda _, line, limit: slow.ask(line, limit))
+    limit = TimeLimit()
+    factory.encode_prompts(["a", "b", "c"], limit)
+    with pytest.raises(PromptError, match="exceeds a limit"):
+        factory.encode_prompts(["a", "b", "c"], limit)
+    with pytest.raises(PromptError, match="exceeds a limit"):
+        factory.encode_prompts(["a"], limit)
+    factory.encode_prompts(["a", "b", "c"], TimeLimit())
+
+
 def unigram(num_tokens: int) -> str:
     """Return the file of an ordinary Unigram tokenizer."""
     letters = [(chr(number), -10.0) for number in range(32, 0x3000)]
     words = [(f"▁to{number}", -12.0) for number in range(num_tokens)]
-    backend = Tokenizer(models.Unigram([("<unk>", 0.0), *letters, *words], unk_id=0, byte_fallback=False))
+    backend = Backend(models.Unigram([("<unk>", 0.0), *letters, *words], unk_id=0, byte_fallback=False))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     return backend.to_str()
@@ -127,5 +140,5 @@ def test_long_prompts_of_ordinary_tokenizers(num_tokens: int) -> None:
     backend = load_backend(unigram(num_tokens))
     assert isinstance(backend, GuardedTokenizer)
     text = ("hello world, this is a text. " * 40_000)[: 2**20]
-    assert len(tokenizers.Tokenizer(backend).encode(text)) == len(text) + 1
+    assert len(Tokenizer(backend).encode(text)) == len(text) + 1
     backend.stop()

@@ -22,7 +22,7 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget
 from pronk.speculation.proposer import Proposer
 from pronk.tokenization.chat.answers import AnswerCalls, AnswerFormat, RepeatedCalls
-from pronk.tokenization.guarded import shared_time
+from pronk.tokenization.guarded import TimeLimit, shared_time
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -72,9 +72,13 @@ class RequestFactory:
             raise ContextError(msg)
         return ids
 
-    def encode_prompts(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
-        """Return the token ids of each prompt, as :meth:`encode_prompt`; an unknown tokenizer has one limit of time."""
-        with shared_time():
+    def encode_prompts(self, prompts: Sequence[str | Sequence[int]], limit: TimeLimit | None = None) -> list[list[int]]:
+        """Return the token ids of each prompt, as :meth:`encode_prompt`.
+
+        A tokenizer in a child process has one limit of time for all of them: ``limit`` if some prompts of a request
+        were encoded before.
+        """
+        with shared_time(limit):
             return [self.encode_prompt(prompt) for prompt in prompts]
 
     def check(self, prompt: str | None, params: SamplingParams) -> None:

@@ -45,26 +45,28 @@ class GuardedEncoding(NamedTuple):
 
 
 @dataclass
-class _TimeLimit:
-    """Processor time that the texts of a request may still take, in seconds."""
+class TimeLimit:
+    """Processor time in seconds that the texts of a request may still take in a child process.
+
+    It grows a little with each text, so that many ordinary texts stay below it.
+    """
 
     left: float = field(default_factory=lambda: SECONDS)
 
 
-_time_limit: ContextVar[_TimeLimit | None] = ContextVar("time_limit", default=None)
+_time_limit: ContextVar[TimeLimit | None] = ContextVar("time_limit", default=None)
 
 
 @contextmanager
-def shared_time() -> Iterator[None]:
+def shared_time(limit: TimeLimit | None = None) -> Iterator[None]:
     """Let all texts and tokens that this thread converts in the block share one limit of time.
 
-    The limit grows a little with each text, so that many ordinary texts stay below it. A block within another one
-    shares the limit of the outer one.
+    ``limit`` is that of a request with several blocks. By default, it is that of the block around this one, or new.
     """
-    if _time_limit.get() is not None:
+    if limit is None and _time_limit.get() is not None:
         yield
         return
-    token = _time_limit.set(_TimeLimit())
+    token = _time_limit.set(limit or TimeLimit())
     try:
         yield
     finally:

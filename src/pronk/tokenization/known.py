@@ -219,7 +219,10 @@ _BPE_KEYS = {
 
 
 def _are_known_tokens(tokens: object) -> bool:
-    """Return whether few tokens are added, none of which depends on the text before it (``lstrip``, whole words)."""
+    """Return whether few tokens are added, none of which depends on the text before it.
+
+    Those that take white space before them, or that are found as whole words only, do.
+    """
     if tokens is None:
         return True
     if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED:

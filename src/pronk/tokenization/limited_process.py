@@ -28,7 +28,7 @@ _TRIES = 2  # child processes that get a request, if the first one is ended from
 _AT_LIMIT = {1, -6, -11, -27}
 
 
-class Reply(NamedTuple):
+class ChildReply(NamedTuple):
     """The reply to a request."""
 
     line: bytes  # without a line break
@@ -68,11 +68,17 @@ class LimitedProcess:
         _processes.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"purpose": self._purpose, "needs": self._needs, "seconds": self._seconds}
-        create = partial(LimitedProcess, **options, memory=self._memory, setup=self._setup)
+        create = partial(
+            LimitedProcess,
+            purpose=self._purpose,
+            needs=self._needs,
+            seconds=self._seconds,
+            memory=self._memory,
+            setup=self._setup,
+        )
         return create, (self._program,)
 
-    def ask(self, request: bytes, seconds: float | None = None) -> Reply | None:
+    def ask(self, request: bytes, seconds: float | None = None) -> ChildReply | None:
         """Return the reply to a request without a line break; ``None`` if the process ended at a limit.
 
         ``seconds`` replaces the limit of the processor time.
@@ -117,7 +123,7 @@ class LimitedProcess:
     def __del__(self) -> None:
         self._end()
 
-    def _ask(self, request: bytes, seconds: float, num_stops: int) -> Reply | None:
+    def _ask(self, request: bytes, seconds: float, num_stops: int) -> ChildReply | None:
         for _ in range(_TRIES):
             is_set_up = self._child is not None and self._child.poll() is None
             if not is_set_up:
@@ -147,7 +153,7 @@ class LimitedProcess:
             msg = f"{self._purpose}: the model is closing"
             raise ClosedError(msg)
 
-    def _exchange(self, request: bytes, seconds: float) -> Reply | None:
+    def _exchange(self, request: bytes, seconds: float) -> ChildReply | None:
         """Send a request and return the reply; ``None`` if the child process has ended or sent another reply."""
         child = self._child
         assert child is not None
@@ -162,7 +168,7 @@ class LimitedProcess:
         if not line.startswith(number + b" ") or not line.endswith(b"\n"):
             return None
         _, taken, reply = line.split(b" ", 2)
-        return Reply(reply.removesuffix(b"\n"), float(taken))
+        return ChildReply(reply.removesuffix(b"\n"), float(taken))
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Return a new child process once it is ready for requests."""
