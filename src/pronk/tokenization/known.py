@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pronk.quantization.gguf.tokenizer import PRE_TOKENIZERS
 from pronk.quantization.gguf.vocabulary import MAX_TOKEN_CHARACTERS
+from pronk.tokenization.patterns import PATTERNS
 
 Component = Mapping[str, Any]
 
@@ -23,39 +23,6 @@ _MAX_PARTS = 16  # components of a sequence, pieces of a template, ids of a spec
 # Limits of added tokens, for which an automaton is built; those of well-known models are 6,500 with 60,000 characters.
 _MAX_ADDED = 2**14
 _MAX_ADDED_CHARACTERS = 2**18
-
-# Pattern of Qwen 3.5: that of Qwen 2, in which combining marks (``\p{M}``) belong to words like letters.
-_QWEN35_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DEEPSEEK3_PATTERN = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-)
-# cl100k of GPT-4 with possessive quantifiers, which give no characters back.
-_POSSESSIVE_PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
-# Regular expressions of models whose pre-tokenizers no supported GGUF file names. The ``\s+$`` of DeepSeek LLM is not
-# among them: its time grows with the square of the number of spaces.
-_OTHER_PATTERNS = {
-    _QWEN35_PATTERN,
-    _DEEPSEEK3_PATTERN,
-    _POSSESSIVE_PATTERN,
-    r"\p{N}{1,3}",  # DeepSeek V3
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # DeepSeek V3: Chinese characters and kana
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2 as tiktoken writes it
-    r"\s?\p{L}+",  # DeepSeek Coder
-    r"\s?\p{P}+",
-    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",  # DeepSeek Coder: Chinese, Japanese, Korean and others
-    r"[0-9]",
-    r"\d",
-    r"[\r\n]",
-}
-# All known expressions. The time of each grows with the length of a text, also of spaces, line breaks or digits only.
-PATTERNS = _OTHER_PATTERNS.union(*(each.patterns for each in PRE_TOKENIZERS.values()))
 
 
 def is_known(file: Component) -> bool:
