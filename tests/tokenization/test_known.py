@@ -80,6 +80,7 @@ KNOWN = {
     "sentencepiece": parsed(sentencepiece()),
     "metaspace": parsed(metaspace()),
     "gpt-2 of 2019": gpt2(),
+    "deepseek-coder": parsed(byte_level("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+")),
     "words": parsed(Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))),
 }
 
@@ -163,7 +164,7 @@ UNKNOWN_ENCODERS = {
         template(single=None),
         template(single=["$A"]),
         *(template(single=names) for names in ("", "x", "B", "AA", "AB", "xAxA", "C")),
-        *(template(pair=names) for names in ("", "x", "A", "B", "AA", "BB", "AAB", "ABB", "AC")),
+        *(template(pair=names) for names in ("A", "B", "AA", "BB", "AAB", "ABB", "AC")),
     ],
     "model": [
         {"type": "Unigram", "vocab": [["a", 0.0]]},
@@ -191,7 +192,7 @@ UNKNOWN_DECODERS = [
 ]
 
 
-@pytest.mark.parametrize(("single", "pair"), [("A", "AB"), ("xAx", "xAxBx"), ("Ax", "BxA")])
+@pytest.mark.parametrize(("single", "pair"), [("A", "AB"), ("xAx", "xAxBx"), ("Ax", "BxA"), ("xA", "")])
 def test_templates_with_each_text_once_are_known(single: str, pair: str) -> None:
     file = {**PLAIN, "post_processor": template(single, pair)}
     assert is_known(file)

@@ -114,7 +114,10 @@ def _strips_left(part: Component) -> bool:
 
 
 def _is_known_template(part: Component) -> bool:
-    """Return whether a template adds a few special tokens, which it defines, to the text A, or to A and B."""
+    """Return whether a template adds a few special tokens, which it defines, to each text.
+
+    A template for pairs of texts may be empty: prompts are no pairs.
+    """
     special_tokens = part.get("special_tokens")
     if not isinstance(special_tokens, Mapping) or len(special_tokens) > _MAX_PARTS:
         return False
@@ -125,7 +128,7 @@ def _is_known_template(part: Component) -> bool:
             return False
     single = _texts_of(part.get("single"), special_tokens)
     pair = _texts_of(part.get("pair"), special_tokens)
-    return single == ["A"] and pair is not None and sorted(pair) == ["A", "B"]
+    return single == ["A"] and pair is not None and sorted(pair) in ([], ["A", "B"])
 
 
 def _texts_of(pieces: object, special_tokens: Mapping[str, Any]) -> list[str] | None:

@@ -83,5 +83,6 @@ _OTHER_PATTERNS = {
     r"[0-9]",
     r"\d",
     r"[\r\n]",
+    "[\r\n]",  # DeepSeek Coder: the characters themselves
 }
 PATTERNS = _OTHER_PATTERNS.union(*(each.patterns for each in PRE_TOKENIZERS.values()))
