@@ -52,7 +52,7 @@ LAYERS = (
     {"speculation.tree"},
     {"estimate", "fair_executor", "files.__init__", "files.regular", "quantities"},
     {"checks", "files.atomic", "files.text"},
-    {"guests", "keywords"},
+    {"guests", "keywords", "tokenization.patterns"},
     {"quantization.formats"},
     {"quantization.gguf.blocks"},
     {"architecture", "kernels"},

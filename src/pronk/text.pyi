@@ -14,6 +14,7 @@ from pronk.tokenization.chat.system_messages import has_system_role as has_syste
 from pronk.tokenization.chat.system_messages import has_system_role_anywhere as has_system_role_anywhere
 from pronk.tokenization.chat.system_messages import place_system_messages as place_system_messages
 from pronk.tokenization.chat.thoughts import Thought as Thought
+from pronk.tokenization.guarded import TimeLimit as TimeLimit
 from pronk.tokenization.guarded import load_backend as load_backend
 from pronk.tokenization.offsets import TokenOffsets as TokenOffsets
 from pronk.tokenization.offsets import output_offsets as output_offsets

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from pronk.quantization.gguf.tokenizer import PRE_TOKENIZERS
 from pronk.tokenization.guarded import load_backend
-from pronk.tokenization.known import PATTERNS, decodes_as_known, is_known
+from pronk.tokenization.known import decodes_as_known, is_known
+from pronk.tokenization.patterns import PATTERNS, PRE_TOKENIZERS
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 TEXTS = [
@@ -80,6 +80,7 @@ KNOWN = {
     "sentencepiece": parsed(sentencepiece()),
     "metaspace": parsed(metaspace()),
     "gpt-2 of 2019": gpt2(),
+    "deepseek-coder": parsed(byte_level("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+")),
     "words": parsed(Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))),
 }
 
@@ -111,10 +112,16 @@ def sequence(key: str, *members: Any) -> dict[str, Any]:
     return {"type": "Sequence", key: [*members]}
 
 
-def template(**changed: Any) -> dict[str, Any]:
-    single = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+def pieces(names: str) -> list[dict[str, Any]]:
+    """Return the pieces of a template: the texts ``A`` and ``B``, and the special token ``x``."""
+    return [{"SpecialToken" if name == "x" else "Sequence": {"id": name, "type_id": 0}} for name in names]
+
+
+def template(single: Any = "xA", pair: Any = "xAxB", **changed: Any) -> dict[str, Any]:
     token = {"id": "x", "ids": [0], "tokens": ["a"]}
-    return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {"x": token}, **changed}
+    parts = {"single": single, "pair": pair}
+    made = {name: pieces(value) if isinstance(value, str) else value for name, value in parts.items()}
+    return {"type": "TemplateProcessing", **made, "special_tokens": {"x": token}, **changed}
 
 
 TOKEN = {"id": 0, "content": "a", "single_word": False, "lstrip": False, "rstrip": False, "normalized": True}
@@ -149,10 +156,15 @@ UNKNOWN_ENCODERS = {
         template(special_tokens={"x": {"id": "x", "ids": [0] * 99, "tokens": ["a"] * 99}}),
         template(special_tokens={"x": {"id": "x", "ids": [0, 0], "tokens": ["a"]}}),
         template(special_tokens=[]),
-        template(single=[{"SpecialToken": {"id": "x", "type_id": 0}}] * 17),
-        template(pair=[{"SpecialToken": {"id": "other", "type_id": 0}}]),
-        template(single="$A"),
+        template(single="A" + "x" * 16),
+        template(pair=[*pieces("AB"), {"SpecialToken": {"id": "other", "type_id": 0}}]),
+        template(single=[*pieces("A"), {"Other": {"id": "x"}}]),
+        template(single=[*pieces("A"), {"SpecialToken": {"id": ["x"], "type_id": 0}}]),
+        template(single=[{"Sequence": "A"}]),
+        template(single=None),
         template(single=["$A"]),
+        *(template(single=names) for names in ("", "x", "B", "AA", "AB", "xAxA", "C")),
+        *(template(pair=names) for names in ("A", "B", "AA", "BB", "AAB", "ABB", "AC")),
     ],
     "model": [
         {"type": "Unigram", "vocab": [["a", 0.0]]},
@@ -178,6 +190,13 @@ UNKNOWN_DECODERS = [
     {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
     sequence("decoders", sequence("decoders", {"type": "Fuse"})),
 ]
+
+
+@pytest.mark.parametrize(("single", "pair"), [("A", "AB"), ("xAx", "xAxBx"), ("Ax", "BxA"), ("xA", "")])
+def test_templates_with_each_text_once_are_known(single: str, pair: str) -> None:
+    file = {**PLAIN, "post_processor": template(single, pair)}
+    assert is_known(file)
+    assert load_backend(json.dumps(file)).encode("a").ids == [0] * len(single)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget
 from pronk.speculation.proposer import Proposer
 from pronk.tokenization.chat.answers import AnswerCalls, AnswerFormat, RepeatedCalls
+from pronk.tokenization.guarded import TimeLimit, shared_time
 from pronk.tokenization.stream import TextStream
 from pronk.tokenization.tokenizer import Tokenizer
 
@@ -71,6 +72,15 @@ class RequestFactory:
             raise ContextError(msg)
         return ids
 
+    def encode_prompts(self, prompts: Sequence[str | Sequence[int]], limit: TimeLimit | None = None) -> list[list[int]]:
+        """Return the token ids of each prompt, as :meth:`encode_prompt`.
+
+        A tokenizer in a child process has one limit of time for all of them: ``limit`` if some prompts of a request
+        were encoded before.
+        """
+        with shared_time(limit):
+            return [self.encode_prompt(prompt) for prompt in prompts]
+
     def check(self, prompt: str | None, params: SamplingParams) -> None:
         """Raise the errors of a request that need no weights: prompt (unless ``None``), token ids, guide."""
         if prompt is not None:
@@ -87,8 +97,8 @@ class RequestFactory:
         adapter: Adapter | None,
     ) -> list[list[Request]]:
         """Create the samples of several prompts, with parameters from :func:`params_per_prompt`."""
-        pairs = zip(prompts, params, strict=True)
-        return [self.create_samples(self.encode_prompt(p), each, proposer, adapter=adapter) for p, each in pairs]
+        pairs = zip(self.encode_prompts(prompts), params, strict=True)
+        return [self.create_samples(ids, each, proposer, adapter=adapter) for ids, each in pairs]
 
     def create_samples(
         self,
@@ -130,7 +140,7 @@ class RequestFactory:
             raise PromptError(msg)
         # The scheduler reserves one slot for a token that is never generated, so max_tokens is 1.
         params, proposer, requests = SamplingParams(max_tokens=1), Autoregressive(), list[Request]()
-        for prompt in [self.encode_prompt(text) for text in texts]:
+        for prompt in self.encode_prompts(texts):
             requests.append(self.create_request(prompt, params, proposer))
             pooler = HiddenPooler(options, len(prompt), self.config.num_layers, runner.final_norm)
             requests[-1].pooler, requests[-1].adapter = pooler, adapter
@@ -152,17 +162,17 @@ class RequestFactory:
         characters would merge with the prompt's last token. Raises ``OptionError`` if the tokenizer has no tokens for a
         text.
         """
-        continuations: list[list[int]] = []
-        for text in texts:
-            joint_ids = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
-            merged = joint_ids[: len(ids)] != list(ids) or len(joint_ids) == len(ids)
-            continuations.append(
-                self.tokenizer.encode(text, add_special_tokens=False) if merged else joint_ids[len(ids) :]
-            )
-            if not continuations[-1]:
-                msg = f"options: expected texts of at least one token, found {text!r:.60}; change the text"
-                raise OptionError(msg)
-        return continuations
+        with shared_time():
+            return [self._encode_continuation(prompt, ids, text) for text in texts]
+
+    def _encode_continuation(self, prompt: str | list[int], ids: Sequence[int], text: str) -> list[int]:
+        joint_ids = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
+        merged = joint_ids[: len(ids)] != list(ids) or len(joint_ids) == len(ids)
+        own_ids = self.tokenizer.encode(text, add_special_tokens=False) if merged else joint_ids[len(ids) :]
+        if not own_ids:
+            msg = f"options: expected texts of at least one token, found {text!r:.60}; change the text"
+            raise OptionError(msg)
+        return own_ids
 
     def create_request(
         self,

@@ -3,13 +3,15 @@
 This is the program of :mod:`pronk.tokenization.guarded`. It imports no module of pronk. Requests and replies are
 lines of JSON::
 
-    {"load": "{…}"}                                        ->  {}
-    {"encode": "ab", "special": true, "plain": false}      ->  {"ids": [5], "offsets": [[0, 2]], "mask": [0]}
-    {"decode": [5], "skip": true}                          ->  {"text": "ab"}
+    {"load": "{…}"}                                                       ->  {}
+    {"encode": "ab", "special": true, "plain": false, "offsets": false}   ->  {"ids": [5], "offsets": [], "mask": []}
+    {"encode": "ab", "special": true, "plain": false, "offsets": true}    ->  {"ids": [5], "offsets": [[0, 2]], …}
+    {"decode": [5], "skip": true}                                         ->  {"text": "ab"}
+    {}                                                                    ->  {}
 
-``load`` has the text of a ``tokenizer.json``, ``special`` stands for ``add_special_tokens``, ``plain`` for
-``encode_special_tokens`` and ``skip`` for ``skip_special_tokens``. An error gives ``{"error": "…"}``, a request before
-``load`` gives ``{"unloaded": true}``.
+``load``, the first request, has the text of a ``tokenizer.json``, ``special`` stands for ``add_special_tokens``,
+``plain`` for ``encode_special_tokens`` and ``skip`` for ``skip_special_tokens``. An error gives ``{"error": "…"}``;
+that of ``load`` is the reply to all later requests.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ _MAX_TEXT = 2**25
 _TRIAL = "".join(map(chr, range(1, 256))) + "\n\n    \t" + "a" * 64 + "e\u0301 ﷺ 漢字 한글 🙂 ▁ <s>"
 
 _loaded: list[Tokenizer] = []  # the tokenizer, once it is loaded
+_failure: list[dict[str, str]] = []  # the reply if it cannot be loaded
 
 
 def _load(text: str) -> dict[str, Any]:
@@ -60,14 +63,16 @@ def _encode(request: dict[str, Any]) -> dict[str, Any]:
     encoding = tokenizer.encode(request["encode"], add_special_tokens=request["special"])
     if len(encoding.ids) > _MAX_IDS:
         raise MemoryError
+    if not request["offsets"]:  # they need much memory
+        return {"ids": encoding.ids, "offsets": [], "mask": []}
     return {"ids": encoding.ids, "offsets": encoding.offsets, "mask": encoding.special_tokens_mask}
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if "load" in request:
         return _load(request["load"])
-    if not _loaded:
-        return {"unloaded": True}
+    if not request:
+        return {}
     if "encode" in request:
         return _encode(request)
     text = _loaded[0].decode(request["decode"], skip_special_tokens=request["skip"])
@@ -78,10 +83,14 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def answer(line: bytes) -> bytes:
     """Return the reply to a request."""
+    request = json.loads(line.decode("utf-8", "surrogatepass"))
+    reply: dict[str, Any]
     try:
-        reply = _answer(json.loads(line.decode("utf-8", "surrogatepass")))
+        reply = _failure[0] if _failure else _answer(request)
     except MemoryError:
         raise  # ends the process
     except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is a BaseException
         reply = {"error": " ".join(str(error).split())[:_MAX_ERROR] or type(error).__name__}
+        if "load" in request:
+            _failure.append(reply)
     return json.dumps(reply).encode()

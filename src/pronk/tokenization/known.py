@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pronk.quantization.gguf.tokenizer import PRE_TOKENIZERS
 from pronk.quantization.gguf.vocabulary import MAX_TOKEN_CHARACTERS
+from pronk.tokenization.patterns import PATTERNS
 
 Component = Mapping[str, Any]
 
@@ -23,30 +23,6 @@ _MAX_PARTS = 16  # components of a sequence, pieces of a template, ids of a spec
 # Limits of added tokens, for which an automaton is built; those of well-known models are 6,500 with 60,000 characters.
 _MAX_ADDED = 2**14
 _MAX_ADDED_CHARACTERS = 2**18
-
-# That of Qwen 2 with marks as letters.
-_QWEN35_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DEEPSEEK3_PATTERN = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-)
-# Regular expressions of pre-tokenizers that GGUF files of supported models lack, without the ``\s+$`` of DeepSeek LLM:
-# its time grows with the square of the number of spaces.
-_OTHER_PATTERNS = {
-    _QWEN35_PATTERN,
-    _DEEPSEEK3_PATTERN,
-    r"\p{N}{1,3}",  # DeepSeek V3
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # DeepSeek V3: Chinese characters and kana
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2 as tiktoken writes it
-    r"[0-9]",
-    r"\d",
-    r"[\r\n]",
-}
-# All known expressions. The time of each grows with the length of a text, also of spaces, line breaks or digits only.
-PATTERNS = _OTHER_PATTERNS.union(*(each.patterns for each in PRE_TOKENIZERS.values()))
 
 
 def is_known(file: Component) -> bool:
@@ -102,7 +78,8 @@ def _always(_: Component) -> bool:
 def _decomposes_once(normalizer: object) -> bool:
     """Return whether at most one of the known parts of a normalizer decomposes characters.
 
-    A character may become 18 characters, and after replacements, each of these as many again.
+    A decomposition may make 18 characters of one. After a replacement, a second decomposition may make 18 of each of
+    these.
     """
     forms = ("NFC", "NFD", "NFKC", "NFKD")
     return sum(part["type"] in forms for part in _parts(normalizer, "normalizers") or ()) <= 1
@@ -137,7 +114,10 @@ def _strips_left(part: Component) -> bool:
 
 
 def _is_known_template(part: Component) -> bool:
-    """Return whether a template adds a few special tokens, each of which it defines."""
+    """Return whether a template adds a few special tokens, which it defines, to each text.
+
+    A template for pairs of texts may be empty: prompts are no pairs.
+    """
     special_tokens = part.get("special_tokens")
     if not isinstance(special_tokens, Mapping) or len(special_tokens) > _MAX_PARTS:
         return False
@@ -146,20 +126,28 @@ def _is_known_template(part: Component) -> bool:
         tokens = token.get("tokens") if isinstance(token, Mapping) else None
         if not isinstance(ids, list) or not isinstance(tokens, list) or not len(ids) == len(tokens) <= _MAX_PARTS:
             return False
-    return all(_is_known_pieces(part.get(name), special_tokens) for name in ("single", "pair"))
+    single = _texts_of(part.get("single"), special_tokens)
+    pair = _texts_of(part.get("pair"), special_tokens)
+    return single == ["A"] and pair is not None and sorted(pair) in ([], ["A", "B"])
 
 
-def _is_known_pieces(pieces: object, special_tokens: Mapping[str, Any]) -> bool:
+def _texts_of(pieces: object, special_tokens: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of the texts in the pieces of a template; ``None`` if a piece is not known."""
     if not isinstance(pieces, list) or len(pieces) > _MAX_PARTS:
-        return False
+        return None
+    texts = list[str]()
     for piece in pieces:
         if not isinstance(piece, Mapping) or len(piece) != 1:
-            return False
-        token = piece.get("SpecialToken")
-        name = token.get("id") if isinstance(token, Mapping) else None
-        if "Sequence" not in piece and not (isinstance(name, str) and name in special_tokens):
-            return False
-    return True
+            return None
+        ((kind, value),) = piece.items()
+        name = value.get("id") if isinstance(value, Mapping) else None
+        if not isinstance(name, str):
+            return None
+        if kind == "Sequence":
+            texts.append(name)
+        elif kind != "SpecialToken" or name not in special_tokens:
+            return None
+    return texts
 
 
 def _has_usual_tokens(model: object) -> bool:
@@ -201,7 +189,10 @@ _BPE_KEYS = {
 
 
 def _are_known_tokens(tokens: object) -> bool:
-    """Return whether few tokens are added, each of which is found without a look at the text before it."""
+    """Return whether few tokens are added, none of which depends on the text before it.
+
+    Those that take white space before them, or that are found as whole words only, do.
+    """
     if tokens is None:
         return True
     if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED:

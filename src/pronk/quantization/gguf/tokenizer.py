@@ -14,7 +14,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -30,20 +30,8 @@ from pronk.quantization.gguf.vocabulary import (
     read_flag,
     refuse_tokens,
 )
+from pronk.tokenization.patterns import PRE_TOKENIZERS
 
-# Parts of the regular expressions with which the pre-tokenizers split a text into words.
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"  # upper-case letters, letters without case, marks
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"  # lower-case letters, letters without case, marks
-_CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-_CASED_OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}|{_CASED_OTHER_TEXT}"
-_GPT4O_PATTERN = (
-    "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED_WORD.split("|")) + rf"|\p{{N}}{{1,3}}|{_CASED_OTHER_TEXT}"
-)
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 after which white space is kept
 # Metadata keys of the chat templates, by the names that they have in model folders.
 _TEMPLATE_KEYS = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
@@ -53,38 +41,6 @@ _MAX_SPLIT_CHARACTERS, _MAX_PAIRS = 2**27, 2**22
 # models have up to 80,000 characters.
 _MAX_ADDED_CHARACTERS = 2**20
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
-
-
-class PreTokenizer(NamedTuple):
-    """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
-
-    # Regular expressions, applied in order: each splits every piece into its matches and the texts between matches.
-    patterns: tuple[str, ...]
-    ignore_merges: bool = False  # whether a word that is in the vocabulary becomes one token, without applying merges
-    add_bos: bool = False  # whether BOS is added if the file lacks ``tokenizer.ggml.add_bos_token``
-    nfc: bool = False  # whether the text is first normalized to Unicode NFC
-
-
-_DBRX = PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",))
-_LLAMA3 = _DBRX._replace(ignore_merges=True, add_bos=True)
-_SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
-PRE_TOKENIZERS = {
-    # llama.cpp uses this one for models whose own pre-tokenizer is unknown to its converter
-    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "dbrx": _DBRX,  # OLMo 2 and 3, Phi-4, Granite 4
-    "gpt-2": PreTokenizer((_GPT2_PATTERN,)),
-    "gpt-4o": PreTokenizer((_GPT4O_PATTERN,)),  # Phi-4-mini
-    "lfm2": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True),
-    "refact": _SINGLE_DIGITS,  # Granite 3
-    "smaug-bpe": _DBRX,  # SmolLM3
-    "smollm": _SINGLE_DIGITS,
-    "starcoder": _SINGLE_DIGITS,
-    "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
-}
 
 
 @contextmanager

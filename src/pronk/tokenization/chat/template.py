@@ -29,8 +29,8 @@ from pronk.tokenization.limited_process import LimitedProcess
 class Renderer:
     """Compiles and renders chat templates in a child process that is started on demand, for any thread.
 
-    A request is limited to ``seconds``: a usual prompt takes 1 ms, one of a million tokens 1 s. ``memory`` is the
-    maximum size of the child's address space in bytes (:class:`LimitedProcess`).
+    A request is limited to ``seconds`` of processor time: a usual prompt takes 1 ms, one of a million tokens 1 s.
+    ``memory`` is the maximum size of the child's address space in bytes (:class:`LimitedProcess`).
     """
 
     def __init__(self, seconds: float = 10.0, memory: int = 2**30) -> None:
@@ -44,15 +44,15 @@ class Renderer:
         (one line), or ``over_limit`` (limit of time, memory or text length exceeded).
 
         Raises:
-            TokenizerError: the child process does not start.
+            TokenizerError: the child process does not start, or is ended from outside.
             TypeError, ValueError, RecursionError: ``values`` is not JSON.
         """
         request = {"source": source} if values is None else {"source": source, "values": values}
         line = json.dumps(request, ensure_ascii=False, default=_to_dict)
         reply = self._process.ask(line.encode("utf-8", "surrogatepass"))
-        if not reply:
+        if reply is None:
             return {"over_limit": True}
-        return json.loads(reply.decode("utf-8", "surrogatepass"))
+        return json.loads(reply.line.decode("utf-8", "surrogatepass"))
 
     def close(self) -> None:
         """End the child process; the next request starts another one."""

@@ -1,0 +1,88 @@
+"""Regular expressions with which the pre-tokenizers of well-known models split a text into words.
+
+The time of each grows with the length of a text, also of spaces, line breaks or digits only. Sources: llama-vocab.cpp
+of llama.cpp; the ``tokenizer.json`` of the models.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Parts of several expressions.
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"  # upper-case letters, letters without case, marks
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"  # lower-case letters, letters without case, marks
+_CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_CASED_OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}|{_CASED_OTHER_TEXT}"
+_GPT4O_PATTERN = (
+    "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED_WORD.split("|")) + rf"|\p{{N}}{{1,3}}|{_CASED_OTHER_TEXT}"
+)
+
+
+class PreTokenizer(NamedTuple):
+    """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
+
+    # Regular expressions, applied in order: each splits every piece into its matches and the texts between matches.
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False  # whether a word that is in the vocabulary becomes one token, without applying merges
+    add_bos: bool = False  # whether BOS is added if the file lacks ``tokenizer.ggml.add_bos_token``
+    nfc: bool = False  # whether the text is first normalized to Unicode NFC
+
+
+_DBRX = PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",))
+_LLAMA3 = _DBRX._replace(ignore_merges=True, add_bos=True)
+_SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
+PRE_TOKENIZERS = {
+    # llama.cpp uses this one for models whose own pre-tokenizer is unknown to its converter
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "dbrx": _DBRX,  # OLMo 2 and 3, Phi-4, Granite 4
+    "gpt-2": PreTokenizer((_GPT2_PATTERN,)),
+    "gpt-4o": PreTokenizer((_GPT4O_PATTERN,)),  # Phi-4-mini
+    "lfm2": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True),
+    "refact": _SINGLE_DIGITS,  # Granite 3
+    "smaug-bpe": _DBRX,  # SmolLM3
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
+}
+
+# Pattern of Qwen 3.5: that of Qwen 2, in which combining marks (``\p{M}``) belong to words like letters.
+_QWEN35_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK3_PATTERN = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+# cl100k of GPT-4 with possessive quantifiers, which give no characters back.
+_POSSESSIVE_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+# Regular expressions of models whose pre-tokenizers no supported GGUF file names. The ``\s+$`` of DeepSeek LLM is not
+# among them: its time grows with the square of the number of spaces.
+_OTHER_PATTERNS = {
+    _QWEN35_PATTERN,
+    _DEEPSEEK3_PATTERN,
+    _POSSESSIVE_PATTERN,
+    r"\p{N}{1,3}",  # DeepSeek V3
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # DeepSeek V3: Chinese characters and kana
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2 as tiktoken writes it
+    r"\s?\p{L}+",  # DeepSeek Coder
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",  # DeepSeek Coder: Chinese, Japanese, Korean and others
+    r"[0-9]",
+    r"\d",
+    r"[\r\n]",
+    "[\r\n]",  # DeepSeek Coder: the characters themselves
+}
+PATTERNS = _OTHER_PATTERNS.union(*(each.patterns for each in PRE_TOKENIZERS.values()))
