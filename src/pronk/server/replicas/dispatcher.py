@@ -173,8 +173,8 @@ class Dispatcher:
         with self._admission.hold(len(prompts) * params.n, tenant) as admission:
             bound = None if drafter is None else make_drafter(drafter)
             encode = partial(self._encode, prompts, salt + (adapter or "").encode())
-            job = admission.until(self.executor.submit(tenant, encode))
-            ids, prefix = await asyncio.wrap_future(job)
+            job = self.executor.submit(tenant, encode, size=sum(map(len, prompts)))
+            ids, prefix = await asyncio.wrap_future(admission.until(job))
             request = GenerateRequest(
                 ids,
                 params,
