@@ -20,7 +20,15 @@ from adapters import write_adapter
 from checkpoints import MakeCheckpoint
 from pronk import engine_thread
 from pronk.async_llm import AdmissionLimit, AsyncLLM, split_prompts
-from pronk.errors import CheckpointError, ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
+from pronk.errors import (
+    CheckpointError,
+    ClosedError,
+    DeadlineError,
+    OptionError,
+    OverloadedError,
+    PromptError,
+    PronkError,
+)
 from pronk.fair_executor import SMALL_JOB
 from pronk.llm import LLM
 from pronk.outputs import Piece
@@ -273,6 +281,35 @@ def test_the_deadline_counts_while_a_request_waits_for_a_thread(
                 await awaited
         finally:
             gate.set()
+
+    drive(llm, work)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "x", [5], [{"role": "user"}], [{"content": [1]}]])
+def test_malformed_conversations_are_refused_as_by_the_llm(llm: LLM, messages: Any) -> None:
+    async def work(made: AsyncLLM) -> None:
+        with pytest.raises(PronkError) as own:
+            llm.chat(messages)
+        with pytest.raises(type(own.value)) as found:
+            await made.chat(messages)
+        assert str(found.value) == str(own.value)
+
+    drive(llm, work)
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "chat", "stream_chat", "embed"])
+def test_a_small_request_waits_for_no_large_job(llm: LLM, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(type(llm.tokenizer), "chat_ids", lambda *_, **__: [5])
+
+    async def work(made: AsyncLLM) -> None:
+        jobs = [made.executor.submit("", lambda: gate.wait(HUNG)) for _ in range(4)]
+        given: Any = [{"role": "user", "content": "x"}] if "chat" in call else "x"
+        options: dict[str, Any] = {} if call == "embed" else {"params": params(0)}
+        answer = getattr(made, call)(["x"] if call == "embed" else given, **options)
+        await (collected(answer) if call.startswith("stream") else answer)
+        assert not any(job.done() for job in jobs)
+        gate.set()
 
     drive(llm, work)
 

@@ -34,7 +34,7 @@ from pronk.engine.request import Request
 from pronk.engine.request_factory import params_per_prompt
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError, OverloadedError
-from pronk.fair_executor import FairExecutor
+from pronk.fair_executor import SMALL_JOB, FairExecutor
 from pronk.keywords import check_keywords, known_keywords
 from pronk.llm import LLM, Prompt
 from pronk.outputs import Choice, Completion, Piece
@@ -92,6 +92,15 @@ def split_prompts(prompts: Sequence[Prompt]) -> Generator[Sequence[Prompt]]:
 def _length(prompt: Prompt) -> int:
     """Return the number of characters or token ids; 0 of another value, which is refused later."""
     return len(prompt) if isinstance(prompt, Sized) else 0
+
+
+def _conversation_size(messages: Messages) -> int:
+    """Return the number of characters; of contents that are not texts, more than a small job has."""
+    if not isinstance(messages, Sequence):
+        return 0  # a value that is refused later
+    contents = [each.get("content") if isinstance(each, Mapping) else None for each in messages]
+    texts = [content for content in contents if isinstance(content, str)]
+    return sum(map(len, texts)) if len(texts) == len(contents) else SMALL_JOB + 1
 
 
 class AdmissionLimit:
@@ -369,7 +378,8 @@ class AsyncLLM:
         start = perf_counter()
         render = partial(self.llm.chat_ids, messages, template_options=template_options)
         async with _time_limit(deadline):
-            ids = await self.executor.run(tenant, render)
+            job = self.executor.submit(tenant, render, size=_conversation_size(messages))
+            ids = await asyncio.wrap_future(job)
         left = None if deadline is None else max(0.0, deadline - (perf_counter() - start))
         options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
         params = recommended_params(self.llm.config) if params is None else params
