@@ -211,7 +211,7 @@ def _schedule(priority: int, deadline: float | None, salt: bytes, tenant: str) -
 
 
 @asynccontextmanager
-async def _time_limit(deadline: float | None) -> AsyncGenerator[None]:
+async def time_limit(deadline: float | None) -> AsyncGenerator[None]:
     """Cancel what runs within the block after ``deadline`` seconds, with a ``DeadlineError``."""
     try:
         async with asyncio.timeout(deadline) as limit:
@@ -377,7 +377,7 @@ class AsyncLLM:
         _schedule(priority, deadline, salt, tenant)  # raises errors before the conversation is rendered
         start = perf_counter()
         render = partial(self.llm.chat_ids, messages, template_options=template_options)
-        async with _time_limit(deadline):
+        async with time_limit(deadline):
             job = self.executor.submit(tenant, render, size=_conversation_size(messages))
             ids = await asyncio.wrap_future(job)
         left = None if deadline is None else max(0.0, deadline - (perf_counter() - start))
@@ -442,7 +442,7 @@ class AsyncLLM:
             raise OptionError(msg)
         with self._admission.hold(len(prompts) * params.n, tenant) as admission:
             create = partial(self._create_requests, prompts, params, drafter, adapter, given or {}, calls)
-            async with _time_limit(deadline):
+            async with time_limit(deadline):
                 if params.guide is not None:
                     compiling = self.llm.request_factory.grammars.submit(params.guide, tenant)
                     await asyncio.wrap_future(admission.until(compiling))
@@ -474,7 +474,7 @@ class AsyncLLM:
         size = min(len(texts), MAX_EMBEDDED, self._admission.max_per_request)
         with self._admission.hold(size, tenant) as admission:
             requests = list[Request]()
-            async with _time_limit(deadline):
+            async with time_limit(deadline):
                 for group in split_prompts(texts):
                     create = partial(self._create_embeddings, group, options, adapter)
                     job = self.executor.submit(tenant, create, size=sum(map(_length, texts)))

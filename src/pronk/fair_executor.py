@@ -179,7 +179,8 @@ _all: weakref.WeakSet[_Threads] = weakref.WeakSet()
 def _end_all() -> None:
     """Close all executors when the process ends, and wait a second for the running jobs.
 
-    Threads that are not daemons would be waited for without a limit.
+    Python waits without a limit for threads that are no daemons. It unwinds the stacks of daemons that
+    need its lock later, which libraries in Rust or C++ may answer with an abort; hence the second.
     """
     executors = [*_all]
     for each in executors:

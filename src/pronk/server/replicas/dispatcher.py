@@ -27,7 +27,15 @@ from pronk.server.replicas.messages import (
 )
 from pronk.server.replicas.prefix_routes import prefix_digests
 from pronk.server.replicas.stream_resume import ReplicaMismatchError, ResumableStream
-from pronk.serving import REQUEST_THREADS, AdmissionLimit, EngineLoad, Prompt, RequestFactory, params_per_prompt
+from pronk.serving import (
+    REQUEST_THREADS,
+    AdmissionLimit,
+    EngineLoad,
+    Prompt,
+    RequestFactory,
+    params_per_prompt,
+    time_limit,
+)
 from pronk.text import AnswerCalls, Tokenizer
 
 if TYPE_CHECKING:  # the dispatcher itself works without Ray
@@ -174,7 +182,8 @@ class Dispatcher:
             bound = None if drafter is None else make_drafter(drafter)
             encode = partial(self._encode, prompts, salt + (adapter or "").encode())
             job = self.executor.submit(tenant, encode, size=sum(map(len, prompts)))
-            ids, prefix = await asyncio.wrap_future(admission.until(job))
+            async with time_limit(deadline):
+                ids, prefix = await asyncio.wrap_future(admission.until(job))
             request = GenerateRequest(
                 ids,
                 params,
