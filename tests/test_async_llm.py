@@ -19,8 +19,17 @@ import pytest
 from adapters import write_adapter
 from checkpoints import MakeCheckpoint
 from pronk import engine_thread
-from pronk.async_llm import AdmissionLimit, AsyncLLM
-from pronk.errors import CheckpointError, ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
+from pronk.async_llm import AdmissionLimit, AsyncLLM, split_prompts
+from pronk.errors import (
+    CheckpointError,
+    ClosedError,
+    DeadlineError,
+    OptionError,
+    OverloadedError,
+    PromptError,
+    PronkError,
+)
+from pronk.fair_executor import SMALL_JOB
 from pronk.llm import LLM
 from pronk.outputs import Piece
 from pronk.sampling.guide import Guide
@@ -248,6 +257,71 @@ def test_a_cancelled_request_keeps_its_place_while_its_job_runs(
         await until(lambda: not made.num_requests)
 
     drive(llm, work)
+
+
+@pytest.mark.parametrize("tenant", ["a", "b"])
+@pytest.mark.parametrize("call", ["generate", "stream", "chat", "stream_chat", "embed"])
+def test_the_deadline_counts_while_a_request_waits_for_a_thread(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, call: str, tenant: str
+) -> None:
+    gate = threading.Event()
+    template = type(llm.tokenizer)
+    monkeypatch.setattr(template, "chat_ids", lambda *_, **__: [5])
+
+    async def work(made: AsyncLLM) -> None:
+        for size in (1, SMALL_JOB + 1):
+            for _ in range(2):
+                made.executor.submit("a", lambda: gate.wait(HUNG), size=size)
+        given: Any = [{"role": "user", "content": "x"}] if "chat" in call else "x"
+        given = ["x"] if call == "embed" else given
+        answer = getattr(made, call)(given, deadline=0.05, tenant=tenant)
+        awaited = collected(answer) if call.startswith("stream") else answer
+        try:
+            with pytest.raises(DeadlineError):
+                await awaited
+        finally:
+            gate.set()
+
+    drive(llm, work)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "x", [5], [{"role": "user"}], [{"content": [1]}]])
+def test_malformed_conversations_are_refused_as_by_the_llm(llm: LLM, messages: Any) -> None:
+    async def work(made: AsyncLLM) -> None:
+        with pytest.raises(PronkError) as own:
+            llm.chat(messages)
+        with pytest.raises(type(own.value)) as found:
+            await made.chat(messages)
+        assert str(found.value) == str(own.value)
+
+    drive(llm, work)
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "chat", "stream_chat", "embed"])
+def test_a_small_request_waits_for_no_large_job(llm: LLM, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(type(llm.tokenizer), "chat_ids", lambda *_, **__: [5])
+
+    async def work(made: AsyncLLM) -> None:
+        jobs = [made.executor.submit("", lambda: gate.wait(HUNG)) for _ in range(4)]
+        given: Any = [{"role": "user", "content": "x"}] if "chat" in call else "x"
+        options: dict[str, Any] = {} if call == "embed" else {"params": params(0)}
+        answer = getattr(made, call)(["x"] if call == "embed" else given, **options)
+        await (collected(answer) if call.startswith("stream") else answer)
+        assert not any(job.done() for job in jobs)
+        gate.set()
+
+    drive(llm, work)
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes"), [(1, [64, 64, 22]), (1000, [64, 64, 22]), (30_000, [2] * 75), (70_000, [1] * 150)]
+)
+def test_prompts_are_split_into_groups(length: int, sizes: list[int]) -> None:
+    prompts = [f"{number:05}".ljust(length) for number in range(150)]
+    groups = [*split_prompts(prompts)]
+    assert [prompt for group in groups for prompt in group] == prompts
+    assert [len(group) for group in groups] == sizes
 
 
 @pytest.mark.parametrize(("num_texts", "admitted"), [(0, 0), (1, 1), (64, 64), (65, 64), (150, 64)])

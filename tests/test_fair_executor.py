@@ -1,14 +1,17 @@
 """Jobs of several tenants run in turns; cancelled and failing jobs take no thread away."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 
 import pytest
 
+from pronk import fair_executor
 from pronk.errors import ClosedError
-from pronk.fair_executor import FairExecutor
-from waiting import eventually
+from pronk.fair_executor import SMALL_JOB, TINY_JOB, FairExecutor
+from waiting import HUNG, eventually
 
 WAIT = 60  # seconds until a test fails
 
@@ -93,3 +96,74 @@ def test_a_coroutine_awaits_a_job() -> None:
             await made.run("a", divmod, 7, 2)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("tenant", ["a", "b"])
+def test_a_small_job_waits_for_no_large_one(tenant: str, threads: int, *, shared: bool) -> None:
+    """Neither for those that run nor for those in the queue, whose tenant may be its own."""
+    made, gates = FairExecutor(threads, "test", shared=shared), [Gate() for _ in range(5)]
+    large = [made.submit("a", gate, size=SMALL_JOB + 1) for gate in gates]
+    assert gates[0].begun.wait(WAIT)
+    assert made.submit(tenant, lambda: "small", size=SMALL_JOB).result(WAIT) == "small"
+    assert not any(job.done() for job in large)
+    for gate in gates:
+        gate.open.set()
+    for job in large:
+        job.result(WAIT)
+    made.shutdown()
+
+
+def test_large_jobs_wait_for_no_small_ones() -> None:
+    made, gates = FairExecutor(1, "test"), [Gate() for _ in range(5)]
+    small = [made.submit("a", gate, size=1) for gate in gates]
+    assert made.submit("a", lambda: "large").result(WAIT) == "large"
+    for gate in gates:
+        gate.open.set()
+    for job in small:
+        job.result(WAIT)
+    made.shutdown()
+
+
+def test_a_tiny_job_runs_in_the_event_loop() -> None:
+    made = FairExecutor(1, "test")
+
+    async def main() -> None:
+        name = threading.current_thread().name
+        ran_in = [
+            await made.run("a", lambda: threading.current_thread().name, size=size) for size in (TINY_JOB, TINY_JOB + 1)
+        ]
+        assert [each == name for each in ran_in] == [True, False]
+
+    asyncio.run(main())
+    made.shutdown()
+
+
+def test_threads_without_jobs_end_and_later_jobs_start_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fair_executor, "_IDLE_SECONDS", 0.01)
+    made = FairExecutor(2, "test-idle")
+    for _ in range(3):
+        assert made.submit("a", lambda: 1).result(WAIT) == 1
+        assert eventually(lambda: not any(each.name.startswith("test-idle") for each in threading.enumerate()))
+    made.shutdown()
+
+
+EXIT = """
+import threading
+from pronk.fair_executor import FairExecutor
+begun = threading.Event()
+def wait():
+    begun.set()
+    threading.Event().wait()
+FairExecutor(1, "test").submit("a", wait)
+begun.wait()
+print("end")
+"""
+
+
+def test_the_process_ends_beside_a_job_that_does_not() -> None:
+    ended = subprocess.run([sys.executable, "-c", EXIT], timeout=HUNG, check=True, capture_output=True, text=True)
+    assert ended.stdout == "end\n"

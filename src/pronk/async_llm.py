@@ -17,9 +17,9 @@ import inspect
 import threading
 import weakref
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence, Sized
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,12 @@ from pronk.engine.request import Request
 from pronk.engine.request_factory import params_per_prompt
 from pronk.engine_thread import EngineThread, PendingRequests
 from pronk.errors import DeadlineError, OptionError, OverloadedError
-from pronk.fair_executor import FairExecutor
+from pronk.fair_executor import SMALL_JOB, FairExecutor
 from pronk.keywords import check_keywords, known_keywords
 from pronk.llm import LLM, Prompt
 from pronk.outputs import Choice, Completion, Piece
+from pronk.quantities import count_text
 from pronk.sampling.defaults import recommended_params
-from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
 from pronk.tokenization.chat.answers import AnswerCalls
 from pronk.tokenization.chat.messages import Messages, TemplateOptions
@@ -52,6 +52,10 @@ REQUEST_THREADS = 2
 # Texts of one request for embeddings that run at the same time. The others wait, so that the request holds no more
 # places than that.
 MAX_EMBEDDED = 64
+# Prompts of one request, and their characters or token ids, that are read by one job. Between two
+# jobs, other requests have their turns, and a request that has ended has no further jobs.
+_PROMPTS_AT_ONCE = 64
+_SIZE_AT_ONCE = 2**16
 
 
 class EngineLoad(NamedTuple):
@@ -71,6 +75,32 @@ class EngineLoad(NamedTuple):
     disk_bytes_written: int = 0
     disk_blocks_evicted: int = 0
     disk_blocks_damaged: int = 0
+
+
+def split_prompts(prompts: Sequence[Prompt]) -> Generator[Sequence[Prompt]]:
+    """Yield prompts in groups that are short enough for one job each; a long prompt has its own."""
+    first, size = 0, 0
+    for number, prompt in enumerate(prompts):
+        size += _length(prompt)
+        is_full = number - first == _PROMPTS_AT_ONCE or size > _SIZE_AT_ONCE
+        if is_full and number > first:
+            yield prompts[first:number]
+            first, size = number, _length(prompt)
+    yield prompts[first:]
+
+
+def _length(prompt: Prompt) -> int:
+    """Return the number of characters or token ids; 0 of another value, which is refused later."""
+    return len(prompt) if isinstance(prompt, Sized) else 0
+
+
+def _conversation_size(messages: Messages) -> int:
+    """Return the number of characters; of contents that are not texts, more than a small job has."""
+    if not isinstance(messages, Sequence):
+        return 0  # a value that is refused later
+    contents = [each.get("content") if isinstance(each, Mapping) else None for each in messages]
+    texts = [content for content in contents if isinstance(content, str)]
+    return sum(map(len, texts)) if len(texts) == len(contents) else SMALL_JOB + 1
 
 
 class AdmissionLimit:
@@ -109,18 +139,20 @@ class AdmissionLimit:
             admission.leave()
 
     def _admit(self, count: int, tenant: str) -> None:
-        most = self.max_per_request
-        if count > most:
-            msg = f"n: expected at most {most} samples at a time, found {count}; ask for fewer"
+        if count > self.max_per_request:
+            most = count_text(self.max_per_request, "sample")
+            msg = f"n: expected at most {most} at a time, found {count}; ask for fewer"
             raise OptionError(msg)
         with self._lock:
             own = self._by_tenant[tenant] + count
             free = self.limit - self.num_admitted - count
             if free < 0:
-                msg = f"expected at most {self.limit} requests at a time, found {count} more; try again later"
+                most = count_text(self.limit, "request")
+                msg = f"expected at most {most} at a time, found {count} more; try again later"
                 raise OverloadedError(msg)
             if self._shared and own > max(1, free):
-                expected = f"at most {max(1, (free + own) // 2)} requests of one key now"
+                most_now = count_text(max(1, (free + own) // 2), "request")
+                expected = f"at most {most_now} of one key now"
                 msg = f"expected {expected}, as others share the server, found {own}; try again later"
                 raise OverloadedError(msg)
             self.num_admitted += count
@@ -142,18 +174,18 @@ class Admission:
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release = release
-        self._num_users = 1  # the request, and its jobs that have not ended
+        self._num_users = 1  # number of users: the request, and its jobs that have not ended
         self._lock = threading.Lock()
 
     def until(self, job: Future[T]) -> Future[T]:
-        """Keep the samples admitted until a job has ended; return the job."""
+        """Add a job to the users, until the job has ended; return the job."""
         with self._lock:
             self._num_users += 1
         job.add_done_callback(lambda _: self.leave())
         return job
 
     def leave(self) -> None:
-        """Count one user less; the last one releases the samples."""
+        """Subtract one from the number of users; release the samples if none is left."""
         with self._lock:
             self._num_users -= 1
             is_last = not self._num_users
@@ -176,6 +208,19 @@ def _schedule(priority: int, deadline: float | None, salt: bytes, tenant: str) -
         msg = f"salt: expected bytes, found {salt!r}; encode the text"
         raise OptionError(msg)
     return priority, None if deadline is None else perf_counter() + deadline, salt, tenant
+
+
+@asynccontextmanager
+async def time_limit(deadline: float | None) -> AsyncGenerator[None]:
+    """Cancel what runs within the block after ``deadline`` seconds, with a ``DeadlineError``."""
+    try:
+        async with asyncio.timeout(deadline) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        msg = f"the request was not done by its deadline, after {deadline:.1f} s"
+        raise DeadlineError(msg) from error
 
 
 @known_keywords
@@ -332,7 +377,9 @@ class AsyncLLM:
         _schedule(priority, deadline, salt, tenant)  # raises errors before the conversation is rendered
         start = perf_counter()
         render = partial(self.llm.chat_ids, messages, template_options=template_options)
-        ids = await self.executor.run(tenant, render)
+        async with time_limit(deadline):
+            job = self.executor.submit(tenant, render, size=_conversation_size(messages))
+            ids = await asyncio.wrap_future(job)
         left = None if deadline is None else max(0.0, deadline - (perf_counter() - start))
         options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
         params = recommended_params(self.llm.config) if params is None else params
@@ -395,7 +442,12 @@ class AsyncLLM:
             raise OptionError(msg)
         with self._admission.hold(len(prompts) * params.n, tenant) as admission:
             create = partial(self._create_requests, prompts, params, drafter, adapter, given or {}, calls)
-            requests = await self._prepare(create, params.guide, deadline, tenant, admission)
+            async with time_limit(deadline):
+                if params.guide is not None:
+                    compiling = self.llm.request_factory.grammars.submit(params.guide, tenant)
+                    await asyncio.wrap_future(admission.until(compiling))
+                job = self.executor.submit(tenant, create, size=sum(map(_length, prompts)))
+                requests = await asyncio.wrap_future(admission.until(job))
             async with aclosing(self._run(requests, schedule)) as steps:
                 async for pieces in steps:
                     yield pieces
@@ -421,15 +473,21 @@ class AsyncLLM:
         schedule = _schedule(priority, deadline, salt, tenant)
         size = min(len(texts), MAX_EMBEDDED, self._admission.max_per_request)
         with self._admission.hold(size, tenant) as admission:
-            create = partial(self._create_embeddings, texts, options, adapter)
-            job = admission.until(self.executor.submit(tenant, create))
-            requests = await asyncio.wrap_future(job)
+            requests = list[Request]()
+            async with time_limit(deadline):
+                for group in split_prompts(texts):
+                    create = partial(self._create_embeddings, group, options, adapter)
+                    job = self.executor.submit(tenant, create, size=sum(map(_length, texts)))
+                    created = await asyncio.wrap_future(admission.until(job))
+                    requests += created
             for first in range(0, len(requests), max(1, size)):
-                group = requests[first : first + size]
-                async for _ in self._run(dict(enumerate(group)), schedule):
+                running = requests[first : first + size]
+                async for _ in self._run(dict(enumerate(running)), schedule):
                     pass  # embeddings have no tokens
             poolers = [request.pooler for request in requests]
-            return await self.executor.run(tenant, options.embeddings, poolers, self.llm.config.hidden_size)
+            width = self.llm.config.hidden_size
+            pool = partial(options.embeddings, poolers, width)
+            return await self.executor.run(tenant, pool, size=len(poolers) * width)
 
     def stop(self) -> None:
         """Refuse new requests, and fail the running and queued requests after the current step."""
@@ -466,27 +524,6 @@ class AsyncLLM:
                     self._thread.resume(call)
         finally:
             self._thread.leave(call)
-
-    async def _prepare(
-        self,
-        create: Callable[[], dict[int, Request]],
-        guide: Guide | None,
-        deadline: float | None,
-        tenant: str,
-        admission: Admission,
-    ) -> dict[int, Request]:
-        """Call ``create`` in another thread, because a drafter may load a model; compile the guide first."""
-        try:
-            async with asyncio.timeout(deadline) as limit:
-                if guide is not None:
-                    compiling = self.llm.request_factory.grammars.submit(guide, tenant)
-                    await asyncio.wrap_future(admission.until(compiling))
-                return await asyncio.wrap_future(admission.until(self.executor.submit(tenant, create)))
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            msg = f"the request was not done by its deadline, after {deadline:.1f} s"
-            raise DeadlineError(msg) from error
 
     def _create_embeddings(
         self, texts: Sequence[Prompt], options: EmbeddingOptions, adapter: str | None

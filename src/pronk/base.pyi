@@ -6,6 +6,7 @@ from pronk.errors import describe_reason as describe_reason
 from pronk.errors import locate_error as locate_error
 from pronk.errors import refuse as refuse
 from pronk.estimate import TimeEstimate as TimeEstimate
+from pronk.fair_executor import SMALL_JOB as SMALL_JOB
 from pronk.fair_executor import FairExecutor as FairExecutor
 from pronk.files.atomic import convert_write_errors as convert_write_errors
 from pronk.files.atomic import new_folder as new_folder
@@ -29,5 +30,6 @@ from pronk.files.text import read_text as read_text
 from pronk.interrupts import end_with_parent as end_with_parent
 from pronk.interrupts import uninterrupted as uninterrupted
 from pronk.keywords import known_keywords as known_keywords
+from pronk.quantities import count_text as count_text
 from pronk.quantities import number_texts as number_texts
 from pronk.quantities import size_texts as size_texts

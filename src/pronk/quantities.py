@@ -18,6 +18,11 @@ def number_texts(*numbers: float) -> list[str]:
     return texts
 
 
+def count_text(number: int, thing: str) -> str:
+    """Return a number of things: ``1 item``, ``2 items``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def size_texts(*sizes: int, binary: bool = False) -> list[str]:
     """Return sizes in bytes with units, so that different sizes have different texts.
 
@@ -36,4 +41,4 @@ def _size_text(size: int, digits: int, units: Sequence[tuple[str, int]]) -> str:
             num_decimals = max(0, digits - len(str(abs(size) // factor)))
             number = f"{size / factor:.{num_decimals}f}"
             return f"{number.rstrip('0').rstrip('.') if num_decimals else number} {unit}"
-    return "1 byte" if size == 1 else f"{size} bytes"
+    return count_text(size, "byte")

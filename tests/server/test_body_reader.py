@@ -349,7 +349,7 @@ def test_no_call_of_json_writes_a_large_reply(monkeypatch: pytest.MonkeyPatch, k
 def test_an_event_of_a_stream_does_not_hold_the_event_loop() -> None:
     """The last one may have the log-probabilities of the whole answer."""
     event = {"type": "response.completed", **REPLIES["log-probabilities"]}
-    num_parts = len([*app._json_parts(event)])
+    longest = max(map(len, app._json_parts(event)))
     num_turns = 0
 
     async def main() -> str:
@@ -367,7 +367,16 @@ def test_an_event_of_a_stream_does_not_hold_the_event_loop() -> None:
     text = asyncio.run(main())
     assert text.startswith("event: response.completed\ndata: {")
     assert json.loads(text.partition("data: ")[2]) == event
-    assert num_turns >= num_parts // app._PARTS_AT_ONCE > 10
+    assert num_turns >= len(text) // (app._WRITTEN_AT_ONCE + longest) > 10
+
+
+def test_a_small_event_is_written_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = list[Any]()
+    to_json = app._to_json
+    monkeypatch.setattr(app, "_to_json", lambda value: written.append(value) or to_json(value))
+    event = {"type": "x", "choices": [{"index": 0, "delta": {"content": "word"}, "logprobs": [REPORT]}]}
+    asyncio.run(app._encode([event], with_event_names=True))
+    assert written == [event]
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 
+from pronk.async_llm import AdmissionLimit
+from pronk.errors import OverloadedError
 from pronk.server.errors import ApiError
 from server.serving import Running, running
 from server.tool_models import tool_model
@@ -65,18 +68,26 @@ def test_counts_of_one(client: httpx.Client, route: str, fields: dict[str, Any],
     assert expected in refused(client, route, fields)
 
 
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("expected at most 1 requests at a time, found 2 more", "expected at most 1 request at a time, found 2 more"),
-        ("n: expected at most 1 samples, found 11", "n: expected at most 1 sample, found 11"),
-        ("expected at least 1 characters", "expected at least 1 character"),
-        ("expected at most 11 items, found 111", "expected at most 11 items, found 111"),
-        ("expected at most 1.5 s", "expected at most 1.5 s"),
-    ],
-)
-def test_messages_for_several_are_those_of_one(message: str, shown: str) -> None:
-    assert ApiError(400, message, "invalid_value").message == shown
+QUOTED = ("at most 1 classes", "at least 1 items", "at most 1 requests")
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+@pytest.mark.parametrize("field", ["model", "drafter"])
+def test_a_quoted_text_is_not_changed(client: httpx.Client, field: str, quoted: str) -> None:
+    answer = client.post(COMPLETIONS, json={"prompt": "x", field: quoted})
+    assert quoted in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+def test_the_message_of_an_error_is_that_of_its_writer(quoted: str) -> None:
+    assert ApiError(400, f"expected another, found {quoted}", "invalid_value").message.endswith(quoted)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, "1 request "), (2, "2 requests ")])
+def test_limits_of_one_and_of_several(limit: int, expected: str) -> None:
+    admission = AdmissionLimit(limit)
+    with admission.hold(limit), pytest.raises(OverloadedError, match=f"expected at most {expected}"):
+        ExitStack().enter_context(admission.hold(1))
 
 
 REQUIRED: list[tuple[str, dict[str, Any], tuple[str | int, ...]]] = [
@@ -151,6 +162,7 @@ SKIPPED: list[tuple[str, dict[str, Any], Any]] = [
     (MESSAGES, {"type": "web_search_20250305", "name": "web_search"}, {"type": "tool", "name": "web_search"}),
     (MESSAGES, {"type": "bash_20250124", "name": "bash"}, {"type": "tool", "name": "bash"}),
 ]
+WORDS = ("function", "tool", "custom", "any", "auto", "none", "required", "allowed_tools")
 
 
 @pytest.mark.parametrize(("route", "tool", "choice"), SKIPPED, ids=str)
@@ -165,3 +177,30 @@ def test_a_choice_of_a_tool_that_the_server_skips(
         message = refused(client, route, {"tools": [tool], "tool_choice": required})
         expected = "expected tools with 'required', found only tools that this server skips; add functions"
         assert message == f"tool_choice: {expected}"
+
+
+def _offer(route: str, tool: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that offers a function, which it chooses, and another tool."""
+    schema = {"type": "object", "properties": {"a": {"const": 1}}}
+    match route:
+        case "/v1/messages":
+            function = {"name": "look_up", "input_schema": schema}
+            choice = {"type": "tool", "name": "look_up"}
+        case "/v1/responses":
+            function = {"type": "function", "name": "look_up", "parameters": schema}
+            choice = {"type": "function", "name": "look_up"}
+        case _:
+            function = {"type": "function", "function": {"name": "look_up", "parameters": schema}}
+            choice = {"type": "function", "function": {"name": "look_up"}}
+    return {"tools": [function, tool], "tool_choice": choice}
+
+
+@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
+def test_a_skipped_tool_may_have_a_word_of_the_api_as_its_name(tooled: Running, route: str, name: str) -> None:
+    """Names of tools and types of choices are different things."""
+    kind = f"{name}_of_a_server" if name in ("function", "custom") else name
+    with tooled.client() as client:
+        for tool in ({"type": "x", "name": name}, {"type": kind, "name": "x"}):
+            answer = client.post(route, json=ASK[route] | _offer(route, tool))
+            assert answer.status_code == 200, answer.text

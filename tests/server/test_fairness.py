@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,12 +23,19 @@ from pronk.async_llm import REQUEST_THREADS, AsyncLLM
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scheduler import MAX_WAIT, ScheduledRequest, Scheduler
 from pronk.errors import DeadlineError
+from pronk.fair_executor import SMALL_JOB, FairExecutor
 from pronk.llm import LLM
 from pronk.server import app
 from pronk.server.bodies import BodyReader
-from pronk.server.protocol.small_routes import TokenizeRequest
+from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.small_routes import (
+    EmbeddingRequest,
+    ModerationRequest,
+    TokenizeRequest,
+)
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
+from pronk.tokenization.tokenizer import Tokenizer
 from server.serving import KEY, Running, running
 from waiting import HUNG, ShiftedClock, eventually, until
 
@@ -137,6 +147,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5]},
 }
+STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 PARTS = {
     "body": (BodyReader, "_read"),
     "prompt": (RequestFactory, "encode_prompt"),
@@ -163,7 +174,7 @@ def test_what_depends_on_the_size_of_a_request_takes_turns(
     for part, (owner, name) in PARTS.items():
         monkeypatch.setattr(owner, name, noted(part, getattr(owner, name)))
     body = {**ROUTES[route], "metadata": {"x": "x" * 20_000}}
-    streams = stream and route in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+    streams = stream and route in STREAMED
     with running(model, keys=(KEY, OTHER)) as made, made.client() as client, monkeypatch.context() as patch:
         patch.setattr(asyncio, "to_thread", lambda *_: pytest.fail("expected the threads with turns"))
         answer = client.post(route, json={**body, "stream": True} if streams else body)
@@ -201,6 +212,153 @@ def test_two_large_bodies_are_read_at_once_and_the_server_answers_beside_them(
     assert most == REQUEST_THREADS == 2
 
 
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("keys", [(), (KEY,), (KEY, OTHER)], ids=["no key", "one key", "keys"])
+def test_a_small_request_waits_for_no_large_body(
+    model: LLM, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], route: str
+) -> None:
+    """Not even one of the same key, from its body to the end of its stream."""
+    gate, begun = threading.Event(), threading.Event()
+    read = BodyReader._read
+
+    def wait(reader: BodyReader, kind: Any, data: bytes) -> Any:
+        if len(data) > SMALL_JOB:
+            begun.set()
+            assert gate.wait(HUNG)
+        return read(reader, kind, data)
+
+    monkeypatch.setattr(BodyReader, "_read", wait)
+    large = SMALL | {"metadata": {"x": "x" * 2 * SMALL_JOB}}
+    streams = route in STREAMED
+    with running(model, keys=keys) as made, ThreadPoolExecutor(8) as clients:
+        try:
+            answers = [clients.submit(ask, made, KEY, large) for _ in range(8)]
+            assert begun.wait(HUNG)
+            body = ROUTES[route] | ({"stream": True} if streams else {})
+            for size in (1, 10_000):  # read by the event loop, and by a thread
+                padding = {"metadata": {"x": "x" * size}} if streams else {}
+                with made.client() as client:
+                    assert client.post(route, json=body | padding).status_code == 200
+            assert not any(each.done() for each in answers)
+        finally:
+            gate.set()
+        assert {each.result(HUNG).status_code for each in answers} == {200}
+
+
+def many_texts(kind: str) -> tuple[Any, str]:
+    """Return a request with 200 texts, and the name of the method that answers it."""
+    texts = [f"text {number}" for number in range(200)]
+    match kind:
+        case "embeddings":
+            return EmbeddingRequest.model_validate({"input": texts}), "embed"
+        case "moderations":
+            return ModerationRequest.model_validate({"input": texts}), "moderate"
+        case _:
+            fields = {"prompt": texts, "max_tokens": 1}
+            return CompletionRequest.model_validate(fields), "complete"
+
+
+KINDS = ("embeddings", "moderations", "completions")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_texts_are_read_in_turns(model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A job reads 64 of them at most, so that other requests have their turns between two jobs."""
+    num_read = [0]
+    services = list[Service]()
+    encode = RequestFactory.encode_prompt
+    submit = FairExecutor.submit
+
+    def count(factory: RequestFactory, prompt: Any) -> list[int]:
+        num_read[-1] += services[0]._reading.num_admitted  # not where the engine checks token ids
+        return encode(factory, prompt)
+
+    def begin(executor: FairExecutor, *job: Any, **options: Any) -> Any:
+        num_read.append(0)
+        return submit(executor, *job, **options)
+
+    monkeypatch.setattr(RequestFactory, "encode_prompt", count)
+    monkeypatch.setattr(FairExecutor, "submit", begin)
+    request, method = many_texts(kind)
+
+    async def main() -> None:
+        async with AsyncLLM(model) as engine:
+            settings = ServerSettings("tiny", limits=RequestLimits(prompts=200))
+            services.append(Service(engine, settings))
+            await getattr(services[0], method)(request, "a")
+
+    asyncio.run(main())
+    assert sum(num_read) == 200
+    assert max(num_read) <= 64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_ends_after_a_slow_text(model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Another request is read before the other texts, by the same thread."""
+    monkeypatch.setattr("pronk.server.service._TURN_SECONDS", 0.0)
+    gate, begun, order = threading.Event(), threading.Event(), list[str]()
+    encode = RequestFactory.encode_prompt
+
+    def wait(factory: RequestFactory, prompt: Any) -> list[int]:
+        begun.set()
+        assert gate.wait(HUNG)
+        order.append("text")
+        return encode(factory, prompt)
+
+    monkeypatch.setattr(RequestFactory, "encode_prompt", wait)
+    request, method = many_texts(kind)
+
+    async def main() -> None:
+        async with AsyncLLM(model, executor=FairExecutor(1, "one")) as engine:
+            settings = ServerSettings("tiny", limits=RequestLimits(prompts=200))
+            answer = getattr(Service(engine, settings), method)
+            answering = asyncio.ensure_future(answer(request, "a"))
+            await asyncio.to_thread(begun.wait, HUNG)
+            job = engine.executor.submit("a", lambda: order.append("other"))
+            gate.set()
+            await asyncio.wrap_future(job)
+            await answering
+            engine.executor.shutdown()
+
+    asyncio.run(main())
+    assert order.index("other") <= 2
+
+
+@pytest.mark.parametrize("end", ["time", "client"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_ends_between_texts(model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str, end: str) -> None:
+    """When the time of the request is over, or its client is gone."""
+    gate, begun, num_read = threading.Event(), threading.Event(), 0
+    encode = RequestFactory.encode_prompt
+
+    def wait(factory: RequestFactory, prompt: Any) -> list[int]:
+        nonlocal num_read
+        num_read += 1
+        begun.set()
+        assert gate.wait(HUNG)
+        return encode(factory, prompt)
+
+    monkeypatch.setattr(RequestFactory, "encode_prompt", wait)
+    request, method = many_texts(kind)
+    seconds = 0.05 if end == "time" else 2 * HUNG
+
+    async def main() -> None:
+        async with AsyncLLM(model) as engine:
+            limits = RequestLimits(prompts=200, seconds=seconds)
+            service = Service(engine, ServerSettings("tiny", limits=limits))
+            answering = asyncio.ensure_future(getattr(service, method)(request, "a"))
+            await asyncio.to_thread(begun.wait, HUNG)
+            if end == "client":
+                answering.cancel()
+            with pytest.raises((DeadlineError, asyncio.CancelledError)):
+                await answering
+            gate.set()
+            await until(lambda: not service.is_busy)
+        assert 1 <= num_read <= 64
+
+    asyncio.run(main())
+
+
 def test_the_threads_of_a_server_end_with_it(model: LLM) -> None:
     before = {*threading.enumerate()}
     with running(model, keys=(KEY, OTHER)) as made:
@@ -234,6 +392,67 @@ def test_reading_keeps_its_place_until_its_thread_has_ended(model: LLM, monkeypa
             await until(lambda: not service.is_busy)
 
     asyncio.run(main())
+
+
+def test_the_end_of_a_service_ends_texts_that_are_being_tokenized(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = list[Any]()
+
+    def stop(tokenizer: Tokenizer) -> None:
+        stopped.append(tokenizer)
+
+    monkeypatch.setattr(Tokenizer, "stop", stop, raising=False)
+
+    async def main() -> None:
+        async with AsyncLLM(model) as engine:
+            Service(engine, ServerSettings("tiny")).close()
+
+    asyncio.run(main())
+    assert stopped == [model.tokenizer]
+
+
+@pytest.mark.parametrize("where", ["first chunk", "header"])
+def test_a_stream_whose_client_leaves_before_the_response_is_closed(where: str) -> None:
+    """Without the response, nothing else would close it before the garbage collector does."""
+    closed = list[str]()
+
+    async def stream(*_: Any) -> AsyncGenerator[list[dict[str, Any]]]:
+        try:
+            if where == "first chunk":
+                raise asyncio.CancelledError
+            yield []
+        finally:
+            await asyncio.sleep(0)
+            closed.append(where)
+
+    async def run(*_: Any, **__: Any) -> dict[str, str]:
+        raise asyncio.CancelledError
+
+    models: Any = SimpleNamespace(stream=stream, executor=SimpleNamespace(run=run))
+    request: Any = SimpleNamespace(scope={}, url=httpx.URL("http://x/v1/completions"))
+    body = CompletionRequest.model_validate({"prompt": "Hi", "stream": True})
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await app._reply(models, request, body)
+        assert closed == [where]
+
+    asyncio.run(main())
+
+
+def test_a_server_restores_the_settings_of_the_process(model: LLM) -> None:
+    seconds = sys.getswitchinterval()
+    thresholds = gc.get_threshold()
+    try:
+        sys.setswitchinterval(0.02)
+        gc.set_threshold(701, 11, 12)
+        with running(model):
+            assert sys.getswitchinterval() < 0.02
+            assert gc.get_threshold() != (701, 11, 12)
+        assert sys.getswitchinterval() == pytest.approx(0.02)
+        assert gc.get_threshold() == (701, 11, 12)
+    finally:
+        sys.setswitchinterval(seconds)
+        gc.set_threshold(*thresholds)
 
 
 def test_a_stream_that_nobody_reads_is_paused(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from pronk.errors import ContextError, OptionError, PromptError
 from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.library import Kernels
 from pronk.models.adapters import Adapter
+from pronk.quantities import count_text
 from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
@@ -68,7 +69,8 @@ class RequestFactory:
                 msg = f"prompt: expected token ids in 0..{vocab - 1}, found {token!r}"
                 raise PromptError(msg)
         if len(ids) >= context:
-            msg = f"prompt: expected at most {context - 1} tokens (context {context}), found {len(ids)}; shorten it"
+            most = count_text(context - 1, "token")
+            msg = f"prompt: expected at most {most} (context {context}), found {len(ids)}; shorten it"
             raise ContextError(msg)
         return ids
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from pronk import ClosedError, PronkError, __version__
+from pronk.base import SMALL_JOB
 from pronk.server.bodies import BodyReader, BodyRoute
 from pronk.server.errors import ANTHROPIC_PATHS, ApiError, shutting_down, to_api_error, validation_to_api_error
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
@@ -35,11 +36,11 @@ from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingReque
 
 _log = logging.getLogger(__name__)
 
-# Numbers and texts of a list that are written by one call of json, which lets no other thread run: a reply may have
-# millions.
+# Values that one call of json writes, which lets no other thread run; a reply may have millions.
 _PART = 1024
-# Parts of an event that are written on the event loop before other requests go on.
-_PARTS_AT_ONCE = 64
+_VALUE_SIZE = 4  # size of one of the values of a reply, for the executor
+# Characters of an event that are written on the event loop before other requests go on.
+_WRITTEN_AT_ONCE = 2**14
 
 # The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and sends no Referer.
 PAGE_HEADERS = {
@@ -161,7 +162,7 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
         tenant = tenant_of(request.scope)
         async with models.use(body.model, tenant) as (service, _):
             reply = {"input_tokens": await service.count_tokens(body, tenant)}
-            return await models.executor.run(tenant, _json_response, reply, body)
+            return await _respond(models, tenant, reply, body)
 
 
 def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
@@ -171,7 +172,7 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
         tenant = tenant_of(request.scope)
         async with models.use(body.model, tenant) as (service, arrived):
             reply = await service.embed(body, tenant, arrived=arrived)
-            return await models.executor.run(tenant, _json_response, reply, body)
+            return await _respond(models, tenant, reply, body)
 
     @app.post("/v1/moderations", response_model=None)
     async def moderations(request: Request, body: ModerationRequest) -> Response:
@@ -179,7 +180,7 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
         tenant = tenant_of(request.scope)
         async with models.use(body.model, tenant) as (service, arrived):
             reply = await service.moderate(body, tenant, arrived=arrived)
-            return await models.executor.run(tenant, _json_response, reply, body)
+            return await _respond(models, tenant, reply, body)
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(request: Request, body: TokenizeRequest) -> Response:
@@ -187,7 +188,7 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
         tenant = tenant_of(request.scope)
         async with models.use(body.model, tenant) as (service, _):
             reply = await service.tokenize(body, tenant)
-            return await models.executor.run(tenant, _json_response, reply, body)
+            return await _respond(models, tenant, reply, body)
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
@@ -195,7 +196,7 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
         tenant = tenant_of(request.scope)
         async with models.use(body.model, tenant) as (service, _):
             reply = await service.detokenize(body, tenant)
-            return await models.executor.run(tenant, _json_response, reply, body)
+            return await _respond(models, tenant, reply, body)
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
@@ -220,13 +221,23 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
     if not body.stream:
         async with models.use(body.model, tenant) as (service, arrived):
             reply = await service.complete(body, tenant, arrived=arrived)
-            return await models.executor.run(tenant, _json_response, reply, body)
+            return await _respond(models, tenant, reply, body)
     chunks = models.stream(body, tenant)
-    first = await anext(chunks)  # raises an error of the request now, before the HTTP status is sent
+    try:
+        first = await anext(chunks)  # raises an error of the request before the HTTP status is sent
+        report = await models.executor.run(tenant, _report_header, body, size=body.num_bytes)
+    except BaseException:  # also the cancellation: the response that would close the chunks is not made
+        await chunks.aclose()
+        raise
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
-    report = await models.executor.run(tenant, _report_header, body)
     headers = {"Cache-Control": "no-store", **report}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+async def _respond(models: ModelPool, tenant: str, reply: Mapping[str, Any], body: RequestBody) -> Response:
+    """Return the response with the reply to a body; a large one is written in a thread."""
+    size = max(body.num_bytes, _VALUE_SIZE * _num_values(reply, SMALL_JOB // _VALUE_SIZE))
+    return await models.executor.run(tenant, _json_response, reply, body, size=size)
 
 
 def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
@@ -235,15 +246,17 @@ def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
 
 
 def _json_parts(value: Any) -> Iterator[str]:
-    """Yield the JSON text of a value in parts of at most ``_PART`` numbers and texts."""
-    if isinstance(value, dict):
+    """Yield the JSON text of a value in parts of at most ``_PART`` values each."""
+    if _num_values(value, _PART) <= _PART:
+        yield _to_json(value)
+    elif isinstance(value, dict):
         separator = "{"
         for name, each in value.items():
             yield f"{separator}{_to_json(name)}:"
             yield from _json_parts(each)
             separator = ","
-        yield "}" if value else "{}"
-    elif isinstance(value, list) and value:
+        yield "}"
+    else:
         is_flat = not any(isinstance(each, (dict, list)) for each in value)
         separator = "["
         for start in range(0, len(value), _PART if is_flat else 1):
@@ -254,8 +267,22 @@ def _json_parts(value: Any) -> Iterator[str]:
                 yield from _json_parts(value[start])
             separator = ","
         yield "]"
-    else:
-        yield _to_json(value)
+
+
+def _num_values(value: Any, limit: int) -> int:
+    """Return the number of values within the lists and objects of a value.
+
+    Beyond ``limit``, the values are not counted to the end.
+    """
+    number = 0
+    waiting = [value]
+    while waiting and number <= limit:
+        each = waiting.pop()
+        if isinstance(each, (dict, list)):
+            number += len(each)
+            values = each.values() if isinstance(each, dict) else each
+            waiting += [inner for inner in values if isinstance(inner, (dict, list))]
+    return number
 
 
 _to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -300,13 +327,16 @@ async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_nam
 async def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
     """Return the text of server-sent events; the last event of a stream may have the whole answer."""
     parts = list[str]()
+    written = 0  # number of characters since other requests went on
     for event in events:
         head = f"event: {event['type']}\n" if with_event_names else ""
         parts.append(f"{head}data: ")
-        for number, part in enumerate(_json_parts(event), 1):
+        for part in _json_parts(event):
             parts.append(part)
-            if number % _PARTS_AT_ONCE == 0:
+            written += len(part)
+            if written > _WRITTEN_AT_ONCE:
                 await asyncio.sleep(0)
+                written = 0
         parts.append("\n\n")
     return "".join(parts)
 

@@ -27,7 +27,6 @@ from pronk.server.protocol.request import RequestBody
 from pronk.server.settings import ServerSettings
 
 _NO_BODY = "expected a JSON object, found none; send one"
-_SMALL = 2**12  # bytes of a body that is read on the event loop, in a few milliseconds
 
 B = TypeVar("B", bound=RequestBody)
 
@@ -63,7 +62,7 @@ def _refuse(message: str) -> ApiError:
 
 
 class BodyReader:
-    """Reads bodies; the large ones in threads, because FastAPI would stop the event loop for seconds."""
+    """Reads bodies, all but tiny ones in threads: FastAPI would stop the event loop for seconds."""
 
     def __init__(self, settings: ServerSettings, executor: FairExecutor) -> None:
         self._limits = settings.limits
@@ -71,9 +70,9 @@ class BodyReader:
 
     async def read(self, kind: type[B], data: bytes, tenant: str = "") -> B:
         """Parse and validate a body of a tenant; raise ``ApiError`` if it is malformed or beyond the limits."""
-        if len(data) <= _SMALL:
-            return self._read(kind, data)
-        return await self._executor.run(tenant, self._read, kind, data)
+        body = await self._executor.run(tenant, self._read, kind, data, size=len(data))
+        body.num_bytes = len(data)
+        return body
 
     def _read(self, kind: type[B], data: bytes) -> B:
         if not data.strip():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from pronk import errors
-from pronk.base import describe_json_error
+from pronk.base import count_text, describe_json_error
 from pronk.checks import close_choices
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
@@ -21,8 +20,6 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
 }
 
-# A number of one thing in a message that is written for several: "at least 1 items".
-_ONE_OF_SEVERAL = re.compile(r"\b(at (?:least|most) 1 [a-z]+)s\b")
 _MAX_MESSAGE = 300  # maximum characters of a message; longer ones, which quote a long value of the request, are cut
 
 
@@ -36,7 +33,7 @@ class ApiError(Exception):
         self.status, self.code = int(status), code
         # A request may quote half of a surrogate pair, which no response can have.
         self.param = None if param is None else _encodable(param)
-        line = _encodable(_ONE_OF_SEVERAL.sub(r"\1", " ".join(message.split())))
+        line = _encodable(" ".join(message.split()))
         self.message = line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 1]}…"
         self.headers = dict(headers or {})
 
@@ -69,13 +66,14 @@ _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     # The request needs what the model's tokenizer lacks, such as a chat template.
     (errors.TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
-# Pydantic's error type to our message; pydantic's ``ctx``, such as {"min_length": 1}, has the values to insert.
+# Pydantic's error type to our message. The texts to insert are those of pydantic's ``ctx``, such as
+# {"actual_length": 0}, and of :func:`_message_of`.
 _MESSAGES = {
-    "too_short": "expected at least {min_length} {unit}, found {actual_length}",
-    "too_long": "expected at most {max_length} {unit}, found {actual_length}",
+    "too_short": "expected at least {minimum}, found {actual_length}",
+    "too_long": "expected at most {maximum}, found {actual_length}",
     **dict.fromkeys(("model_type", "model_attributes_type"), "expected an object, found {found}"),
-    "string_too_short": "expected at least {min_length} characters, found fewer",
-    "string_too_long": "expected at most {max_length} characters, found more",
+    "string_too_short": "expected at least {minimum}, found fewer",
+    "string_too_long": "expected at most {maximum}, found more",
 }
 # Extra headers by status. OpenAI's clients retry after HTTP 408 unless X-Should-Retry forbids it, though a retry would
 # time out, too.
@@ -151,15 +149,26 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
         found = "null; give one" if is_null else "no such field; add it"
         message = f"expected a value, found {found}"
     elif error_type in _MESSAGES:
-        given = problem["input"]
-        unit = "characters" if isinstance(given, str) else "items"
-        values = {"found": describe_value(given), "unit": unit, **problem.get("ctx", {})}
-        message = _MESSAGES[error_type].format(**values)
+        message = _message_of(problem)
     else:
         message = problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
         message = message.replace("String should match pattern ", "expected a string that matches ")
         message += f", found {describe_value(problem['input'])}" if ", found " not in message else ""
     return ApiError(HTTPStatus.BAD_REQUEST, name_once(param, message) if param else message, code, param)
+
+
+def _message_of(problem: Mapping[str, Any]) -> str:
+    """Return our message for a problem whose type is in ``_MESSAGES``."""
+    given = problem["input"]
+    context = problem.get("ctx", {})
+    thing = "character" if isinstance(given, str) else "item"
+    values = {
+        "found": describe_value(given),
+        "minimum": count_text(context.get("min_length", 0), thing),
+        "maximum": count_text(context.get("max_length", 0), thing),
+        **context,
+    }
+    return _MESSAGES[problem["type"]].format(**values)
 
 
 def name_once(param: str, message: str) -> str:

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pronk.base import count_text
 from pronk.server.errors import ApiError, shutting_down
 from pronk.server.paths import canonical_path
 from pronk.server.protocol.fields import IGNORED_HEADER
@@ -113,12 +114,12 @@ class Guard:
         limits = self._settings.limits
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
         if self._num_connections() > limits.connections and scope["path"] not in PROBE_PATHS:
-            msg = f"expected at most {limits.connections} open connections, found more; try again later"
+            msg = f"expected at most {count_text(limits.connections, 'open connection')}, found more; try again later"
             raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, msg, "too_many_connections", headers={"Retry-After": "1"})
         size = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
         size += len(scope["raw_path"]) + len(scope["query_string"])
         if size > limits.headers:
-            msg = f"headers: expected at most {limits.headers} bytes, found {size}; shorten them"
+            msg = f"headers: expected at most {count_text(limits.headers, 'byte')}, found {size}; shorten them"
             raise ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, msg, "headers_too_large")
         host = _host(headers.get("host", b""))
         if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBE_PATHS:
@@ -258,7 +259,7 @@ def _host(header: bytes) -> str:
 
 
 def _too_large(limit: int) -> ApiError:
-    msg = f"body: expected at most {limit} bytes, found more; send less"
+    msg = f"body: expected at most {count_text(limit, 'byte')}, found more; send less"
     return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, msg, "body_too_large")
 
 

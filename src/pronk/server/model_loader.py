@@ -111,9 +111,12 @@ class ModelLoader:
             options["kv_memory"] = self.estimate().kv
         llm = LLM(self.path, **options, progress=progress)
         try:
-            settings = self.settings
-            limit, shared = settings.limits.requests, settings.is_shared
-            engine = AsyncLLM(llm, max_requests=limit, shared=shared, executor=executor)
+            engine = AsyncLLM(
+                llm,
+                max_requests=self.settings.limits.requests,
+                shared=self.settings.is_shared,
+                executor=executor,
+            )
             prompt = ModerationPrompt(llm.tokenizer, self.moderation_template)
             return Service(engine, self.settings, moderation_prompt=prompt, metrics=metrics)
         except Exception:

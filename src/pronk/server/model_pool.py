@@ -96,14 +96,15 @@ class ModelPool:
         self.metrics = metrics or Metrics(models[0].name)
         self.executor = executor or FairExecutor(REQUEST_THREADS, "pronk-requests", shared=settings.is_shared)
         self.draining = False
+        self._loading = FairExecutor(1, "pronk-models")  # of which the end of the process does not wait for a job
         self._metrics = {model: self.metrics.for_model(model.name) for model in models[1:]} | {models[0]: self.metrics}
         self._idle_seconds = idle_seconds
         # A single model is not reloaded after its engine has ended; /ready reports it to the supervisor.
         self._reloads = len(models) > 1 or idle_seconds is not None
         # Requests that wait for a model to be loaded.
         self._waiting = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
-        # Models to load, by the tenants whose requests wait for them. The first model of the first tenant is being
-        # loaded; then it is the turn of the next tenant.
+        # Models to load, by the tenants whose requests wait for them. The first model of the first tenant is the one
+        # that is being loaded. Afterwards the first tenant goes behind the others.
         self._queue: dict[str, list[PooledModel]] = {}
         self._lock = asyncio.Lock()  # held while a model is loaded or unloaded
         self._changed = asyncio.Event()  # set, and replaced, when the state of a model or a count has changed
@@ -207,6 +208,7 @@ class ModelPool:
         for task in self._tasks.values():
             task.cancel()
         self.executor.shutdown()
+        self._loading.shutdown()
         for model in self.models:
             if model.service is not None:
                 model.service.close()
@@ -292,13 +294,13 @@ class ModelPool:
         try:
             await self._unload(model)  # without effect unless its engine has ended
             model.state, model.error = "loading", None
-            estimate = await asyncio.to_thread(loader.estimate)
+            estimate = await self._loading.run("", loader.estimate)
             if not await self._make_room(model, estimate):
                 model.state = "unloaded"
                 return
             model.num_bytes = estimate.total
             load = partial(loader.load, self._metrics[model], executor=self.executor)
-            self._set_loaded(model, await asyncio.to_thread(load))
+            self._set_loaded(model, await self._loading.run("", load))
         except Exception as error:  # noqa: BLE001 - any error is that of this model only
             self._set_failed(model, error)
         finally:

@@ -7,7 +7,8 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
 from time import perf_counter
 from types import FrameType
@@ -105,11 +106,14 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
 
+    async def serve(self, sockets: list[socket] | None = None) -> None:
+        """Serve until the shutdown; meanwhile, the threads of the process take short turns."""
+        with _short_turns():
+            await super().serve(sockets)
+
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to accept connections; raise ``OptionError`` if the server cannot listen at the address."""
         await super().startup(sockets or _listen(self.config.host, self.config.port))
-        gc.set_threshold(*_GC_THRESHOLDS)
-        sys.setswitchinterval(_SWITCH_SECONDS)
         if self.started:
             self.models.start()
         if self.started and self._on_start is not None:
@@ -178,6 +182,20 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Act like a signal, see :meth:`handle_exit`; may be called from any thread."""
         self.handle_exit(signal.SIGTERM, None)
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Set the switch interval and the thresholds of the garbage collector; restore them at the end."""
+    thresholds = gc.get_threshold()
+    seconds = sys.getswitchinterval()
+    gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(seconds)
 
 
 def check_free(host: str, port: int) -> None:

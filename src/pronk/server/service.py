@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import cached_property, lru_cache, partial
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pronk import (
     AsyncLLM,
@@ -34,6 +34,7 @@ from pronk.server.protocol.fields import report_header
 from pronk.server.protocol.request import (
     NO_LIMIT,
     PreparedRequest,
+    RequestBody,
     RunningUsage,
     TextRequest,
     list_prompts,
@@ -49,16 +50,39 @@ from pronk.server.protocol.small_routes import (
 )
 from pronk.server.replicas.dispatcher import Dispatcher
 from pronk.server.settings import ServerSettings
-from pronk.serving import AdmissionLimit, recommended_params, sampling_values
+from pronk.serving import (
+    AdmissionLimit,
+    Prompt,
+    recommended_params,
+    sampling_values,
+    split_prompts,
+)
 from pronk.text import has_system_role, has_system_role_anywhere, join_parts, place_system_messages
 
 T = TypeVar("T")
+B = TypeVar("B", bound=RequestBody)
+# Work that is done in turns, between which other requests have theirs; it returns a ``T``.
+Turns = Generator[None, None, T]
+
+
+class _Run(Protocol):
+    """Runs a function in a thread."""
+
+    async def __call__(self, function: Callable[[], T]) -> T: ...
+
 
 _log = logging.getLogger(__name__)
 
 # Special tokens that ``/tokenizer_info`` publishes. A model's files may have further entries named ``…_token``, even
 # an access token.
 _PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls mask".split())
+# Time after which a request that is being read gives others their turn, before its next text.
+_TURN_SECONDS = 0.1
+# Sizes of the parts of a reply for the executor, in characters that are as much work: of a token,
+# of a log-probability with its token, and of a number of an embedding.
+_TOKEN_SIZE = 4
+_REPORT_SIZE = 16
+_NUMBER_SIZE = 1
 
 
 class Service:
@@ -92,8 +116,11 @@ class Service:
         return self._reading.num_admitted > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
-        """Stop the engine after its current step."""
+        """Stop the engine after its current step, and texts that are being tokenized at once."""
         self.engine.stop()
+        tokenizer = self.engine.llm.tokenizer
+        if hasattr(tokenizer, "stop"):
+            tokenizer.stop()
 
     async def prepare(self, request: TextRequest, tenant: str = "") -> PreparedRequest:
         """Check a request and tokenize its prompts.
@@ -104,7 +131,7 @@ class Service:
         """
         self.names.adapter(request.model)
         with naming_fields_of(request):
-            return await self._read(tenant, self._prepare, request)
+            return await self._read_in_turns(tenant, self._prepare, request)
 
     async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
         """Return the whole reply to a request.
@@ -122,7 +149,9 @@ class Service:
                 async for pieces in steps:
                     reply.record(pieces)
                     done |= {piece.index: piece.completion for piece in pieces if piece.completion is not None}
-            return await self.engine.executor.run(tenant, reply.whole, _sort_by_index(done))
+            completions = _sort_by_index(done)
+            size = _size_of(completions)
+            return await self.engine.executor.run(tenant, reply.whole, completions, size=size)
 
     async def stream(
         self, request: TextRequest, tenant: str = "", *, arrived: float | None = None
@@ -142,7 +171,9 @@ class Service:
                         running.add(pieces, chunks)
                     yield [*first, *chunks]
                     first = []
-        yield await self.engine.executor.run(tenant, reply.end, _sort_by_index(done))
+        completions = _sort_by_index(done)
+        size = _size_of(completions)
+        yield await self.engine.executor.run(tenant, reply.end, completions, size=size)
 
     async def moderate(
         self, request: ModerationRequest, tenant: str = "", *, arrived: float | None = None
@@ -151,14 +182,7 @@ class Service:
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
-            texts: list[Any] = list_prompts(request.input)
-            kind = request.kind or "prompt"
-            if not 1 <= len(texts) <= self.settings.limits.prompts:
-                raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
-            messages, options = self.moderation_prompt.messages, self.moderation_prompt.options
-            prompts = await self._read(
-                tenant, lambda: [self._chat_ids(messages(text, kind), options=options) for text in texts]
-            )
+            prompts = await self._read_in_turns(tenant, self._moderation_prompts, request)
             params = self.moderation_prompt.params
             texts_request = TextRequest.model_validate({"model": request.model})
             async with aclosing(self._steps(prompts, params, texts_request, tenant, start)) as steps:
@@ -172,7 +196,7 @@ class Service:
         """Return the embedding of each text; arguments and errors as for :meth:`complete`."""
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
-            prompts = await self._read(tenant, self._input_ids, request)
+            prompts = await self._read_in_turns(tenant, self._input_ids, request)
             options: dict[str, Any] = {"pooling": request.pooling or "mean", "dimensions": request.dimensions}
             options["normalize"] = request.normalize is not False
             options["adapter"] = self.names.adapter(request.model)
@@ -180,7 +204,8 @@ class Service:
             self.metrics.count_embeddings(prompts, start)
         name = self.names.shown_as(request.model)
         num_tokens = sum(map(len, prompts))
-        return await self.engine.executor.run(tenant, request.reply, name, [*vectors], num_tokens)
+        write = partial(request.reply, name, [*vectors], num_tokens)
+        return await self.engine.executor.run(tenant, write, size=_NUMBER_SIZE * vectors.size)
 
     async def tokenize(self, request: TokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
@@ -232,9 +257,11 @@ class Service:
             raise api_error from error
 
     async def _error_of_form(self, error: GuideError, request: TextRequest, guide: Guide, tenant: str) -> GuideError:
-        """Return the error of the form that the client requires, instead of that of the whole guide.
+        """Return the error of the guide that the client gave, instead of that of the engine's guide.
 
-        The error of a guide quotes all of it, which may have thoughts and calls besides the form.
+        The client gives a form of the answer: a JSON schema, regular expression, grammar or list of
+        choices. The engine's guide also has the thoughts and calls of the model around that form,
+        and an error of it would quote them.
         """
         form = request.guide()
         if form is None or form == guide:
@@ -256,27 +283,43 @@ class Service:
             "tenant": tenant,
         }
 
-    def _prepare(self, request: TextRequest) -> PreparedRequest:
+    def _prepare(self, request: TextRequest) -> Turns[PreparedRequest]:
         """Do the work of :meth:`prepare`; called in a thread, as it grows with the request."""
         request.check(self.settings.limits)
         if request.drafter is not None:
             self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
-        prepared = self._tokenize_prompts(request)
+        prepared = yield from self._tokenize_prompts(request)
         if ignored := request.ignored():
             self._log_ignored(report_header(ignored))
         return prepared
 
-    def _input_ids(self, request: EmbeddingRequest) -> list[list[int]]:
+    def _moderation_prompts(self, request: ModerationRequest) -> Turns[list[list[int]]]:
+        """Return the prompt for each text."""
+        texts: list[Any] = list_prompts(request.input)
+        kind = request.kind or "prompt"
+        if not 1 <= len(texts) <= self.settings.limits.prompts:
+            expected = f"expected 1..{self.settings.limits.prompts} texts"
+            raise refuse("input", f"{expected}, found {len(texts)}")
+        options = self.moderation_prompt.options
+
+        def encode(text: Any) -> list[int]:
+            messages = self.moderation_prompt.messages(text, kind)
+            return self._chat_ids(messages, options=options)
+
+        return (yield from _encode_in_turns(texts, encode))
+
+    def _input_ids(self, request: EmbeddingRequest) -> Turns[list[list[int]]]:
         request.check(self.settings.limits, self.engine.llm.config.hidden_size)
         texts = list_prompts(request.input)
         for text in texts:
             self._check_length(text)
         try:
-            return [self.engine.llm.request_factory.encode_prompt(text) for text in texts]
+            encode = self.engine.llm.request_factory.encode_prompt
+            return (yield from _encode_in_turns(texts, encode))
         except PromptError as error:
             raise refuse("input", str(error).removeprefix("prompt: "), to_api_error(error).code) from error
 
-    def _tokenize_prompts(self, request: TextRequest) -> PreparedRequest:
+    def _tokenize_prompts(self, request: TextRequest) -> Turns[PreparedRequest]:
         """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
         llm = self.engine.llm
         defaults = sampling_values(recommended_params(llm.config))
@@ -290,7 +333,8 @@ class Service:
         if isinstance(request, CompletionRequest):
             for prompt in request.prompts():
                 self._check_length(prompt)
-            prompts = [llm.request_factory.encode_prompt(prompt) for prompt in request.prompts()]
+            encode = llm.request_factory.encode_prompt
+            prompts = yield from _encode_in_turns(request.prompts(), encode)
             if request.max_tokens is not None:
                 missing["max_tokens"] = self._max_tokens(request.max_tokens, max(map(len, prompts)))
             return request.model_copy(update=missing).prepare(prompts, llm.tokenizer, shared_fields)
@@ -415,17 +459,76 @@ class Service:
         fitting = max(1, min(limit or context, context - num_prompt))
         return fitting if requested is None else min(requested, fitting)
 
-    async def _read(self, tenant: str, function: Callable[..., T], *args: Any) -> T:
-        """Read a request by ``function(*args)`` in a thread; limit the number of such calls, and the time."""
+    async def _read(self, tenant: str, function: Callable[[B], T], request: B) -> T:
+        """Read a request in a thread; limit the number of such calls, and the time."""
+        async with self._admit_reading(tenant, request) as run:
+            return await run(partial(function, request))
+
+    async def _read_in_turns(self, tenant: str, function: Callable[[B], Turns[T]], request: B) -> T:
+        """Read a request as :meth:`_read` does, by a job for each turn.
+
+        When the time is over, or the client is gone, the request has no further turn.
+        """
+        turns = function(request)
+        async with self._admit_reading(tenant, request) as run:
+            while (result := await run(partial(_take_turn, turns))) is None:
+                pass
+            return result[0]
+
+    @asynccontextmanager
+    async def _admit_reading(self, tenant: str, request: RequestBody) -> AsyncGenerator[_Run]:
+        """Yield a function that runs jobs of a request within the limits of number and time."""
         seconds = self.settings.limits.seconds
         with self._reading.hold(1, tenant) as admission:
-            job = admission.until(self.engine.executor.submit(tenant, partial(function, *args)))
+
+            async def run(function: Callable[[], T]) -> T:
+                job = self.engine.executor.submit(tenant, function, size=request.num_bytes)
+                return await asyncio.wrap_future(admission.until(job))
+
             try:
-                async with asyncio.timeout(seconds):
-                    return await asyncio.wrap_future(job)
+                async with asyncio.timeout(seconds) as limit:
+                    yield run
             except TimeoutError as error:
+                if not limit.expired():
+                    raise
                 msg = f"expected the prompt to be read within {seconds:g} s; try again later"
                 raise DeadlineError(msg) from error
+
+
+def _encode_in_turns(texts: Sequence[Prompt], encode: Callable[[Prompt], list[int]]) -> Turns[list[list[int]]]:
+    """Return the token ids of each text; a turn has a group of texts at most, and ends after a time."""
+    prompts = list[list[int]]()
+    for group in split_prompts(texts):
+        if prompts:
+            yield
+        ends_at = perf_counter() + _TURN_SECONDS
+        for text in group:
+            if perf_counter() > ends_at:
+                yield
+                ends_at = perf_counter() + _TURN_SECONDS
+            prompts.append(encode(text))
+    return prompts
+
+
+def _take_turn(turns: Turns[T]) -> tuple[T] | None:
+    """Do the work of the next turn; return its result if it is the last one."""
+    try:
+        next(turns)
+    except StopIteration as end:
+        return (end.value,)
+    return None
+
+
+def _size_of(completions: Sequence[Completion]) -> int:
+    """Return the size of a reply for the executor, with the reports of log-probabilities."""
+    num_tokens = 0
+    num_reported = 0
+    for completion in completions:
+        num_tokens += len(completion.token_ids)
+        for reports in (completion.logprobs, completion.prompt_logprobs):
+            if reports:
+                num_reported += len(reports) * len(reports[-1] or ())
+    return _TOKEN_SIZE * num_tokens + _REPORT_SIZE * num_reported
 
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -323,6 +324,23 @@ def test_invalid_requests_are_not_retried(llm: LLM) -> None:
         assert not made.alive
         with pytest.raises(ClosedError):
             await collect(made, SamplingParams())
+
+    asyncio.run(main())
+
+
+def test_the_deadline_counts_while_prompts_wait_for_a_thread(llm: LLM) -> None:
+    gate = threading.Event()
+
+    async def main() -> None:
+        made = dispatcher(llm, DyingReplicas(llm, []))
+        for _ in range(2):
+            made.executor.submit("", lambda: gate.wait(HUNG), size=1)
+        steps = made.steps([PROMPT], deadline=0.05)
+        try:
+            with pytest.raises(DeadlineError, match="not done by its deadline"):
+                await anext(steps)
+        finally:
+            gate.set()
 
     asyncio.run(main())
 

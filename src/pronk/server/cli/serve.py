@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pronk import OptionError
-from pronk.base import read_text, refuse
+from pronk.base import count_text, read_text, refuse
 from pronk.checks import refuse_choice, require_extra
 from pronk.commands import model_options, one_model, panel, shares
 from pronk.server.cli.replicas import ReplicaOptions
@@ -281,8 +281,7 @@ def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port:
 
 
 def _print_waiting(screen: "TerminalOutput", num_requests: int) -> None:
-    requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
-    screen.say(f"waiting for {requests}; press Ctrl-C again to stop now")
+    screen.say(f"waiting for {count_text(num_requests, 'request')}; press Ctrl-C again to stop now")
 
 
 def _guardrails(which: str | None) -> str | None:

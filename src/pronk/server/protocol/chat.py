@@ -270,7 +270,7 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         for number, tool in enumerate(self.tools or ()):
             if isinstance(tool, FunctionTool):
                 offered.append((("tools", number, *tool.schema_path), tool.function))
-        skipped = [tool.given_name for tool in self.tools or () if isinstance(tool, Skipped)]
+        skipped = [tool for tool in self.tools or () if isinstance(tool, Skipped)]
         return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped)
 
     def num_logprobs(self) -> int | None:

@@ -395,7 +395,7 @@ class CountTokensRequest(ConversationRequest):
             for number, tool in enumerate(self.tools or ())
             if isinstance(tool, MessagesTool)
         ]
-        skipped = [tool.given_name for tool in self.tools or () if isinstance(tool, Skipped)]
+        skipped = [tool for tool in self.tools or () if isinstance(tool, Skipped)]
         return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped)
 
     def default_thinking(self) -> Thinking:

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pronk import Completion, Guide, GuideError, OptionError, Piece, PronkError, SamplingParams
+from pronk.base import SMALL_JOB, count_text
 from pronk.server.errors import ApiError, name_once, to_api_error
 from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_of, summarize
 from pronk.server.settings import RequestLimits
@@ -52,6 +53,7 @@ class RequestBody(BaseModel):
     _ignored: list[str] = PrivateAttr(default_factory=list)  # names of ignored and renamed fields of this object
     _given: Mapping[str, Any] = PrivateAttr(default_factory=dict)  # the object as the client sent it
     _written: dict[str, Path] = PrivateAttr(default_factory=dict)  # paths of fields that have another name in the body
+    _num_bytes: int = PrivateAttr(SMALL_JOB + 1)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -81,6 +83,15 @@ class RequestBody(BaseModel):
         body._ignored = fields.ignored  # noqa: SLF001
         body._written = fields.written  # noqa: SLF001
         return body
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the JSON text; without a known one, that of a large body."""
+        return self._num_bytes
+
+    @num_bytes.setter
+    def num_bytes(self, number: int) -> None:
+        self._num_bytes = number
 
     def written(self, name: str) -> str:
         """Return a field as the client wrote it: ``options.num_predict`` for ``max_tokens``."""
@@ -136,11 +147,11 @@ class Skipped(Record):
     type: str = "function"
 
     @property
-    def given_name(self) -> str:
-        """Name of a tool: its own, that of its function, or its type."""
-        function = self._given.get("function")
-        inner = function.get("name") if isinstance(function, Mapping) else None
-        return str(self._given.get("name") or inner or self.type)
+    def name_of_tool(self) -> str | None:
+        """Name that the client gave a tool, in the object or in its definition, if it has one."""
+        definitions = [self._given, self._given.get("function"), self._given.get(self.type)]
+        names = [each.get("name") for each in definitions if isinstance(each, Mapping)]
+        return next((name for name in names if isinstance(name, str) and name), None)
 
     def report(self, path: str) -> Iterator[str]:
         yield f"{path} ({self.type})"
@@ -289,7 +300,8 @@ class TextRequest(RequestBody):
         for name, texts in (("stop", stops), ("bad_words", self.bad_words or [])):
             longest = max(map(len, texts), default=0)
             if longest > limits.stop_length:
-                raise refuse(name, f"expected at most {limits.stop_length} characters each, found {longest}")
+                most = count_text(limits.stop_length, "character")
+                raise refuse(name, f"expected at most {most} each, found {longest}")
         if self.do_sample is False and self.temperature:
             raise refuse("do_sample", f"expected temperature: 0 with false, found {self.temperature}; leave one out")
         if self.do_sample and self.temperature == 0:

@@ -325,14 +325,14 @@ class ResponsesRequest(ConversationRequest):
 
     def read_tools(self) -> ToolUse:
         offered = list[tuple[SchemaPath, Function]]()
-        skipped = list[str]()
+        skipped = list[Skipped]()
         for path, tool in self.all_tools():
             if isinstance(tool, FunctionTool):
                 offered.append(((*path, *tool.schema_path), tool.function))
             elif isinstance(tool, Namespace):
                 offered += [((*path, *each.schema_path), each.function) for each in tool.functions]
             else:
-                skipped.append(tool.given_name)
+                skipped.append(tool)
         return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped)
 
     def described(self) -> dict[str, Any]:

@@ -211,7 +211,7 @@ class ToolUse:
     parallel: bool | None = None  # whether the answer may have several calls, if the request says so
     only: Collection[str] | None = None  # names of the tools that the answer may call; None: all of them
     schemas_at: Sequence[SchemaPath] = ()  # place of each function's schema in the request, for error messages
-    skipped: Sequence[str] = ()  # names of the tools that this server does not use
+    skipped: Sequence[Skipped] = ()  # tools that this server does not use
 
     @classmethod
     def of(
@@ -220,7 +220,7 @@ class ToolUse:
         choice: str | ToolChoice | None,
         *,
         parallel: bool | None = None,
-        skipped: Sequence[str] = (),
+        skipped: Sequence[Skipped] = (),
     ) -> ToolUse:
         """Read ``tool_choice``.
 
@@ -228,7 +228,7 @@ class ToolUse:
             offered: each function with the place of its schema in the request.
             choice: field ``tool_choice``.
             parallel: field ``parallel_tool_calls``.
-            skipped: names of the tools that the server does not use.
+            skipped: tools that the server does not use.
 
         Raises ``ApiError`` if the choice names a tool that the server does not have, or contradicts ``parallel``.
         """
@@ -255,12 +255,12 @@ class ToolUse:
             raise refuse("tool_choice", f"{expected}; leave one out")
         if name is not None and choice.namespace is not None:
             name = f"{choice.namespace}{NAMESPACE_SEPARATOR}{name}"
-        if choice.type in skipped:
+        if choice.type in ("function", "tool") and name is not None:
+            return cls(**tools, choice="required", name=name)
+        if any(choice.type == tool.type for tool in skipped):
             raise _skipped_choice(choice.type)
-        if choice.type not in ("function", "tool") or name is None:
-            expected = "expected 'auto', 'none', 'required', or the type 'function' with a name"
-            raise unsupported("tool_choice", f"{expected}, found the type {choice.type!r:.40}")
-        return cls(**tools, choice="required", name=name)
+        expected = "expected 'auto', 'none', 'required', or the type 'function' with a name"
+        raise unsupported("tool_choice", f"{expected}, found the type {choice.type!r:.40}")
 
     @property
     def allowed_names(self) -> list[str]:
@@ -295,9 +295,9 @@ class ToolUse:
         if size > MAX_SIZE:
             raise refuse("tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller")
         unknown = next((name for name in (self.name, *(self.only or ())) if name not in (None, *names)), None)
-        if unknown in self.skipped:
-            raise _skipped_choice(str(unknown))
         if unknown is not None:
+            if any(unknown == tool.name_of_tool for tool in self.skipped):
+                raise _skipped_choice(unknown)
             raise refuse("tool_choice", f"expected the name of one of the tools, found {unknown!r}")
         if not self.allows_text and not self.allowed_names:
             found = "only tools that this server skips; add functions" if self.skipped else "none; add tools"

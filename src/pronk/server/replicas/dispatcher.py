@@ -27,7 +27,15 @@ from pronk.server.replicas.messages import (
 )
 from pronk.server.replicas.prefix_routes import prefix_digests
 from pronk.server.replicas.stream_resume import ReplicaMismatchError, ResumableStream
-from pronk.serving import REQUEST_THREADS, AdmissionLimit, EngineLoad, Prompt, RequestFactory, params_per_prompt
+from pronk.serving import (
+    REQUEST_THREADS,
+    AdmissionLimit,
+    EngineLoad,
+    Prompt,
+    RequestFactory,
+    params_per_prompt,
+    time_limit,
+)
 from pronk.text import AnswerCalls, Tokenizer
 
 if TYPE_CHECKING:  # the dispatcher itself works without Ray
@@ -173,8 +181,9 @@ class Dispatcher:
         with self._admission.hold(len(prompts) * params.n, tenant) as admission:
             bound = None if drafter is None else make_drafter(drafter)
             encode = partial(self._encode, prompts, salt + (adapter or "").encode())
-            job = admission.until(self.executor.submit(tenant, encode))
-            ids, prefix = await asyncio.wrap_future(job)
+            job = self.executor.submit(tenant, encode, size=sum(map(len, prompts)))
+            async with time_limit(deadline):
+                ids, prefix = await asyncio.wrap_future(admission.until(job))
             request = GenerateRequest(
                 ids,
                 params,

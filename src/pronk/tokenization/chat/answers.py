@@ -179,7 +179,8 @@ class AnswerCalls:
 class RepeatedCalls:
     """Reads a growing answer, to end it with the first call that repeats an earlier one.
 
-    Small models repeat calls until they may not. So does the call after the last one that an answer may have.
+    Small models often repeat a call until the length limit ends the answer. An answer also ends where
+    a call after the first ``MAX_CALLS`` begins.
     """
 
     def __init__(self, reader: AnswerReader) -> None:
@@ -198,7 +199,8 @@ class RepeatedCalls:
                 self._end_call()
                 self._name = part.name
             self._arguments += part.arguments
-            # No beginning of arguments equals complete ones, so that these are complete, too.
+            # Arguments are one JSON object, and no proper beginning of an object is an object itself. If the text so
+            # far equals the complete arguments of an earlier call, it is therefore complete.
             is_repeated = self._arguments != "" and (self._name, self._arguments) in self._calls
             if is_repeated or len(self._calls) >= MAX_CALLS:
                 return True
