@@ -16,6 +16,7 @@ from pronk.tokenization.chat.system_messages import place_system_messages as pla
 from pronk.tokenization.chat.thoughts import Thought as Thought
 from pronk.tokenization.guarded import TimeLimit as TimeLimit
 from pronk.tokenization.guarded import load_backend as load_backend
+from pronk.tokenization.guarded import shared_time as shared_time
 from pronk.tokenization.offsets import TokenOffsets as TokenOffsets
 from pronk.tokenization.offsets import output_offsets as output_offsets
 from pronk.tokenization.offsets import prompt_offsets as prompt_offsets

@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -52,7 +52,6 @@ EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
 _BLOCK = re.compile(
     r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
-_LONGEST_VALUE = 60  # characters of a value in a table of names
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
@@ -194,13 +193,12 @@ def names(module: str) -> str:
 
 
 def first_line(named: Any) -> str:
-    """Return the first line of an object's documentation; for other values, the value or its type."""
+    """Return the first line of an object's documentation; for other values, what they are."""
     if inspect.isclass(named) or inspect.isroutine(named):
         line = (inspect.getdoc(named) or "").partition("\n")[0]
         plain = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", line)
         return plain.replace("``", "`").replace("|", "\\|")
-    value = repr(named)
-    return f"`{value}`" if len(value) <= _LONGEST_VALUE and "0x" not in value and "|" not in value else "a value"
+    return "a constant" if get_origin(named) is None else "a type"
 
 
 def table(head: list[str], rows: list[list[Any]]) -> str:

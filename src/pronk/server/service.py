@@ -57,7 +57,14 @@ from pronk.serving import (
     sampling_values,
     split_prompts,
 )
-from pronk.text import has_system_role, has_system_role_anywhere, join_parts, place_system_messages
+from pronk.text import (
+    TimeLimit,
+    has_system_role,
+    has_system_role_anywhere,
+    join_parts,
+    place_system_messages,
+    shared_time,
+)
 
 T = TypeVar("T")
 B = TypeVar("B", bound=RequestBody)
@@ -118,9 +125,7 @@ class Service:
     def close(self) -> None:
         """Stop the engine after its current step, and texts that are being tokenized at once."""
         self.engine.stop()
-        tokenizer = self.engine.llm.tokenizer
-        if hasattr(tokenizer, "stop"):
-            tokenizer.stop()
+        self.engine.llm.tokenizer.stop()
 
     async def prepare(self, request: TextRequest, tenant: str = "") -> PreparedRequest:
         """Check a request and tokenize its prompts.
@@ -496,7 +501,11 @@ class Service:
 
 
 def _encode_in_turns(texts: Sequence[Prompt], encode: Callable[[Prompt], list[int]]) -> Turns[list[list[int]]]:
-    """Return the token ids of each text; a turn has a group of texts at most, and ends after a time."""
+    """Return the token ids of each text; a turn has a group of texts at most, and ends after a time.
+
+    A tokenizer in a child process has one limit of time for all texts.
+    """
+    limit = TimeLimit()
     prompts = list[list[int]]()
     for group in split_prompts(texts):
         if prompts:
@@ -506,7 +515,8 @@ def _encode_in_turns(texts: Sequence[Prompt], encode: Callable[[Prompt], list[in
             if perf_counter() > ends_at:
                 yield
                 ends_at = perf_counter() + _TURN_SECONDS
-            prompts.append(encode(text))
+            with shared_time(limit):
+                prompts.append(encode(text))
     return prompts
 
 

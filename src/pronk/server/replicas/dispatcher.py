@@ -202,8 +202,7 @@ class Dispatcher:
 
     def _encode(self, prompts: Sequence[Prompt], salt: bytes) -> tuple[list[list[int]], tuple[bytes, ...]]:
         """Return the token ids of each prompt, and the digests of the first one's prefixes."""
-        encode = self.llm.request_factory.encode_prompt
-        ids = [encode(prompt) for prompt in prompts]
+        ids = self.llm.request_factory.encode_prompts(prompts)
         return ids, prefix_digests(ids[0], salt)
 
     async def _run_with_retries(self, request: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
