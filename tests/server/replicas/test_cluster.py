@@ -71,7 +71,22 @@ def dispatcher(cluster: Any) -> Iterator[Dispatcher]:
 
     del cluster
     with deploy(ReplicaPlan(OPTIONS, 2, drain=5.0)) as deployed:
-        yield Dispatcher(ModelReader(LLM(threads=1).path, "recycling", deployed.about()), ObservedReplicas(deployed))
+        made = Dispatcher(ModelReader(LLM(threads=1).path, "recycling", deployed.about()), ObservedReplicas(deployed))
+        use_all_replicas(made, 2)
+        yield made
+
+
+def use_all_replicas(dispatcher: Dispatcher, count: int) -> None:
+    """Wait until the router, which learns of replicas one by one, has sent equally many prompts to each."""
+    prompts = Counter[str]()
+    replicas_of(dispatcher).on_accept = prompts.update
+
+    def are_used_alike() -> bool:
+        asyncio.run(collect(dispatcher, "x", params(0, 1)))
+        return len(prompts) == count and len({*prompts.values()}) == 1
+
+    assert eventually(are_used_alike)
+    replicas_of(dispatcher).on_accept = lambda _: None
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +177,13 @@ def test_prompts_go_to_the_node_with_their_prefix(dispatcher: Dispatcher, llm: L
     async def main() -> list[list[Piece]]:
         return [await collect(dispatcher, prompt, own) for prompt, own in zip(prompts, options, strict=True)]
 
+    accepted = list[str]()
+    replicas_of(dispatcher).on_accept = accepted.extend
     found = asyncio.run(main())
     check(llm, found, prompts, options)
-    assert len({each.node for each in replicas_of(dispatcher).accepted.values()}) == 2
+    nodes = [replicas_of(dispatcher).accepted[replica].node for replica in accepted]
+    assert len({*nodes}) == 2
+    assert nodes == nodes[:2] * 4
     cached = [pieces[-1].completion.stats.cached_tokens for pieces in found]  # type: ignore[union-attr]
     assert cached[:2] == [0, 0]
     assert all(each > 30 for each in cached[2:])
