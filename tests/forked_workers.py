@@ -1,7 +1,8 @@
 """Worker processes that start in milliseconds: forks of one process that has imported torch.
 
-A new interpreter takes seconds of processor time to import what a worker needs. Tests of other things than
-the start of a process take a fork instead, which runs the same program with the same arguments.
+A new interpreter takes seconds of processor time to import what a worker needs. Tests of other
+things than the start of a process take a fork instead, which runs the same program with the same
+arguments.
 """
 
 import multiprocessing

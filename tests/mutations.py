@@ -1,7 +1,8 @@
 """Hostile and damaged model files: mutations of JSON documents, tokenizers, GGUF, safetensors and binary files.
 
-Each function yields changed files with labels that say what was changed. The mutations depend on the file only, so that
-a label always means the same bytes. The bytes are made on demand: most tests use a sample.
+Each function yields changed files with labels that say what was changed. The mutations depend on
+the file only, so that a label always means the same bytes. The bytes are made on demand: most tests
+use a sample.
 """
 
 import json
@@ -24,7 +25,8 @@ class Mutation(NamedTuple):
 
 
 LONG_TEXT = "A" * 5000
-# Values of a JSON key, or elements of an array, that no model has there; some of them are valid in some places.
+# Values of a JSON key, or elements of an array, that no model has there; some of them are valid in
+# some places.
 JSON_VALUES: tuple[Any, ...] = (
     None,
     True,

@@ -132,7 +132,8 @@ def test_an_unregistered_guest() -> None:
     assert str(error.value) == f"device: {found}"
 
 
-# Generates with every drafter of the engine, and prints what it says of the guests that are missing.
+# Generates with every drafter of the engine, and prints what it says of the guests that are
+# missing.
 ALONE = """
 import importlib, pkgutil, sys
 import pronk

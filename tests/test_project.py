@@ -136,6 +136,32 @@ def test_former_names_are_deprecated_aliases(module: str, old: str, new: str) ->
         _ = home.nonsense
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("pronk.bench.metrics", "pronk.lab.bench.metrics", "ctar_curve"),
+        ("pronk.replicas.application", "pronk.server.replicas.application", "ApplicationArgs"),
+    ],
+)
+def test_former_modules_are_deprecated_aliases(old: str, new: str, name: str) -> None:
+    alias = importlib.import_module(old)
+    with pytest.warns(DeprecationWarning, match=f"{old} is deprecated; use {new}"):
+        found = getattr(alias, name)
+    assert found is getattr(importlib.import_module(new), name)
+
+
+def test_public_modules_have_the_names_of_their_stubs() -> None:
+    names = documented_names()
+    modules = [name for name in names if hasattr(importlib.import_module(name), "__all__")]
+    assert {"pronk.backends", "pronk.drafting", "pronk.lab", "pronk.torch"} <= {*modules}
+    for name in modules:
+        module = importlib.import_module(name)
+        assert dir(module)
+        assert all(hasattr(module, each) for each in names[name])
+        with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nonsense'"):
+            _ = module.nonsense
+
+
 def test_drafters_by_name() -> None:
     assert len(drafter_classes()) == len(REGISTRY) >= 20
     for name, drafter in pronk.drafters.REGISTRY.items():

@@ -5,9 +5,9 @@
     python tools/recorded_texts.py compare old.jsonl new.jsonl     every difference; status 1 if there is one
     python tools/recorded_texts.py list                            write recorded_texts.json anew
 
-A setting is a model, options of the model, a drafter, sampling options and prompts. ``budget="all"`` makes the number
-of draft tokens a function of the text alone, so that the rules ``rejection`` and ``block``, whose texts depend on the
-draft tokens, can be compared, too.
+A setting is a model, options of the model, a drafter, sampling options and prompts.
+``budget="all"`` makes the number of draft tokens a function of the text alone, so that the rules
+``rejection`` and ``block``, whose texts depend on the draft tokens, can be compared, too.
 """
 
 from __future__ import annotations
@@ -139,6 +139,22 @@ def choose_settings() -> Iterator[Setting]:
             yield Setting(model, *(values[number] for values, number in zip(factors, case, strict=True)))
 
 
+def write_settings(settings: list[Setting]) -> int:
+    """Write the list of settings, a line for each, by model and its options; return their number."""
+    groups = list[str]()
+    for (model, options), group in groupby(settings, lambda each: (each.model, each.options)):
+        lines = [json.dumps([each.drafter, each.sampling, each.prompt]) for each in group]
+        groups.append(f"[{json.dumps(model)}, {json.dumps(options)}, [\n" + ",\n".join(lines) + "\n]]")
+    SETTINGS.write_text("[\n" + ",\n".join(groups) + "\n]\n", encoding="utf-8")
+    return len(settings)
+
+
+def read_settings() -> list[Setting]:
+    """Return the list of settings."""
+    groups = json.loads(SETTINGS.read_text(encoding="utf-8"))
+    return [Setting(model, options, *each) for model, options, lines in groups for each in lines]
+
+
 def params_of(name: str) -> SamplingParams:
     """Return the sampling options of a setting."""
     options: dict[str, Any] = {"max_tokens": 24, "logprobs": 2, **SAMPLING[name]}
@@ -151,8 +167,7 @@ def params_of(name: str) -> SamplingParams:
 
 def record(path: Path, heads: Path, models: list[str]) -> None:
     """Append a line for each setting that the file does not have yet."""
-    settings = [Setting(**each) for each in json.loads(SETTINGS.read_text(encoding="utf-8"))]
-    wanted = [each for each in settings if each.model in models]
+    wanted = [each for each in read_settings() if each.model in models]
     done = set(read(path)) if path.exists() else set[str]()
     with path.open("a", encoding="utf-8") as file:
         for (model, options), group in groupby(wanted, lambda each: (each.model, each.options)):
@@ -271,10 +286,7 @@ def main() -> None:
     comparison.add_argument("new", type=Path)
     options = parser.parse_args()
     if options.command == "list":
-        settings = [vars(setting) for setting in choose_settings()]
-        lines = ",\n".join(json.dumps(each) for each in settings)
-        SETTINGS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-        print(f"{len(settings)} settings in {SETTINGS.name}")
+        print(f"{write_settings([*choose_settings()])} settings in {SETTINGS.name}")
     elif options.command == "heads":
         train_heads(options.folder)
     elif options.command == "record":

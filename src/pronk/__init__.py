@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from pronk import errors
-from pronk.drafters.registry import REGISTRY, drafter_classes
+from pronk.drafters.registry import drafter_classes, find_class
 
 if TYPE_CHECKING:
     from pronk.async_llm import AsyncLLM as AsyncLLM
@@ -58,11 +58,11 @@ def __getattr__(name: str) -> Any:
     home = next((module for module, names in _NAMES.items() if name in names), None)
     if home is not None:
         return getattr(import_module(home), name)
-    drafter = None if name.startswith("_") else drafter_classes().get(name)
+    drafter = None if name.startswith("_") else find_class(name)
     if drafter is None:
         msg = f"module 'pronk' has no attribute {name!r}"
         raise AttributeError(msg)
-    return REGISTRY[drafter]
+    return drafter
 
 
 def __dir__() -> list[str]:

@@ -7,4 +7,4 @@ programs of its layers, their rows, weights and caches. :mod:`pronk.torch` is an
 
 from pronk.lazy import export
 
-__getattr__, __dir__, __all__ = export(__file__)
+__getattr__, __dir__, __all__ = export(__name__, __file__)

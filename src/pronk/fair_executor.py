@@ -179,8 +179,9 @@ _all: weakref.WeakSet[_Threads] = weakref.WeakSet()
 def _end_all() -> None:
     """Close all executors when the process ends, and wait a second for the running jobs.
 
-    Python waits without a limit for threads that are no daemons. It unwinds the stacks of daemons that
-    need its lock later, which libraries in Rust or C++ may answer with an abort; hence the second.
+    Python waits without a limit for threads that are no daemons. It unwinds the stacks of daemons
+    that need its lock later, which libraries in Rust or C++ may answer with an abort; hence the
+    second.
     """
     executors = [*_all]
     for each in executors:

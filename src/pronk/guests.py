@@ -1,7 +1,8 @@
 """Guests: packages that add backends, drafters and commands to the engine, which does not import them.
 
-A guest is a package that registers what it adds by entry points (``[project.entry-points]`` in its pyproject.toml),
-and that imports only public names of pronk. The wheel of pronk brings some guests; packages of others work alike:
+A guest is a package that registers what it adds by entry points (``[project.entry-points]`` in its
+pyproject.toml), and that imports only public names of pronk. The wheel of pronk brings some guests;
+packages of others work alike:
 
 ==================  =====================================================================================
 group               object of an entry point
@@ -12,7 +13,8 @@ group               object of an entry point
 ``pronk.workers``   ``processes``: a function that starts worker processes (:mod:`pronk.engine.workers`)
 ==================  =====================================================================================
 
-An entry point may name the extra of pronk that installs what the guest needs: ``"package.module:name [extra]"``.
+An entry point may name the extra of pronk that installs what the guest needs:
+``"package.module:name [extra]"``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Command:
     """A command of the command line, whose module is imported when the command runs.
 
     Attributes:
-        home: ``"package.module:name"`` of a function with typer's annotations, or of a ``typer.Typer``.
+        home: ``"package.module:name"`` of a function with typer's annotations, or of a
+            ``typer.Typer``.
         summary: first line of the help text.
     """
 
@@ -55,8 +58,8 @@ def guests(group: Group) -> Mapping[str, EntryPoint]:
 def load_guest(group: Group, name: str, purpose: str) -> Any:
     """Return the object that a guest registers under a name.
 
-    Raises ``OptionError`` if there is no such guest, or if it cannot be imported. ``purpose`` is what asks for the
-    guest, such as an option; the message begins with it.
+    Raises ``OptionError`` if there is no such guest, or if it cannot be imported. ``purpose`` is
+    what asks for the guest, such as an option; the message begins with it.
     """
     entry = guests(group).get(name)
     if entry is None:
@@ -77,7 +80,6 @@ def _import_failure(entry: EntryPoint, error: ImportError) -> str:
     advice = f"install {package} again" if is_own or not entry.extras else install_extra(entry.extras[0])
     if missing:
         return f"expected {missing}, found none; {advice}"
+    needed = entry.extras[0] if entry.extras else entry.module
     found = describe_error(error)[:80]
-    return (
-        f"expected {entry.extras[0] if entry.extras else entry.module} that can be imported, found {found!r}; {advice}"
-    )
+    return f"expected {needed} that can be imported, found {found!r}; {advice}"

@@ -10,22 +10,24 @@ from typing import Any
 from warnings import warn
 
 
-def export(file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of the public module ``file``, its ``__file__``.
+def export(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a public module.
 
-    The stub beside the module, which type checkers read, lists its names: ``from pronk.kernels.threads import
-    num_threads as num_threads``.
+    Args:
+        name: name of the module.
+        file: its ``__file__``. The stub beside it, which type checkers read, has one line for each
+            of its names, such as ``from pronk.kernels.threads import num_threads as num_threads``.
     """
-    stub = Path(file).with_suffix(".pyi")
-    imports = [node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     homes = {str(alias.asname): (str(node.module), alias.name) for node in imports for alias in node.names}
     names = sorted(homes)
 
-    def get(name: str) -> Any:
-        if name not in homes:
-            msg = f"module {stub.stem!r} of pronk has no attribute {name!r}"
+    def get(attribute: str) -> Any:
+        if attribute not in homes:
+            msg = f"module {name!r} has no attribute {attribute!r}"
             raise AttributeError(msg)
-        module, own_name = homes[name]
+        module, own_name = homes[attribute]
         return getattr(import_module(module), own_name)
 
     return get, lambda: names, names

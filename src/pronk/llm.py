@@ -156,7 +156,7 @@ class LLM:
         if check is not None:
             check(self.request_factory)
         is_split = parallel == "tensor" and workers > 1
-        cacheable = None if opened is None or backend.digest is None or is_split else opened.identity
+        cacheable = None if opened is None or not backend.exact or is_split else opened.identity
         weight_file = WeightCache.open(weight_cache, cacheable)
         self._prompt_cache = open_prompt_cache(
             prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights

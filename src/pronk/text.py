@@ -2,4 +2,4 @@
 
 from pronk.lazy import export
 
-__getattr__, __dir__, __all__ = export(__file__)
+__getattr__, __dir__, __all__ = export(__name__, __file__)

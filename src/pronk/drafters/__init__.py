@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from pronk.drafters.registry import REGISTRY as REGISTRY
-from pronk.drafters.registry import drafter_classes
+from pronk.drafters.registry import drafter_classes, find_class
 from pronk.drafters.registry import make_drafter as make_drafter
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def __getattr__(name: str) -> Any:
         name = "Proposer"
     if name in _INTERFACE:
         return getattr(import_module("pronk.speculation.proposer"), name)
-    drafter = None if name.startswith("_") else drafter_classes().get(name)
+    drafter = None if name.startswith("_") else find_class(name)
     if drafter is None:
         msg = f"module 'pronk.drafters' has no attribute {name!r}"
         raise AttributeError(msg)
-    return REGISTRY[drafter]
+    return drafter
 
 
 def __dir__() -> list[str]:

@@ -40,8 +40,21 @@ DRAFTERS: dict[str, str] = {
 
 def drafter_classes() -> dict[str, str]:
     """Return the names of all drafters by the names of their classes, those of guests last."""
-    own = {home.partition(":")[2]: name for name, home in DRAFTERS.items()}
-    return own | {entry.attr: name for name, entry in guests("pronk.drafters").items()}
+    return _own_classes() | {entry.attr: name for name, entry in guests("pronk.drafters").items()}
+
+
+def find_class(class_name: str) -> type[Drafter] | None:
+    """Return the drafter's class with a name; ``None`` if no drafter has it.
+
+    Raises ``OptionError`` if the class is that of a guest whose package is missing.
+    """
+    # Of the engine's own drafters, without a search for installed packages.
+    name = _own_classes().get(class_name) or drafter_classes().get(class_name)
+    return None if name is None else REGISTRY[name]
+
+
+def _own_classes() -> dict[str, str]:
+    return {home.partition(":")[2]: name for name, home in DRAFTERS.items()}
 
 
 class _LazyClasses(Mapping[str, "type[Drafter]"]):

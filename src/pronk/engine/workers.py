@@ -1,7 +1,8 @@
 """Processes that compute a model together: the interface, and the case of one process.
 
-A guest registers a function by the entry point ``processes`` of ``pronk.workers``; pronk's own is in
-:mod:`pronk.parallel`. It is called with the arguments of :func:`start_workers`, and returns a :class:`Workers`.
+A guest registers a function by the entry point ``processes`` of ``pronk.workers``; pronk's own is
+in :mod:`pronk.parallel`. It is called with the arguments of :func:`start_workers`, and returns a
+:class:`Workers`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.models.split import TensorSplit
 
-# Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of each layer.
+# Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of
+# each layer.
 PARALLEL = ("tree", "tensor")
 
 _LAUNCHED = "TORCHELASTIC_RUN_ID"  # variable that ``torch.distributed.is_torchelastic_launched`` looks for
@@ -80,10 +82,11 @@ class SingleProcess:
 def start_workers(workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **options: Any) -> Workers:
     """Start the processes of a model, or join those that ``torchrun`` has started.
 
-    ``options`` are ``model``, ``dtype``, ``context``, ``weights`` and ``kv_dtype`` of :class:`~pronk.llm.LLM`.
-    Raises ``OptionError`` if ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the
-    batch) or without torch (whose processes exchange messages), too large for tensor parallelism, or not the number of
-    processes that ``torchrun`` launched.
+    ``options`` are ``model``, ``dtype``, ``context``, ``weights`` and ``kv_dtype`` of
+    :class:`~pronk.llm.LLM`.
+    Raises ``OptionError`` if ``workers`` is above 1 without compiled kernels (with torch, a row's
+    bits depend on the batch) or without torch (whose processes exchange messages), too large for
+    tensor parallelism, or not the number of processes that ``torchrun`` launched.
     """
     check_choice("parallel", parallel, PARALLEL)
     if workers == 1:

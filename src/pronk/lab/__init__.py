@@ -5,4 +5,4 @@ Training uses the shapes and files of the drafters that it makes.
 
 from pronk.lazy import export
 
-__getattr__, __dir__, __all__ = export(__file__)
+__getattr__, __dir__, __all__ = export(__name__, __file__)

@@ -1,7 +1,8 @@
 """The interface of a backend, which computes models, and the backend of pronk's kernels.
 
-The engine asks a backend for all that may differ between backends, and never which backend it is. Other backends are
-guests: packages that register a class by an entry point (:mod:`pronk.backends`), such as :mod:`pronk.torch`.
+The engine asks a backend for all that may differ between backends, and never which backend it is.
+Other backends are guests: packages that register a class by an entry point (:mod:`pronk.backends`),
+such as :mod:`pronk.torch`.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class Backend(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether the bits of a row depend on the row's own text alone, not on the other rows of its batch."""
+        """Whether the bits of a row depend on its own text alone, not on the rest of its batch.
+
+        Only then are packed weights, keys and values kept for later processes.
+        """
 
     @property
     def digest(self) -> str | None:
-        """Digest of what determines the bits of a result besides the model; ``None`` if the batch does, too.
-
-        Only with a digest may packed weights, keys and values be kept for later processes.
-        """
+        """Digest of what determines the bits besides the model; ``None`` unless ``exact``."""
 
     @property
     def kernels(self) -> Kernels | None:

@@ -16,10 +16,10 @@ from pronk.models.kernels import load_kernels
 def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType) -> Backend:
     """Return the backend for a model.
 
-    This is torch for ``kernels="torch"`` and for other devices than the CPU. If no kernels fit this processor and
-    model, it is torch as well, with a warning that gives the reason. Torch computes in ``dtype``, that of the model's
-    weights. Raises ``OptionError`` if an argument is unknown, the processor lacks the instruction set, or torch is
-    needed and missing.
+    This is torch for ``kernels="torch"`` and for other devices than the CPU. If no kernels fit this
+    processor and model, it is torch as well, with a warning that gives the reason. Torch computes
+    in ``dtype``, that of the model's weights. Raises ``OptionError`` if an argument is unknown, the
+    processor lacks the instruction set, or torch is needed and missing.
     """
     check_choice("kernels", kernels, CHOICES)
     if kernels == "torch" or (kernels == "auto" and device != "cpu"):
@@ -36,7 +36,8 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
                 return backend
             reason = f"no kernels for heads of {config.head_dim}"
     by_torch = open_torch(device, dtype, reason)
-    # The frames are this function, the constructor of LLM, the check of its keywords, and the caller.
+    # The frames are this function, the constructor of LLM, the check of its keywords, and the
+    # caller.
     warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=4)
     return by_torch
 

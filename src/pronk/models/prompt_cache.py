@@ -46,7 +46,7 @@ def open_prompt_cache(
     if not (isinstance(folder, str | Path) and str(folder)):
         refuse("prompt_cache", f"expected a folder, found {folder!r}", OptionError)
     num_bytes = parse_memory(_DEFAULT_SIZE if size is None else size, "prompt_cache_size")
-    if backend.digest is None or split:
+    if not backend.exact or split:
         found = "tensor parallelism" if split else f"{backend.name}, with which keys and values depend on the batch"
         msg = f"prompt_cache: expected pronk's kernels and no tensor parallelism, found {found}; leave the option out"
         raise OptionError(msg)

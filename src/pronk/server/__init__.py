@@ -8,4 +8,4 @@ A request passes four modules: ``guard`` checks its headers and reads its body, 
 
 from pronk.lazy import export
 
-__getattr__, __dir__, __all__ = export(__file__)
+__getattr__, __dir__, __all__ = export(__name__, __file__)

@@ -61,13 +61,15 @@ class PooledModel:
 class ModelPool:
     """The models of one server.
 
-    Requests for a model that is not loaded wait until it is. One model loads at a time, in a thread, while the others
-    go on. Of several tenants, each has a share of the places to wait, and models are loaded for them in turns; within a
-    tenant, in the order in which its requests arrived.
+    Requests for a model that is not loaded wait until it is. One model loads at a time, in a
+    thread, while the others go on. Of several tenants, each has a share of the places to wait, and
+    models are loaded for them in turns; within a tenant, in the order in which its requests
+    arrived.
 
-    If memory is short, idle models are unloaded first, the least recently used one before others. If all are busy, new
-    requests of the least recently used one wait until its running requests have ended; then it is unloaded. This also
-    keeps a stream of requests for one model from blocking the others.
+    If memory is short, idle models are unloaded first, the least recently used one before others.
+    If all are busy, new requests of the least recently used one wait until its running requests
+    have ended; then it is unloaded. This also keeps a stream of requests for one model from
+    blocking the others.
 
     Attributes:
         models: all models; the first one answers requests that name no model.
@@ -89,8 +91,9 @@ class ModelPool:
     ) -> None:
         """Make a pool of models with distinct names.
 
-        ``memory`` is a limit in bytes for all loaded models. A model is unloaded after ``idle_seconds`` without a
-        request. ``metrics`` and ``executor`` are those of the first model, if it was loaded elsewhere.
+        ``memory`` is a limit in bytes for all loaded models. A model is unloaded after
+        ``idle_seconds`` without a request. ``metrics`` and ``executor`` are those of the first
+        model, if it was loaded elsewhere.
         """
         self.models, self.settings, self.memory = [*models], settings, memory
         self.metrics = metrics or Metrics(models[0].name)
@@ -99,12 +102,14 @@ class ModelPool:
         self._loading = FairExecutor(1, "pronk-models")  # of which the end of the process does not wait for a job
         self._metrics = {model: self.metrics.for_model(model.name) for model in models[1:]} | {models[0]: self.metrics}
         self._idle_seconds = idle_seconds
-        # A single model is not reloaded after its engine has ended; /ready reports it to the supervisor.
+        # A single model is not reloaded after its engine has ended; /ready reports it to the
+        # supervisor.
         self._reloads = len(models) > 1 or idle_seconds is not None
         # Requests that wait for a model to be loaded.
         self._waiting = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
-        # Models to load, by the tenants whose requests wait for them. The first model of the first tenant is the one
-        # that is being loaded. Afterwards the first tenant goes behind the others.
+        # Models to load, by the tenants whose requests wait for them. The first model of the first
+        # tenant is the one that is being loaded. Afterwards the first tenant goes behind the
+        # others.
         self._queue: dict[str, list[PooledModel]] = {}
         self._lock = asyncio.Lock()  # held while a model is loaded or unloaded
         self._changed = asyncio.Event()  # set, and replaced, when the state of a model or a count has changed

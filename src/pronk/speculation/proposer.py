@@ -193,7 +193,7 @@ class Drafter(ABC):
     def find_default(self, target: Target) -> Path | None:  # noqa: ARG002 - for overrides
         """Return the file or folder of this drafter that comes with the target; ``None`` if there is none.
 
-        The drafter ``auto`` uses drafters that are found so.
+        The drafter ``auto`` asks the drafters that it knows for theirs.
         """
         return None
 

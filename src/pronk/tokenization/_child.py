@@ -9,9 +9,10 @@ lines of JSON::
     {"decode": [5], "skip": true}                                         ->  {"text": "ab"}
     {}                                                                    ->  {}
 
-``load``, the first request, has the text of a ``tokenizer.json``, ``special`` stands for ``add_special_tokens``,
-``plain`` for ``encode_special_tokens`` and ``skip`` for ``skip_special_tokens``. An error gives ``{"error": "…"}``;
-that of ``load`` is the reply to all later requests.
+``load``, the first request, has the text of a ``tokenizer.json``, ``special`` stands for
+``add_special_tokens``, ``plain`` for ``encode_special_tokens`` and ``skip`` for
+``skip_special_tokens``. An error gives ``{"error": "…"}``; that of ``load`` is the reply to all
+later requests.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _MAX_TRIED = 256  # ids that are decoded on trial
 # Limits of replies: more tokens than any context window, and their text.
 _MAX_IDS = 2**21
 _MAX_TEXT = 2**25
-# Most kinds of characters, alone and repeated: what fails or takes long for common texts is found before a request.
+# Most kinds of characters, alone and repeated: what fails or takes long for common texts is found
+# before a request.
 _TRIAL = "".join(map(chr, range(1, 256))) + "\n\n    \t" + "a" * 64 + "e\u0301 ﷺ 漢字 한글 🙂 ▁ <s>"
 
 _loaded: list[Tokenizer] = []  # the tokenizer, once it is loaded

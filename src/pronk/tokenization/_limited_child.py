@@ -23,7 +23,8 @@ from collections.abc import Callable
 
 def _main(program: str, time_limit: float, memory_limit: int) -> None:
     answer: Callable[[bytes], bytes] = runpy.run_path(program)["answer"]
-    # Limit the address space where the system enforces it (Linux). Without it, the time limit still holds.
+    # Limit the address space where the system enforces it (Linux). Without it, the time limit still
+    # holds.
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # noqa: PLC0415 - not on Windows
 

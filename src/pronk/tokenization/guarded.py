@@ -1,9 +1,10 @@
 """Tokenizers of the tokenizers package, in this process or in a child process with limits.
 
-The components of a ``tokenizer.json`` run on every text, and a file may be hostile or odd. Where all components are
-known to be harmless (:mod:`pronk.tokenization.known`), as in nearly all language models, the tokenizer runs in this
-process. Every other tokenizer encodes its texts in a child process, which is killed at a limit of processor time or
-memory. No trial could replace that: an expression may be fast for all texts but one.
+The components of a ``tokenizer.json`` run on every text, and a file may be hostile or odd. Where
+all components are known to be harmless (:mod:`pronk.tokenization.known`), as in nearly all language
+models, the tokenizer runs in this process. Every other tokenizer encodes its texts in a child
+process, which is killed at a limit of processor time or memory. No trial could replace that: an
+expression may be fast for all texts but one.
 
 The texts of one request share a limit of time (:func:`shared_time`).
 """
@@ -24,13 +25,15 @@ from pronk.errors import PromptError, TokenizerError, describe_error
 from pronk.tokenization.known import decodes_as_known, is_known
 from pronk.tokenization.limited_process import LimitedProcess
 
-# Limits of the processor time of loading, or of the texts of a request, in seconds. A known tokenizer reads a million
-# tokens in a second; the others read a character in a microsecond at most, unless they are slow or hostile.
+# Limits of the processor time of loading, or of the texts of a request, in seconds. A known
+# tokenizer reads a million tokens in a second; the others read a character in a microsecond at
+# most, unless they are slow or hostile.
 SECONDS = 4.0
 _SECONDS_PER_TEXT = 2.0**-10
 _SECONDS_PER_CHARACTER = 2.0**-19
-# Maximum size of the address space of a child process in bytes: for the interpreter and a text of a million tokens
-# (0.5 GiB), and for each byte of the file. A Unigram model takes up to 90 bytes for each while it is loaded.
+# Maximum size of the address space of a child process in bytes: for the interpreter and a text of a
+# million tokens (0.5 GiB), and for each byte of the file. A Unigram model takes up to 90 bytes for
+# each while it is loaded.
 MEMORY = 2**30
 _MEMORY_PER_BYTE = 96
 _SLOW = "expected one that needs little time and memory, found one that exceeds a limit"
@@ -61,7 +64,8 @@ _time_limit: ContextVar[TimeLimit | None] = ContextVar("time_limit", default=Non
 def shared_time(limit: TimeLimit | None = None) -> Iterator[None]:
     """Let all texts and tokens that this thread converts in the block share one limit of time.
 
-    ``limit`` is that of a request with several blocks. By default, it is that of the block around this one, or new.
+    ``limit`` is that of a request with several blocks. By default, it is that of the block around
+    this one, or new.
     """
     if limit is None and _time_limit.get() is not None:
         yield
@@ -76,8 +80,9 @@ def shared_time(limit: TimeLimit | None = None) -> Iterator[None]:
 class GuardedTokenizer:
     """A tokenizer that encodes texts in a child process, and decodes there unless its decoder is known.
 
-    Its methods are those of :class:`tokenizers.Tokenizer`; the ones that read no text are those of ``backend``. A
-    text that exceeds the limits of time or memory raises a ``PromptError``, tokens that do so a ``TokenizerError``.
+    Its methods are those of :class:`tokenizers.Tokenizer`; the ones that read no text are those of
+    ``backend``. A text that exceeds the limits of time or memory raises a ``PromptError``, tokens
+    that do so a ``TokenizerError``.
     """
 
     def __init__(self, text: str, *, decodes_here: bool) -> None:

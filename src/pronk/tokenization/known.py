@@ -1,12 +1,13 @@
 """Components of a ``tokenizer.json`` that are known to need little time and memory for any text.
 
-The tokenizers package limits nothing. A file may have an expression whose search takes years, normalizers that each
-make a text a hundred times longer, a table of bytes that is used without a check of its indices, or a model whose work
-grows with the square of a word. Known components, which nearly all language models use, do none of this: their work
-grows with the length of the text, which becomes at most a few times longer, and they do not fail.
+The tokenizers package limits nothing. A file may have an expression whose search takes years,
+normalizers that each make a text a hundred times longer, a table of bytes that is used without a
+check of its indices, or a model whose work grows with the square of a word. Known components, which
+nearly all language models use, do none of this: their work grows with the length of the text, which
+becomes at most a few times longer, and they do not fail.
 
-Components are known by their values: their type, and each of their settings that matters. Regular expressions are known
-by their text.
+Components are known by their values: their type, and each of their settings that matters. Regular
+expressions are known by their text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pronk.tokenization.patterns import PATTERNS
 Component = Mapping[str, Any]
 
 _MAX_PARTS = 16  # components of a sequence, pieces of a template, ids of a special token in a template
-# Limits of added tokens, for which an automaton is built; those of well-known models are 6,500 with 60,000 characters.
+# Limits of added tokens, for which an automaton is built; those of well-known models are 6,500 with
+# 60,000 characters.
 _MAX_ADDED = 2**14
 _MAX_ADDED_CHARACTERS = 2**18
 
@@ -78,8 +80,8 @@ def _always(_: Component) -> bool:
 def _decomposes_once(normalizer: object) -> bool:
     """Return whether at most one of the known parts of a normalizer decomposes characters.
 
-    A decomposition may make 18 characters of one. After a replacement, a second decomposition may make 18 of each of
-    these.
+    A decomposition may make 18 characters of one. After a replacement, a second decomposition may
+    make 18 of each of these.
     """
     forms = ("NFC", "NFD", "NFKC", "NFKD")
     return sum(part["type"] in forms for part in _parts(normalizer, "normalizers") or ()) <= 1
@@ -164,7 +166,8 @@ def _has_usual_tokens(model: object) -> bool:
 def _is_known_model(model: object) -> bool:
     """Return whether a model is BPE without marks of subwords, or a list of words.
 
-    WordPiece needs time that grows with the square of a word's length, Unigram with the length of the longest token.
+    WordPiece needs time that grows with the square of a word's length, Unigram with the length of
+    the longest token.
     """
     if not isinstance(model, Mapping):
         return False

@@ -1,8 +1,8 @@
 """A child process that answers requests about an untrusted file within limits of time and memory.
 
-Chat templates and tokenizers come with a model. Both are programs in effect: ``'x' * 10**10`` in a template or a
-regular expression with nested repetitions in a tokenizer is a single operation, which no thread can interrupt, and
-which may exhaust the memory. A process can be killed at any point.
+Chat templates and tokenizers come with a model. Both are programs in effect: ``'x' * 10**10`` in a
+template or a regular expression with nested repetitions in a tokenizer is a single operation, which
+no thread can interrupt, and which may exhaust the memory. A process can be killed at any point.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pronk.errors import ClosedError, TokenizerError, refuse
 
 _WAIT = 60.0  # maximum seconds of a request, also on a machine that gives the child process little processor time
 _TRIES = 2  # child processes that get a request, if the first one is ended from outside
-# Values of ``Popen.returncode`` of a child process that ends at a limit: ``_WAIT`` or a MemoryError (1), memory that
-# native code cannot allocate (SIGABRT), a full stack (SIGSEGV), processor time (SIGPROF).
+# Values of ``Popen.returncode`` of a child process that ends at a limit: ``_WAIT`` or a MemoryError
+# (1), memory that native code cannot allocate (SIGABRT), a full stack (SIGSEGV), processor time
+# (SIGPROF).
 _AT_LIMIT = {1, -6, -11, -27}
 
 
@@ -41,13 +42,13 @@ class LimitedProcess:
     A copy has a child process of its own, also in another process.
 
     Args:
-        program: file with a function ``answer`` from the bytes of a request to those of the reply; both are one line.
-            It imports nothing of pronk.
+        program: file with a function ``answer`` from the bytes of a request to those of the reply;
+            both are one line. It imports nothing of pronk.
         purpose: beginning of the message if the process does not start.
         needs: package that the program imports, for the same message.
         seconds: limit of the processor time of a request.
-        memory: maximum size of the child's address space in bytes, enforced on Linux only; elsewhere, only the time
-            bounds the memory.
+        memory: maximum size of the child's address space in bytes, enforced on Linux only;
+            elsewhere, only the time bounds the memory.
         setup: request that each new child process answers before others; its reply is dropped.
     """
 
@@ -85,7 +86,8 @@ class LimitedProcess:
 
         Raises:
             ClosedError: :meth:`stop` was called meanwhile.
-            TokenizerError: the process does not start, exceeds a limit in its setup, or was ended from outside.
+            TokenizerError: the process does not start, exceeds a limit in its setup, or was ended
+                from outside.
         """
         num_stops = self._num_stops
         with self._lock:

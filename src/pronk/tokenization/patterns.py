@@ -1,7 +1,7 @@
 """Regular expressions with which the pre-tokenizers of well-known models split a text into words.
 
-The time of each grows with the length of a text, also of spaces, line breaks or digits only. Sources: llama-vocab.cpp
-of llama.cpp; the ``tokenizer.json`` of the models.
+The time of each grows with the length of a text, also of spaces, line breaks or digits only.
+Sources: llama-vocab.cpp of llama.cpp; the ``tokenizer.json`` of the models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _GPT4O_PATTERN = (
 class PreTokenizer(NamedTuple):
     """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
 
-    # Regular expressions, applied in order: each splits every piece into its matches and the texts between matches.
+    # Regular expressions, applied in order: each splits every piece into its matches and the texts
+    # between matches.
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # whether a word that is in the vocabulary becomes one token, without applying merges
     add_bos: bool = False  # whether BOS is added if the file lacks ``tokenizer.ggml.add_bos_token``
@@ -54,7 +55,8 @@ PRE_TOKENIZERS = {
     "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
 }
 
-# Pattern of Qwen 3.5: that of Qwen 2, in which combining marks (``\p{M}``) belong to words like letters.
+# Pattern of Qwen 3.5: that of Qwen 2, in which combining marks (``\p{M}``) belong to words like
+# letters.
 _QWEN35_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -68,8 +70,8 @@ _POSSESSIVE_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# Regular expressions of models whose pre-tokenizers no supported GGUF file names. The ``\s+$`` of DeepSeek LLM is not
-# among them: its time grows with the square of the number of spaces.
+# Regular expressions of models whose pre-tokenizers no supported GGUF file names. The ``\s+$`` of
+# DeepSeek LLM is not among them: its time grows with the square of the number of spaces.
 _OTHER_PATTERNS = {
     _QWEN35_PATTERN,
     _DEEPSEEK3_PATTERN,

@@ -5,4 +5,4 @@ Training and benchmarks use its conversions between arrays and tensors, its oper
 
 from pronk.lazy import export
 
-__getattr__, __dir__, __all__ = export(__file__)
+__getattr__, __dir__, __all__ = export(__name__, __file__)

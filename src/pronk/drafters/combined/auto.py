@@ -7,25 +7,26 @@ Drafters given as ``parts`` are added, and replace the sources of the same kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pronk.checks import check_flag, check_integer
 from pronk.drafters.from_outputs.recycling import Recycling
-from pronk.drafters.from_target.eagle3 import Eagle3, Mtp
 from pronk.drafters.from_text.suffix import Suffix
 from pronk.drafters.registry import make_drafter
 from pronk.drafters.shared.composite import Composite, CompositeProposer, States
 from pronk.errors import PronkError
-from pronk.guests import guests
 from pronk.hub.cache import find_cached
 from pronk.hub.resolve import all_pairs, find_pairs
 from pronk.keywords import known_keywords
 from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer, ask, bind_proposer, observe
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
+
+# Drafters whose heads may come with a model, the first choice first.
+_HEADS = ("eagle3", "mtp", "multi_token")
 
 
 @known_keywords
@@ -61,24 +62,24 @@ class Auto(Composite):
 
     def _find(self, target: Target) -> list[Proposer[Any]]:
         """Return the first drafter with a model that fits and needs no option; an empty list if none does."""
-        found = [each for each in _default_heads() if each.find_default(target) is not None]
+        heads = [head for head in _heads() if head.find_default(target) is not None]
+        found: list[Drafter | str] = [*heads]
         if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
             pairs = [pair for pair in find_pairs(target.folder, target.decoder.config) if find_cached(pair.model)]
-            found += [make_drafter(f'{pair.drafter}(model="{pair.source}")') for pair in pairs]
-        bundled = ("cape(draft_model)", "draft_model") if self.bundled else ()
-        for drafter in (*found, *bundled):
+            found += [f'{pair.drafter}(model="{pair.source}")' for pair in pairs]
+        if self.bundled:
+            found += ["cape(draft_model)", "draft_model"]
+        for drafter in found:
             with suppress(PronkError):  # no clone, another vocabulary, no memory, or no package of the drafter
                 return [bind_proposer(make_drafter(drafter), target)]
         return []
 
 
-def _default_heads() -> list[Drafter]:
-    """Return the drafters that may come with a model: the engine's own, then those of guests."""
-    found: list[Drafter] = [Eagle3(), Mtp()]
-    for name in guests("pronk.drafters"):
-        with suppress(PronkError, TypeError):  # a package that is missing, a drafter that needs an option
-            found.append(make_drafter(name))
-    return found
+def _heads() -> Iterator[Drafter]:
+    """Yield the drafters whose heads may come with a model, without those of missing packages."""
+    for name in _HEADS:
+        with suppress(PronkError):
+            yield make_drafter(name)
 
 
 def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
