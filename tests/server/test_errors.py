@@ -12,7 +12,7 @@ import pytest
 
 from pronk.async_llm import AdmissionLimit
 from pronk.errors import OverloadedError
-from pronk.server.errors import ApiError
+from pronk.server.errors import ApiError, validation_to_api_error
 from server.serving import Running, running
 from server.tool_models import tool_model
 
@@ -204,3 +204,22 @@ def test_a_skipped_tool_may_have_a_word_of_the_api_as_its_name(tooled: Running, 
         for tool in ({"type": "x", "name": name}, {"type": kind, "name": "x"}):
             answer = client.post(route, json=ASK[route] | _offer(route, tool))
             assert answer.status_code == 200, answer.text
+
+
+def test_a_name_is_not_compared_with_each_index_of_a_list() -> None:
+    class Name(str):
+        """Counts comparisons; ``name in range(...)`` would make one per number."""
+
+        __slots__ = ()
+        comparisons = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.comparisons += 1
+            return str.__eq__(self, str(other))
+
+        __hash__ = str.__hash__
+
+    problem = {"type": "int_type", "loc": ("prompt", Name("list[int]"), 70_000), "input": 1, "msg": "no"}
+    error = validation_to_api_error([problem], {"prompt": [1] * 70_001})
+    assert error.param == "prompt.70000"
+    assert Name.comparisons < 10

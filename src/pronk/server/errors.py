@@ -195,8 +195,10 @@ def _field_path(location: Sequence[str | int], body: Any, *, is_missing: bool) -
     """
     names, value = list[str](), body
     for part in location:
-        if (isinstance(value, list) and part in range(len(value))) or (isinstance(value, dict) and part in value):
-            value = value[part]  # type: ignore[index]
+        # `part in range(len(value))` would compare a name with each number, without letting other threads run.
+        is_index = isinstance(value, list) and isinstance(part, int) and 0 <= part < len(value)
+        if is_index or (isinstance(value, dict) and part in value):
+            value = value[part]
             names.append(str(part))
     if is_missing and isinstance(value, dict) and location[-1] not in value:
         names.append(str(location[-1]))

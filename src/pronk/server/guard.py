@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pronk.base import count_text
 from pronk.server.errors import ApiError, shutting_down
+from pronk.server.garbage import Bodies
 from pronk.server.paths import canonical_path
 from pronk.server.protocol.fields import IGNORED_HEADER
 from pronk.server.settings import ServerSettings
@@ -63,6 +64,7 @@ class Guard:
         self._num_connections = num_connections
         self._on_response = on_response
         self._keys = [_digest(key) for key in settings.keys]
+        self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, as ASGI specifies."""
@@ -83,7 +85,8 @@ class Guard:
             self._check_head(scope)
             body = await self._read_body(scope, receive)
             if body is not None:
-                await self._run(scope, body, receive, send_and_report)
+                with self._bodies.hold(len(body)):
+                    await self._run(scope, body, receive, send_and_report)
         except ApiError as error:
             error.headers["Connection"] = "close"  # because the rest of the body is not read
             await self._refuse(error, scope, receive, send_and_report)

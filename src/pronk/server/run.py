@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -19,6 +18,7 @@ from starlette.types import Scope
 
 from pronk import OptionError
 from pronk.server.app import make_app
+from pronk.server.garbage import calm_collections
 from pronk.server.guard import Guard
 from pronk.server.http_protocol import HttpProtocol
 from pronk.server.model_pool import ModelPool
@@ -27,9 +27,6 @@ _log = logging.getLogger("pronk.server.access")
 
 _METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other method counts as "other"
 _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
-# Of Python's garbage collector; the last number is 10 by default. A full collection stops all
-# threads for tenths of a second while large bodies are alive, whose objects have no cycles.
-_GC_THRESHOLDS = (700, 10, 1000)
 # Time after which a thread that runs Python code lets another one run; 0.005 by default. The event
 # loop waits as long for each of the threads that read requests, several times for one response.
 _SWITCH_SECONDS = 0.001
@@ -108,7 +105,7 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket] | None = None) -> None:
         """Serve until the shutdown; meanwhile, the threads of the process take short turns."""
-        with _short_turns():
+        with _short_turns(), calm_collections():
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
@@ -186,15 +183,12 @@ class Server(uvicorn.Server):
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Set the switch interval and the thresholds of the garbage collector; restore them at the end."""
-    thresholds = gc.get_threshold()
+    """Set the switch interval; restore it at the end."""
     seconds = sys.getswitchinterval()
-    gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
         sys.setswitchinterval(seconds)
 
 
