@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import mean
 
 from pronk import LLM, SamplingParams
-from pronk.files.results import save_result
+from pronk.base.files.results import save_result
 from pronk.lab.bench.metrics import repeated_ngrams
 from pronk.lab.bench.prompts import Prompt, encode, load_suite
 

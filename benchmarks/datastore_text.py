@@ -16,8 +16,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from pronk.files.json_lines import read_json_lines
-from pronk.files.results import save_result
+from pronk.base.files.json_lines import read_json_lines
+from pronk.base.files.results import save_result
 from pronk.train.corpus.collection import Exclusion
 from pronk.train.corpus.sources import read_python
 

@@ -29,15 +29,15 @@ from typing import Any
 import numpy as np
 
 from pronk import LLM, SamplingParams
-from pronk.arrays import Array
-from pronk.drafters import Drafter, make_drafter
-from pronk.drafters.shared.chain import Chain
+from pronk.base.arrays import Array
+from pronk.checkpoint.tensors import Checkpoint
+from pronk.drafting import Drafter, make_drafter
+from pronk.drafting.shared.chain import Chain
 from pronk.engine.stats import Stats, StepStats
-from pronk.files.shards import ShardEntry, write_weights
-from pronk.hub.resolve import resolve_model
 from pronk.lab.bench.metrics import expected_tokens, repeated_ngrams
 from pronk.lab.drafters.cape import CapeProposer
-from pronk.models.checkpoint import Checkpoint
+from pronk.models.resolve import resolve_model
+from pronk.models.shards import ShardEntry, write_weights
 from pronk.models.tensor_plan import CheckpointTensor
 from pronk.sampling.sampler import DraftToken
 
@@ -221,8 +221,8 @@ def expansion(llm: LLM, seconds: float) -> float:
     """Return the time of adding CAPE's siblings to a chain, in forward passes of the draft (``seconds``)."""
     size, generator = llm.config.vocab_size, np.random.default_rng(0)
     params = SamplingParams(max_tokens=64)
-    from pronk.drafters import DraftContext  # noqa: PLC0415
-    from pronk.kv_cache.blocks import BlockTable  # noqa: PLC0415 - used by this measurement only
+    from pronk.cache.blocks import BlockTable  # noqa: PLC0415 - used by this measurement only
+    from pronk.drafting import DraftContext  # noqa: PLC0415
     from pronk.sampling.sampler import Sampler  # noqa: PLC0415
 
     context = DraftContext(None, [1], 60, 120, params, Sampler(params, 0, [1], size), BlockTable())

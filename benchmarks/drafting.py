@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from pronk import LLM, SamplingParams
-from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
-from pronk.kv_cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable
+from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
+from pronk.drafting.policy import RequestPolicy
+from pronk.models.cost_model import CostCurve
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 SPECS = (
     "prompt_lookup",

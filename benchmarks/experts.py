@@ -34,13 +34,13 @@ from passes import CONTEXT, prepared, quantile
 from safetensors.numpy import save_file
 
 from pronk import LLM, SamplingParams
-from pronk.arrays import Array, mapped_zeros
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob
+from pronk.base.arrays import Array, mapped_zeros
 from pronk.lab.bench.machine import describe_hardware
+from pronk.models.cost_model import CostCurve, CostModel
 from pronk.models.decoder import count_parameters, expert_costs, forward_weights
-from pronk.speculation.cost_model import CostCurve, CostModel
-from pronk.speculation.tree import TokenTree
+from pronk.models.forward_job import Segment
+from pronk.models.model_runner import ForwardJob
+from pronk.sampling.tree import TokenTree
 from pronk.testing import byte_tokenizer
 
 ROWS = (1, 2, 4, 8, 16)

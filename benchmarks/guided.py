@@ -26,10 +26,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pronk import LLM, Completion, Guide, SamplingParams
-from pronk.execution.model_runner import ForwardJob, ForwardResult
-from pronk.sampling.guide import GuideMode
-from pronk.structured.grammars import Grammars
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.models.model_runner import ForwardJob, ForwardResult
+from pronk.sampling.grammars import Grammars
+from pronk.text.guide import GuideMode
+from pronk.text.tokenizer import Tokenizer
 
 SCHEMAS = {
     "person": {

@@ -27,9 +27,9 @@ import numpy as np
 from policy import Prompt, read_prompts
 
 from pronk import LLM, SamplingParams
-from pronk.drafters import make_drafter
-from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
-from pronk.speculation.tree import TokenTree
+from pronk.drafting import make_drafter
+from pronk.drafting.proposer import Capabilities, DraftContext, Outcome, Proposer
+from pronk.sampling.tree import TokenTree
 from pronk.train.corpus.answers import read_answers
 from pronk.train.dialogues import hold_out
 

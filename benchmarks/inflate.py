@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.families import parse_config
-from pronk.arrays import FLOAT32, Array
-from pronk.errors import OptionError, PronkError
-from pronk.files.atomic import convert_write_errors, new_folder, write_json
-from pronk.files.shards import ShardEntry, check_output_folder, copy_companions, write_weights
-from pronk.models.checkpoint import Checkpoint
-from pronk.models.clone_models import tiny_model
+from pronk.base.arrays import FLOAT32, Array
+from pronk.base.errors import OptionError, PronkError
+from pronk.base.files.atomic import convert_write_errors, new_folder, write_json
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.models.families import FAMILY_NAMES
+from pronk.models.family_configs import parse_config
 from pronk.models.loader import parse_dtype, read_config
+from pronk.models.shards import ShardEntry, check_output_folder, copy_companions, write_weights
 from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
 
 MARK = "pronk_inflated"  # in config.json; the reports of `pronk bench` show it

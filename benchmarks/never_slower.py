@@ -29,8 +29,8 @@ from statistics import median
 from priced import PricedClock
 
 from pronk import LLM, SamplingParams
-from pronk.drafters import DraftContext, Outcome, Proposer
-from pronk.speculation.tree import TokenTree
+from pronk.drafting import DraftContext, Outcome, Proposer
+from pronk.sampling.tree import TokenTree
 
 PLAIN = "autoregressive"
 CODE = "def area(shape):\n    return shape.width * shape.height\n\n\ndef volume(shape):\n    return"

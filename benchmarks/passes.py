@@ -27,14 +27,14 @@ from time import perf_counter
 from typing import Any
 
 from pronk import LLM, SamplingParams
-from pronk.arrays import Array
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob
+from pronk.base.arrays import Array
+from pronk.cache.blocks import BlockTable
 from pronk.kernels.threads import set_threads
-from pronk.kv_cache.blocks import BlockTable
 from pronk.lab.bench.machine import describe_hardware
 from pronk.models.decoder import forward_weights
-from pronk.speculation.tree import TokenTree
+from pronk.models.forward_job import Segment
+from pronk.models.model_runner import ForwardJob
+from pronk.sampling.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 200

@@ -22,11 +22,11 @@ import llama_cpp
 import numpy as np
 
 from pronk import LLM
-from pronk.arrays import Array
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob
-from pronk.kv_cache.blocks import BlockTable
-from pronk.speculation.tree import TokenTree
+from pronk.base.arrays import Array
+from pronk.cache.blocks import BlockTable
+from pronk.models.forward_job import Segment
+from pronk.models.model_runner import ForwardJob
+from pronk.sampling.tree import TokenTree
 
 Logits = Callable[[list[int]], Array]  # function from token ids to float32 logits ``[tokens, vocab]``
 

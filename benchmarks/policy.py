@@ -10,7 +10,7 @@ those of ``priced.py``, unless ``--wall``; they leave out the first token. The b
 on its even prompts and compared with `auto` on the odd ones. Brackets hold the 90 % interval of resampled prompts, in
 the second table the 95 % interval.
 
-*In hindsight* is the speed of `auto` over that of the best choice of every step, as in ``pronk.speculation.account``.
+*In hindsight* is the speed of `auto` over that of the best choice of every step, as in ``pronk.drafting.account``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 from priced import PricedClock
 
 from pronk import LLM, SamplingParams
-from pronk.files.results import save_result
+from pronk.base.files.results import save_result
+from pronk.drafting.account import Regret
 from pronk.kernels.threads import num_threads
 from pronk.lab.bench.machine import describe_hardware
-from pronk.speculation.account import Regret
 
 PLAIN, AUTO = "autoregressive", "auto"
 # Without memory of earlier outputs, which `auto` does not have either: each prompt is decoded at all temperatures.

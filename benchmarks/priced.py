@@ -20,14 +20,14 @@ from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 from pronk import LLM
-from pronk.execution.forward_job import LayerRange, Segment
-from pronk.execution.layer_executor import LayerExecutor
-from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.files.results import save_result
+from pronk.base.files.results import save_result
+from pronk.cache.blocks import BlockTable
 from pronk.kernels.threads import num_threads
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import forward_weights
-from pronk.speculation.tree import TokenTree
+from pronk.models.forward_job import LayerRange, Segment
+from pronk.models.layer_executor import LayerExecutor
+from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.sampling.tree import TokenTree
 
 __all__ = ["PricedClock", "Prices", "measure"]
 

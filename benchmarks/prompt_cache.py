@@ -23,7 +23,7 @@ from typing import Any
 
 from pronk import LLM, SamplingParams
 from pronk.lab.bench.machine import describe_hardware
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 
 Conversation = list[dict[str, str]]
 

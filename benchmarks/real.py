@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pronk.files.results import save_result
+from pronk.base.files.results import save_result
 from pronk.lab.bench.records import PLAIN, Model, PeerRecord, Record, Sample, Start, read_trace
 
 SUITES = Path(__file__).parent / "suites"

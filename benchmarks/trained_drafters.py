@@ -27,11 +27,11 @@ from typing import Any
 from safetensors import safe_open
 
 from pronk import LLM, SamplingParams
-from pronk.drafters import Proposer, make_drafter
+from pronk.base.errors import PronkError
+from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.drafting import Proposer, make_drafter
 from pronk.engine.stats import Stats, StepStats
-from pronk.errors import PronkError
 from pronk.lab.bench.metrics import ctar_curve, repeated_ngrams
-from pronk.models.clone_models import tiny_model
 
 SUITES = ("code", "sums", "chat", "prose")
 

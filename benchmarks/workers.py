@@ -22,15 +22,15 @@ from statistics import median
 from typing import Any, cast
 
 from pronk import LLM, SamplingParams
-from pronk.drafters import DraftContext, Outcome, Proposer
-from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.drafting import DraftContext, Outcome, Proposer
+from pronk.engine.outputs import Completion
 from pronk.kernels.threads import set_threads
 from pronk.lab.bench.machine import BandwidthMeter, describe_hardware
 from pronk.lab.bench.measure import pass_times
-from pronk.outputs import Completion
+from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.tree_partition import count_rows, partition_trees
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 PROMPTS = (
     'def fibonacci(n):\n    """The n-th Fibonacci number."""\n',

@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import load_with_transformers
-from pronk.arrays import FLOAT32, Array
+from pronk.base.arrays import FLOAT32, Array
 from pronk.models.adapters import Adapter, AdapterModule, Adapters
 from pronk.models.decoder import Decoder
 

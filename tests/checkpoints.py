@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.testing import byte_tokenizer
 
 MakeCheckpoint = Callable[..., Path]

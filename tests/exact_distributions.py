@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.sampling import verify
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler as PronkSampler
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import context_of
 
 VOCAB = 3

@@ -8,10 +8,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pronk.arrays import Array
-from pronk.drafters import Proposer
-from pronk.drafters.combined.grammar import GrammarProposer
-from pronk.sampling.guide import Guide
+from pronk.base.arrays import Array
+from pronk.drafting import Proposer
+from pronk.drafting.combined.grammar import GrammarProposer
+from pronk.text.guide import Guide
 
 # The guide of requests that follow the table below.
 TOY = Guide(regex="a table of tokens")

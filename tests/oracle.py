@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.rope import RopeConfig, RopeTable
-from pronk.arrays import FLOAT32, Array, DType
+from pronk.base.arrays import FLOAT32, Array, DType
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.torch.convert import to_array, to_tensor, torch_dtype
 from pronk.train.modules.decoder import DecoderModule, Rope
 

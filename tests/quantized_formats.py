@@ -18,7 +18,7 @@ from ml_dtypes import bfloat16, float8_e4m3fn
 from numpy.typing import DTypeLike, NDArray
 from safetensors.numpy import save_file
 
-from pronk.models.checkpoint import Checkpoint
+from pronk.checkpoint.tensors import Checkpoint
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]

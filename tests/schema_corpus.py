@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from pronk.sampling.json_schema.trial import BYTES, LIMITS
+from pronk.text.json_schema.trial import BYTES, LIMITS
 
 NAMES = ["a", "b", "ab", "größe", "x/y", 'q"t', "__proto__", "m~n", "\\"]
 STRINGS = [

@@ -18,9 +18,8 @@ import pytest
 
 from adapters import write_adapter
 from checkpoints import MakeCheckpoint
-from pronk import engine_thread
 from pronk.async_llm import AdmissionLimit, AsyncLLM, split_prompts
-from pronk.errors import (
+from pronk.base.errors import (
     CheckpointError,
     ClosedError,
     DeadlineError,
@@ -29,11 +28,12 @@ from pronk.errors import (
     PromptError,
     PronkError,
 )
-from pronk.fair_executor import SMALL_JOB
+from pronk.base.fair_executor import SMALL_JOB
+from pronk.engine import engine_thread
+from pronk.engine.outputs import Piece
 from pronk.llm import LLM
-from pronk.outputs import Piece
-from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
+from pronk.text.guide import Guide
 from waiting import HUNG, until
 
 PROMPTS = ["a b c", "one two", "x", "the quick brown fox", "def f(x):", "0 1 2 3 4 5 6 7"]

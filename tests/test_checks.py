@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pronk.checks import check_choice, check_flag, check_integer, check_number, check_path
-from pronk.errors import ConfigError, OptionError, refuse
+from pronk.base.checks import check_choice, check_flag, check_integer, check_number, check_path
+from pronk.base.errors import ConfigError, OptionError, refuse
 
 
 @pytest.mark.parametrize(

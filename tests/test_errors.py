@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pronk.errors import (
+from pronk.base.errors import (
     CheckpointError,
     DeadlineError,
     OptionError,

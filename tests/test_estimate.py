@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pronk.estimate import TimeEstimate, duration_text
+from pronk.base.estimate import TimeEstimate, duration_text
 
 
 def said(updates: Sequence[tuple[float, float]], total: float) -> list[str]:

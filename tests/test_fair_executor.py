@@ -8,9 +8,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from pronk import fair_executor
-from pronk.errors import ClosedError
-from pronk.fair_executor import SMALL_JOB, TINY_JOB, FairExecutor
+from pronk.base import fair_executor
+from pronk.base.errors import ClosedError
+from pronk.base.fair_executor import SMALL_JOB, TINY_JOB, FairExecutor
 from waiting import HUNG, eventually
 
 WAIT = 60  # seconds until a test fails
@@ -153,7 +153,7 @@ def test_threads_without_jobs_end_and_later_jobs_start_new_ones(
 
 EXIT = """
 import threading
-from pronk.fair_executor import FairExecutor
+from pronk.base.fair_executor import FairExecutor
 begun = threading.Event()
 def wait():
     begun.set()

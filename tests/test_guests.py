@@ -11,10 +11,10 @@ import pytest
 
 import pronk
 from pronk import LLM, OptionError, SamplingParams
+from pronk.base.guests import guests, load_guest
+from pronk.checkpoint.hub.clone_models import clone_model
 from pronk.cli.main import main
-from pronk.drafters import REGISTRY, make_drafter
-from pronk.guests import guests, load_guest
-from pronk.models.clone_models import clone_model
+from pronk.drafting import REGISTRY, make_drafter
 from pronk.torch.backend import TorchBackend
 from waiting import HUNG
 
@@ -30,7 +30,7 @@ class Eager(PromptLookup):
 COMMAND = """
 from typing import Annotated
 import typer
-from pronk.guests import Command
+from pronk.base.guests import Command
 
 HELLO = Command("stranger:hello", "Greet.")
 
@@ -74,7 +74,7 @@ def test_a_backend(install: Install) -> None:
 def test_a_drafter_is_available_everywhere(install: Install) -> None:
     install(DRAFTER, {"pronk.drafters": "eager = stranger:Eager"})
     assert type(make_drafter("eager(num_tokens=3)")) is REGISTRY["eager"] is pronk.Eager
-    assert {"Eager"} <= {*pronk.__all__} & {*dir(pronk)} & {*pronk.drafters.__all__}
+    assert {"Eager"} <= {*pronk.__all__} & {*dir(pronk)} & {*pronk.drafting.__all__}
     llm, params = LLM("pronk-tiny", budget="all"), SamplingParams(max_tokens=24)
     plain = llm.generate("a = 1\nb = 1\n", params, drafter="autoregressive")
     found = llm.generate("a = 1\nb = 1\n", params, drafter="eager(min_ngram=1)")
@@ -139,7 +139,7 @@ import importlib, pkgutil, sys
 import pronk
 from pronk import LLM, Guide, SamplingParams
 from pronk.cli.main import main
-from pronk.drafters.registry import DRAFTERS
+from pronk.drafting.registry import DRAFTERS
 
 for module in pkgutil.walk_packages(pronk.__path__, "pronk."):
     if not module.name.endswith(("__main__", ".libpronk", ".libpronk_suffix")):

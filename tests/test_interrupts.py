@@ -8,8 +8,8 @@ import pytest
 
 from drafters.drafting import plain_output, watched
 from drafters.from_draft.drafts import draft_folder
-from pronk.drafters.shared.chain import Chain
-from pronk.interrupts import interruptible, uninterrupted
+from pronk.base.interrupts import interruptible, uninterrupted
+from pronk.drafting.shared.chain import Chain
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken
 from tiny_models import make_request

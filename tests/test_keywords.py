@@ -11,7 +11,7 @@ import pytest
 
 import pronk
 from pronk import LLM, AsyncLLM, Guide, OptionError, SamplingParams
-from pronk.drafters import REGISTRY
+from pronk.drafting import REGISTRY
 
 
 @pytest.fixture(scope="module")

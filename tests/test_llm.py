@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from checkpoints import MakeCheckpoint, make_checkpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from pronk import LLM, CheckpointError, Completion, OptionError, PromptError, PronkError, SamplingParams, TokenTree
-from pronk.arrays import DTYPES
-from pronk.drafters import DraftContext, Outcome, Proposer
-from pronk.errors import CacheFullError
+from pronk.base.arrays import DTYPES
+from pronk.base.errors import CacheFullError
+from pronk.drafting import DraftContext, Outcome, Proposer
 from pronk.torch.convert import torch_dtype
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import pronk
-import pronk.drafters
-from pronk.drafters.registry import DRAFTERS, REGISTRY, drafter_classes
+import pronk.drafting
+from pronk.drafting.registry import DRAFTERS, REGISTRY, drafter_classes
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +123,7 @@ def test_public_surface_is_exactly_this() -> None:
     ("module", "old", "new"),
     [
         ("pronk", "Guesser", "Proposer"),
-        ("pronk.drafters", "Guesser", "Proposer"),
+        ("pronk.drafting", "Guesser", "Proposer"),
         ("pronk.testing", "ScriptedGuesser", "ScriptedProposer"),
     ],
 )
@@ -164,9 +164,9 @@ def test_public_modules_have_the_names_of_their_stubs() -> None:
 
 def test_drafters_by_name() -> None:
     assert len(drafter_classes()) == len(REGISTRY) >= 20
-    for name, drafter in pronk.drafters.REGISTRY.items():
+    for name, drafter in pronk.drafting.REGISTRY.items():
         assert drafter.name == name
-        assert pronk.drafters.make_drafter(name).name == name
+        assert pronk.drafting.make_drafter(name).name == name
 
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
@@ -266,10 +266,10 @@ def test_private_names_are_found(line: str, found: list[str], tmp_path: Path) ->
         ("from pronk.engine.engine import Engine", "engine.engine"),
         ("from pronk import LLM", "llm"),
         ("from pronk import Eagle3", "drafters.from_target.eagle3"),
-        ("from pronk.drafters.from_outputs.recycling import Recycling", "drafters.from_outputs.recycling"),
-        ("from pronk.drafters import make_drafter", "drafters"),
-        ("from pronk.speculation.tree import TokenTree", None),
-        ("from pronk.speculation.trie import Trie", None),
+        ("from pronk.drafting.from_outputs.recycling import Recycling", "drafters.from_outputs.recycling"),
+        ("from pronk.drafting import make_drafter", "drafters"),
+        ("from pronk.sampling.tree import TokenTree", None),
+        ("from pronk.drafting.trie import Trie", None),
     ],
 )
 def test_upward_imports_are_found(line: str, found: str | None, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pronk import LLM, SamplingParams
-from pronk.models.clone_models import clone_model
+from pronk.checkpoint.hub.clone_models import clone_model
 
 PROMPTS = [
     "def fibonacci(n):\n",

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pronk.quantities import number_texts, size_texts
+from pronk.base.quantities import number_texts, size_texts
 
 SIZES = [0, 1, 999, 1000, 1001, 1023, 1024, 10**6 - 1, 10**6, 12_345_678, 12_345_679, 10**9, 10**9 + 1, 123 * 10**12]
 

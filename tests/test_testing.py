@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints import transformers_logits
 from pronk import LLM, SamplingParams, TokenTree
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.testing import ScriptedProposer, assert_lossless, tiny_checkpoint
 
 PROMPTS = ["def add(a, b):", "the quick brown fox", "1 2 3 1 2 3 1 2 3"]

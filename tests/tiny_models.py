@@ -16,32 +16,32 @@ import torch
 from tokenizers import decoders, models
 
 from guides import ToyFollower, with_forced
-from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
-from pronk.architecture.rope import RopeConfig
-from pronk.arrays import FLOAT32, INT8, Array, DType
-from pronk.drafters import Proposer
-from pronk.drafters.autoregressive import Autoregressive
+from pronk.base.arrays import FLOAT32, INT8, Array, DType
+from pronk.cache.blocks import BlockAllocator, BlockTable
+from pronk.cache.layout import PoolLayout, fill_poison
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.checkpoint.rope import RopeConfig
+from pronk.drafting import Proposer
+from pronk.drafting.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
-from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.layout import PoolLayout, fill_poison
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.backend import Backend, KernelBackend
+from pronk.models.cost_model import CostCurve, CostModel
 from pronk.models.decoder import Decoder, Layer
+from pronk.models.forward_job import Segment
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout, choose_linear
+from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers
-from pronk.speculation.cost_model import CostCurve, CostModel
-from pronk.speculation.tree import TokenTree
-from pronk.tokenization.stream import TextStream
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.sampling.tree import TokenTree
+from pronk.text.stream import TextStream
+from pronk.text.tokenizer import Tokenizer
 from pronk.torch.backend import TorchBackend
 from pronk.torch.convert import to_array, torch_dtype
 from pronk.train.modules.decoder import DecoderModule, ModuleLayer

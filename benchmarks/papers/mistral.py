@@ -22,10 +22,10 @@ from time import strftime
 from typing import Literal, NamedTuple
 
 from pronk import LLM, SamplingParams
-from pronk.files.results import save_result
-from pronk.kv_cache.blocks import BlockTable
+from pronk.base.files.results import save_result
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.lab.bench.machine import describe_hardware
-from pronk.models.clone_models import tiny_model
 
 OUTPUT = 32  # tokens that are decoded after the prompt
 PAPER = 8.0

@@ -37,7 +37,7 @@ from multi_token_results import Line, by_group, cost, interval, markdown, measur
 from multi_token_tasks import Polynomials, Stories
 from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.loop import set_all_threads
 

@@ -20,8 +20,8 @@ from multi_token_tasks import IGNORED, Task
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pronk.errors import OptionError
-from pronk.files.atomic import write_json
+from pronk.base.errors import OptionError
+from pronk.base.files.atomic import write_json
 from pronk.lab.bench.machine import describe_hardware
 from pronk.train.future import FutureTokens, future_shape, without_head_layers
 from pronk.train.heads import head_by_head, shifted_rows

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pronk.files.atomic import write_json
-from pronk.files.results import save_result
+from pronk.base.files.atomic import write_json
+from pronk.base.files.results import save_result
 from pronk.lab.bench.machine import describe_hardware
 
 __all__ = [

@@ -6,13 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
-from pronk import errors
-from pronk.drafters.registry import drafter_classes, find_class
+from pronk.base import errors
+from pronk.drafting.registry import drafter_classes, find_class
 
 if TYPE_CHECKING:
     from pronk.async_llm import AsyncLLM as AsyncLLM
-    from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
-    from pronk.errors import *  # noqa: F403 - the exceptions, for type checkers
+    from pronk.base.errors import *  # noqa: F403 - the exceptions, for type checkers
+    from pronk.drafting import *  # noqa: F403 - the drafters, for type checkers
+    from pronk.engine.outputs import Choice as Choice
+    from pronk.engine.outputs import Completion as Completion
+    from pronk.engine.outputs import Piece as Piece
     from pronk.lab.drafters.beam import Beam as Beam
     from pronk.lab.drafters.cape import Cape as Cape
     from pronk.lab.drafters.glide import Glide as Glide
@@ -26,25 +29,22 @@ if TYPE_CHECKING:
     from pronk.lab.drafters.retrieval import Retrieval as Retrieval
     from pronk.lab.drafters.staged import Staged as Staged
     from pronk.llm import LLM as LLM
-    from pronk.outputs import Choice as Choice
-    from pronk.outputs import Completion as Completion
-    from pronk.outputs import Piece as Piece
-    from pronk.sampling.guide import Guide as Guide
     from pronk.sampling.params import SamplingParams as SamplingParams
-    from pronk.speculation.tree import TokenTree as TokenTree
+    from pronk.sampling.tree import TokenTree as TokenTree
+    from pronk.text.guide import Guide as Guide
 
 __version__ = "0.2.0"
 
 # Public names of each module. The first use of a name imports its module, so that `pronk --help` loads no NumPy.
 _NAMES = {
-    "pronk.drafters": ("Drafter", "Proposer"),
-    "pronk.errors": errors.__all__,
+    "pronk.drafting": ("Drafter", "Proposer"),
+    "pronk.base.errors": errors.__all__,
     "pronk.async_llm": ("AsyncLLM",),
     "pronk.llm": ("LLM",),
-    "pronk.outputs": ("Choice", "Completion", "Piece"),
-    "pronk.sampling.guide": ("Guide",),
+    "pronk.engine.outputs": ("Choice", "Completion", "Piece"),
+    "pronk.text.guide": ("Guide",),
     "pronk.sampling.params": ("SamplingParams",),
-    "pronk.speculation.tree": ("TokenTree",),
+    "pronk.sampling.tree": ("TokenTree",),
 }
 
 

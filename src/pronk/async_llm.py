@@ -26,23 +26,23 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Self, TypeVar
 
-from pronk.arrays import Array
-from pronk.checks import check_integer, check_number
-from pronk.drafters import Drafter
+from pronk.base.arrays import Array
+from pronk.base.checks import check_integer, check_number
+from pronk.base.errors import DeadlineError, OptionError, OverloadedError
+from pronk.base.fair_executor import SMALL_JOB, FairExecutor
+from pronk.base.keywords import check_keywords, known_keywords
+from pronk.base.quantities import count_text
+from pronk.drafting import Drafter
+from pronk.engine.engine_thread import EngineThread, PendingRequests
+from pronk.engine.outputs import Choice, Completion, Piece
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request import Request
 from pronk.engine.request_factory import params_per_prompt
-from pronk.engine_thread import EngineThread, PendingRequests
-from pronk.errors import DeadlineError, OptionError, OverloadedError
-from pronk.fair_executor import SMALL_JOB, FairExecutor
-from pronk.keywords import check_keywords, known_keywords
 from pronk.llm import LLM, Prompt
-from pronk.outputs import Choice, Completion, Piece
-from pronk.quantities import count_text
 from pronk.sampling.defaults import recommended_params
 from pronk.sampling.params import SamplingParams
-from pronk.tokenization.chat.answers import AnswerCalls
-from pronk.tokenization.chat.messages import Messages, TemplateOptions
+from pronk.text.chat.answers import AnswerCalls
+from pronk.text.chat.messages import Messages, TemplateOptions
 
 T = TypeVar("T")
 

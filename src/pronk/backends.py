@@ -5,6 +5,6 @@ dtype of the weights, and returns a :class:`Backend`. This module has what a bac
 programs of its layers, their rows, weights and caches. :mod:`pronk.torch` is an example.
 """
 
-from pronk.lazy import export
+from pronk.base.lazy import export
 
 __getattr__, __dir__, __all__ = export(__name__, __file__)

@@ -8,34 +8,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from pronk.arrays import INT8, Array
-from pronk.checks import check_choice, check_flag, check_integer, check_number
-from pronk.drafters import Drafter, Proposer, make_drafter
-from pronk.drafters.proposer_cache import ProposerCache
+from pronk.base.arrays import INT8, Array
+from pronk.base.checks import check_choice, check_flag, check_integer, check_number
+from pronk.base.keywords import known_keywords
+from pronk.cache.budget import KVBudget
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
+from pronk.checkpoint.hub.recommendations import add_known_sampling
+from pronk.drafting import Drafter, Proposer, make_drafter
+from pronk.drafting.acceptance_stats import AcceptanceFile
+from pronk.drafting.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine, prefill_size
+from pronk.engine.outputs import Choice, Completion, Piece
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.engine.scheduler import MAX_WAIT
 from pronk.engine.scoring import score
 from pronk.engine.workers import is_launched, start_workers
-from pronk.hub.recommendations import add_known_sampling
-from pronk.hub.resolve import resolve_model
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
-from pronk.keywords import known_keywords
-from pronk.kv_cache.budget import KVBudget
 from pronk.models.adapters import Adapters
 from pronk.models.choice import choose_backend
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.prompt_cache import open_prompt_cache
-from pronk.outputs import Choice, Completion, Piece
-from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
+from pronk.models.resolve import resolve_model
 from pronk.sampling.defaults import recommended_params
-from pronk.sampling.guide import check_texts
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.acceptance_stats import AcceptanceFile
-from pronk.tokenization.chat.messages import Messages, TemplateOptions, Tools
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.chat.messages import Messages, TemplateOptions, Tools
+from pronk.text.guide import check_texts
+from pronk.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 
@@ -93,8 +93,8 @@ class LLM:
         """Load a model.
 
         Args:
-            model: folder, GGUF file, or name as in :mod:`pronk.hub.names`; ``None``: ``smollm2``, after ``pronk pull``.
-            drafter: name, name with options, or object (see :mod:`pronk.drafters`). ``"auto"`` stores no text for
+            model: folder, GGUF file, or name as in :mod:`pronk.checkpoint.hub.names`; ``None``: ``smollm2``, after ``pronk pull``.
+            drafter: name, name with options, or object (see :mod:`pronk.drafting`). ``"auto"`` stores no text for
                 later requests.
             adapters: folders of LoRA adapters that PEFT has saved, by name; calls choose one with ``adapter``, and rows
                 of other requests keep their bits (:mod:`pronk.models.adapters`).
@@ -300,7 +300,7 @@ class LLM:
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template.
 
-        Messages are those of :mod:`pronk.tokenization.chat.messages`: ``{"role": "user", "content": "…"}``. Without
+        Messages are those of :mod:`pronk.text.chat.messages`: ``{"role": "user", "content": "…"}``. Without
         ``params``, they are those of :meth:`get_default_sampling_params`. ``template_options`` are variables of the
         template: ``{"enable_thinking": False}``.
 

@@ -1,5 +1,5 @@
 """Requests of many clients: statistics of the engine, admission, preparation of requests."""
 
-from pronk.lazy import export
+from pronk.base.lazy import export
 
 __getattr__, __dir__, __all__ = export(__name__, __file__)

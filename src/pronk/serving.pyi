@@ -18,6 +18,6 @@ from pronk.engine.workers import is_launched as is_launched
 from pronk.llm import Prompt as Prompt
 from pronk.sampling.defaults import recommended_params as recommended_params
 from pronk.sampling.defaults import sampling_values as sampling_values
-from pronk.sampling.guide import MAX_SIZE as MAX_SIZE
-from pronk.sampling.guide import GuideKind as GuideKind
 from pronk.sampling.params import Rule as Rule
+from pronk.text.guide import MAX_SIZE as MAX_SIZE
+from pronk.text.guide import GuideKind as GuideKind

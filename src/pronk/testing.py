@@ -19,11 +19,11 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pronk.arrays import Array
-from pronk.drafters import DraftContext, Drafter, Outcome, Proposer
+from pronk.base.arrays import Array
+from pronk.drafting import DraftContext, Drafter, Outcome, Proposer
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 _TOKENIZER_TEXTS = (
     "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / len(values)\n",

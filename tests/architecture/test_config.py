@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pronk.architecture.families import FAMILIES, parse_config
-from pronk.arrays import BFLOAT16
-from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.base.arrays import BFLOAT16
+from pronk.base.errors import CheckpointError, ConfigError, OptionError
+from pronk.models.family_configs import FAMILIES, parse_config
 from pronk.models.loader import parse_dtype, read_config
 
 LLAMA: dict[str, Any] = {

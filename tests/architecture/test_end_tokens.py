@@ -9,12 +9,12 @@ from tokenizers import AddedToken
 from checkpoints import MakeCheckpoint
 from gguf_files import finish
 from pronk import LLM, SamplingParams
-from pronk.architecture.config import llama_config
-from pronk.architecture.end_tokens import find_end_tokens
-from pronk.quantization.gguf.reader import GgufFile
-from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary
+from pronk.checkpoint.config import llama_config
+from pronk.checkpoint.end_tokens import find_end_tokens
+from pronk.checkpoint.gguf.reader import GgufFile
+from pronk.checkpoint.gguf.vocabulary import TokenKind, Vocabulary
 from pronk.testing import byte_tokenizer
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 
 # Vocabularies of well-known models, without ordinary tokens; those that end a generation in llama.cpp are marked.
 VOCABULARIES = {

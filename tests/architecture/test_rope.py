@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pronk.architecture.rope import RopeConfig, RopeTable
+from pronk.checkpoint.rope import RopeConfig, RopeTable
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128])

@@ -8,7 +8,7 @@ import pytest
 
 from drafters.from_target.trained_eagle import Form, random_head, write_head
 from pronk import LLM, SamplingParams
-from pronk.models.clone_models import tiny_model
+from pronk.checkpoint.hub.clone_models import tiny_model
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 

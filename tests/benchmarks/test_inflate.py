@@ -16,12 +16,12 @@ from safetensors.numpy import load_file, save_file
 import gguf_files
 from checkpoints import MakeCheckpoint, transformers_logits
 from pronk import LLM, SamplingParams
-from pronk.arrays import BFLOAT16, FLOAT32, Array
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array
+from pronk.base.errors import OptionError
+from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.cli.main import main
-from pronk.errors import OptionError
 from pronk.models.backend import KernelBackend
-from pronk.models.checkpoint import Checkpoint
-from pronk.models.clone_models import tiny_model
 from pronk.models.loader import load_decoder, read_config
 from tiny_models import kernels, text_logits
 

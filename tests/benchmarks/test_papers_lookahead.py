@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.lab.bench.metrics import expected_tokens
-from pronk.models.clone_models import tiny_model
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "papers"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pronk.models.clone_models import clone_model, tiny_model
+from pronk.checkpoint.hub.clone_models import clone_model, tiny_model
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "papers"
 Run = Callable[..., tuple[str, dict[str, dict[str, float]]]]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pronk.models.clone_models import tiny_model
+from pronk.checkpoint.hub.clone_models import tiny_model
 from waiting import HUNG
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "prompt_cache.py"

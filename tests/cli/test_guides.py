@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
+from pronk.base.errors import OptionError
 from pronk.cli.values import read_guide
-from pronk.errors import OptionError
-from pronk.sampling.guide import MAX_SIZE, Guide
+from pronk.text.guide import MAX_SIZE, Guide
 
 
 def test_each_option_is_a_guide(tmp_path: Path) -> None:

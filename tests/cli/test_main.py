@@ -22,14 +22,14 @@ import pronk.llm
 from checkpoints import MakeCheckpoint
 from command_line import Command as Run
 from command_line import assert_mistake
+from pronk.base.errors import CacheFullError, TokenizerError
 from pronk.cli.main import _all_commands, main
 from pronk.cli.options import sampling_params
 from pronk.cli.repl import ChatSession
+from pronk.engine.outputs import Completion, Piece
 from pronk.engine.stats import Stats, StepStats
-from pronk.errors import CacheFullError, TokenizerError
-from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
-from pronk.tokenization.chat.answers import AnswerFormat
+from pronk.text.chat.answers import AnswerFormat
 from tokenization.chat.tool_templates import thinking_tokenizer, tool_tokenizer
 from waiting import HUNG
 
@@ -268,7 +268,7 @@ def test_real_interrupt_of_a_process() -> None:
     program = """
 import time, pronk.llm, pronk.cli.main
 from types import SimpleNamespace
-from pronk.outputs import Piece
+from pronk.engine.outputs import Piece
 class Slow:
     kernels, adapters = "avx2", ()
     config = SimpleNamespace(context=1000, sampling={})

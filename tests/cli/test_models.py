@@ -5,7 +5,7 @@ import re
 import pytest
 
 from command_line import Command
-from pronk.hub.names import known_models
+from pronk.checkpoint.hub.names import known_models
 
 
 def rows(command: Command, monkeypatch: pytest.MonkeyPatch, columns: int | None) -> list[list[str]]:

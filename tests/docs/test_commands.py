@@ -26,8 +26,8 @@ from adapters import write_adapter
 from command_line import Command
 from fenced_blocks import PAGES, ROOT, SHELL, blocks_of
 from pronk import LLM
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.cli.main import app
-from pronk.models.clone_models import tiny_model
 from pronk.server.protocol.completions import CompletionRequest
 
 Words = list[str]

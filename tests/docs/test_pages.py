@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from pronk.drafters import REGISTRY, make_drafter
+from pronk.drafting import REGISTRY, make_drafter
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "benchmarks", "src", "models", "data", "tests")

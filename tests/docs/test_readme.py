@@ -20,7 +20,7 @@ from huggingface_hub import constants
 
 from command_line import Command
 from fake_hub import fake_hub
-from pronk.hub import names
+from pronk.checkpoint.hub import names
 from pronk.lab.bench import machine, measure
 from waiting import HUNG
 

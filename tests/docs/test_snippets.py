@@ -22,7 +22,7 @@ import pronk.llm
 from adapters import write_adapter
 from fenced_blocks import PAGES, ROOT, Block, blocks_of
 from pronk import LLM
-from pronk.models.clone_models import tiny_model
+from pronk.checkpoint.hub.clone_models import tiny_model
 from server.serving import running
 from server.tool_models import tool_model
 

@@ -12,22 +12,22 @@ import torch
 
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
-from pronk.arrays import FLOAT32, Array
-from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
-from pronk.drafters.shared.draft import DraftRunner
+from pronk.base.arrays import FLOAT32, Array
+from pronk.cache.blocks import BlockTable
+from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
+from pronk.drafting.shared.draft import DraftRunner
+from pronk.drafting.step_value import ChainPrice
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.forward_job import EarlyTokens, Segment
-from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.kv_cache.blocks import BlockTable
 from pronk.lab.drafters.kangaroo import EarlyExit
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
+from pronk.models.forward_job import EarlyTokens, Segment
 from pronk.models.loader import load_decoder, read_config
+from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
-from pronk.speculation.step_value import ChainPrice
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.train.attention import dense_logits
 from pronk.train.modules.decoder import load_module
 from tiny_models import (

@@ -11,16 +11,16 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from pronk.drafters import DraftContext, Drafter, Outcome, Proposer
-from pronk.drafters.from_text._suffix_store import SuffixStore
-from pronk.kv_cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable
+from pronk.drafting import DraftContext, Drafter, Outcome, Proposer
+from pronk.drafting.from_text._suffix_store import SuffixStore
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.target import Target
+from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import verify_tree
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
 
 Kind = TypeVar("Kind")
 

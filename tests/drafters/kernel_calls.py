@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pronk.kv_cache.paged import PagedCache
+from pronk.cache.paged import PagedCache
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program_rows import ProgramRows
 

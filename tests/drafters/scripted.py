@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafters.helpers import VOCAB
-from pronk.drafters import DraftContext, Outcome
-from pronk.drafters.shared.chain import Chain, ChainProposer, Stop
+from pronk.drafting import DraftContext, Outcome
+from pronk.drafting.shared.chain import Chain, ChainProposer, Stop
 from pronk.sampling.sampler import DraftToken
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 
 def drafted(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> DraftToken:

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from engine.cases import SPECS
-from pronk.arrays import Array
-from pronk.drafters import REGISTRY, DraftContext, Drafter, Outcome, Proposer, make_drafter
-from pronk.drafters.shared.side_cache import SideLane
-from pronk.errors import OptionError
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob
-from pronk.kv_cache.blocks import BlockTable
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError
+from pronk.cache.blocks import BlockTable
+from pronk.drafting import REGISTRY, DraftContext, Drafter, Outcome, Proposer, make_drafter
+from pronk.drafting.shared.side_cache import SideLane
+from pronk.models.forward_job import Segment
+from pronk.models.model_runner import ForwardJob
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, context_of, make_engine, tiny_decoder
 
 # Drafters whose state depends on which draft tokens were accepted: ``threshold``, also inside ``cape``.

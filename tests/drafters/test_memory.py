@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from drafters.helpers import bind, context, markov, num_stored, tokenizer_stub, verify_step
-from pronk.drafters import Auto, Drafter, FirstOf, Lookahead, PromptLookup, Proposer, Recycling, Suffix
-from pronk.drafters.from_outputs.recycling import RecyclingProposer
-from pronk.drafters.from_text.suffix import SuffixProposer
+from pronk.drafting import Auto, Drafter, FirstOf, Lookahead, PromptLookup, Proposer, Recycling, Suffix
+from pronk.drafting.from_outputs.recycling import RecyclingProposer
+from pronk.drafting.from_text.suffix import SuffixProposer
 from pronk.lab.drafters.lookahead import LookaheadProposer
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pronk.drafters import REGISTRY, PromptLookup, make_drafter
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.drafting import REGISTRY, PromptLookup, make_drafter
 
 OUT_OF_RANGE: dict[type, tuple[Any, ...]] = {
     int: (-1, 10**9, 1.5, "many", True, None),

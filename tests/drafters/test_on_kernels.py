@@ -21,8 +21,8 @@ from lab.drafters.trained_glide import DenseGlide, glide_folder
 from lab.drafters.trained_kangaroo import adapter_folder, calm_decoder, calm_module
 from lab.drafters.trained_medusa import head_logits, medusa_folder, plain_heads
 from lab.drafters.trained_multi_token import SHAPE, dense_heads, heads_folder
-from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
-from pronk.drafters import make_drafter
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.drafting import make_drafter
 from pronk.kernels.weights import PackedMatrix
 from pronk.lab.drafters.kangaroo import EarlyExit, ExitDraft
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS
@@ -43,7 +43,7 @@ MOSTLY_FLOAT32 = pytest.mark.parametrize(
 )
 # Weights packed for the kernels, and plain ones for torch.
 BOTH = (True, False)
-PACKAGES = ("pronk.drafters.", "pronk.lab.drafters.")
+PACKAGES = ("pronk.drafting.", "pronk.lab.drafters.")
 Pairs = list[tuple[Array, Array]]
 
 
@@ -133,7 +133,7 @@ def linears(part: Any) -> Iterator[Linear]:
     elif isinstance(part, list | tuple):
         yield from (linear for each in part for linear in linears(each))
     elif isinstance(part, Decoder | Layer) or type(part).__module__.startswith(
-        ("pronk.drafters.", "pronk.lab.drafters.")
+        ("pronk.drafting.", "pronk.lab.drafters.")
     ):
         yield from linears(list(vars(part).values()))
 

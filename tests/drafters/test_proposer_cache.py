@@ -17,11 +17,11 @@ from checkpoints import MakeCheckpoint
 from drafters.from_draft.drafts import write_checkpoint
 from drafters.helpers import context
 from pronk import LLM, Cape, DraftModel, Merged, OptionError, PromptLookup, SamplingParams, Staged, Suffix
-from pronk.drafters import REGISTRY, Drafter, Proposer, Target
-from pronk.drafters.autoregressive import Autoregressive
-from pronk.drafters.proposer_cache import ProposerCache
-from pronk.drafters.shared.chain import ChainDrafter
-from pronk.speculation.proposer import bind_proposer
+from pronk.drafting import REGISTRY, Drafter, Proposer, Target
+from pronk.drafting.autoregressive import Autoregressive
+from pronk.drafting.proposer import bind_proposer
+from pronk.drafting.proposer_cache import ProposerCache
+from pronk.drafting.shared.chain import ChainDrafter
 from tiny_models import make_engine, tiny_decoder, tiny_module
 from waiting import HUNG, eventually
 

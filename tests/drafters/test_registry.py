@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 import pronk
-import pronk.drafters.from_text
+import pronk.drafting.from_text
 from pronk import LLM, OptionError, SamplingParams
-from pronk.drafters.registry import DRAFTERS, REGISTRY, make_drafter
+from pronk.drafting.registry import DRAFTERS, REGISTRY, make_drafter
 
 FILE = '''
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pronk.speculation.proposer import DraftContext, Outcome, Proposer
-from pronk.speculation.tree import TokenTree
+from pronk.drafting.proposer import DraftContext, Outcome, Proposer
+from pronk.sampling.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Echo(Proposer[None]):
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the drafter as a file of the package ``from_text``."""
     (tmp_path / "echo.py").write_text(FILE, encoding="utf-8")
-    package = pronk.drafters.from_text
+    package = pronk.drafting.from_text
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     monkeypatch.setitem(DRAFTERS, "echo", "drafters.from_text.echo:Echo")
 

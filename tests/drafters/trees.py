@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exact_distributions import Same, Table, TreeSampler
-from pronk.drafters import DraftContext, Outcome, Proposer
-from pronk.speculation.tree import TokenTree
+from pronk.drafting import DraftContext, Outcome, Proposer
+from pronk.sampling.tree import TokenTree
 
 Prompt = tuple[int, ...]
 

@@ -12,11 +12,11 @@ from drafters.trees import TreeDrafter, adversarial, explore_trees, oracle_trees
 from guides import TOY
 from lab.drafters import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from lab.drafters.stores import conformance_spec
-from pronk.arrays import DType
-from pronk.drafters import REGISTRY, Drafter, make_drafter
+from pronk.base.arrays import DType
+from pronk.drafting import REGISTRY, Drafter, make_drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.models.model_runner import ForwardJob, ForwardResult
 from pronk.sampling.params import SamplingParams
 from tiny_models import SILENT, VOCAB, make_engine, make_request, run, tiny_decoder
 

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 from engine.cases import params, text
-from pronk.arrays import Array
-from pronk.drafters import DraftContext, Outcome, Proposer
+from pronk.base.arrays import Array
+from pronk.drafting import DraftContext, Outcome, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_decoder
 
 PROMPTS = tuple(tuple(text(50 + seed, length)) for seed, length in enumerate((1, 9, 16, 33, 64, 70, 5, 40)))

@@ -20,15 +20,15 @@ from engine.cases import (
     step_until_ended,
     total,
 )
-from pronk.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.cache.block_store import BlockStore
+from pronk.cache.prompt_cache import PromptCache
+from pronk.drafting.acceptance_stats import AcceptanceStats
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.kv_cache.block_store import BlockStore
-from pronk.kv_cache.prompt_cache import PromptCache
 from pronk.models.adapters import Adapter
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
-from pronk.speculation.acceptance_stats import AcceptanceStats
 from tiny_models import assert_idle, decoder_of, kernels, make_engine, run, tiny_module
 
 VARIANTS: dict[str, dict[str, Any]] = {

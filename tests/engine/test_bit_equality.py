@@ -20,16 +20,16 @@ import pytest
 
 from oracle import dense_logits
 from own_process import in_own_process
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is_finite
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is_finite
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
 from pronk.kernels.threads import num_threads, set_threads
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder, Layer
+from pronk.models.forward_job import Segment
 from pronk.models.linear import Linear, WeightLayout
+from pronk.models.model_runner import ForwardJob, ForwardResult, ModelRunner
 from pronk.models.program import Program
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.torch.convert import to_array, to_tensor
 from tiny_models import (
     StrictAllocator,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from checkpoints import MakeCheckpoint
-from pronk.errors import CacheFullError, OptionError, PromptError
+from pronk.base.errors import CacheFullError, OptionError, PromptError
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from tiny_models import assert_idle

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from oracle import DenseAttend
-from pronk.arrays import FLOAT32, Array
-from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer
-from pronk.execution.forward_job import ForwardJob, LayerRange, Segment
-from pronk.execution.layer_executor import LayerExecutor
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
+from pronk.base.arrays import FLOAT32, Array
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
+from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer
+from pronk.models.forward_job import ForwardJob, LayerRange, Segment
+from pronk.models.layer_executor import LayerExecutor
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.torch.convert import to_array
 from pronk.train.modules.decoder import Attend, DecoderModule
 from tiny_models import VOCAB, make_cache, make_engine, make_request, read_kv, run, tiny_decoder, tiny_module

@@ -12,12 +12,12 @@ from engine.cases import assert_same, drafter, step_until_ended, text
 from engine.test_shared_pool import ALONE, WITH_POOLS, Pools
 from lab.drafters import exits, trained_glide
 from lab.drafters.trained_kangaroo import calm_decoder
-from pronk.arrays import BFLOAT16, FLOAT32, DType
-from pronk.drafters import Drafter, make_drafter
-from pronk.drafters.from_draft.draft_model import ModelProposer
+from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+from pronk.cache.budget import KVBudget
+from pronk.drafting import Drafter, make_drafter
+from pronk.drafting.from_draft.draft_model import ModelProposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.kv_cache.budget import KVBudget
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder

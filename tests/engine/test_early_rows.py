@@ -9,12 +9,12 @@ import pytest
 
 from drafters.kernel_calls import Calls
 from engine.cases import text
-from pronk.arrays import BFLOAT16, FLOAT32, Array, DType, is_finite
-from pronk.execution.forward_job import EarlyRows, EarlyTokens, Segment
-from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
-from pronk.kv_cache.blocks import BlockTable
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType, is_finite
+from pronk.cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
-from pronk.speculation.tree import TokenTree
+from pronk.models.forward_job import EarlyRows, EarlyTokens, Segment
+from pronk.models.model_runner import ForwardJob, ForwardResult, ModelRunner
+from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, make_cache, read_kv, tiny_decoder
 
 LENGTHS = (1, 30, 508, 77)

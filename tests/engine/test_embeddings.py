@@ -9,9 +9,9 @@ import pytest
 
 from checkpoints import MakeCheckpoint, transformers_hidden
 from pronk import LLM, AsyncLLM, OptionError, PromptError, PronkError, SamplingParams
-from pronk.arrays import Array
+from pronk.base.arrays import Array
+from pronk.base.errors import ContextError, DeadlineError, OverloadedError
 from pronk.engine.pooling import EmbeddingOptions
-from pronk.errors import ContextError, DeadlineError, OverloadedError
 
 TOLERANCE = 1e-4
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3_text", "granite", "olmo2", "smollm3")

@@ -32,11 +32,11 @@ from engine.cases import (
     watch,
 )
 from parallel.dealt import partition_randomly, tree_parallel_engine
-from pronk.arrays import BFLOAT16, FLOAT32, INT8, DType
-from pronk.drafters import Autoregressive, Proposer
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.drafting import Autoregressive, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.models.model_runner import ForwardJob, ForwardResult
 from pronk.parallel.result_assembly import ScatteredLogits
 from pronk.parallel.runner import TreeRunner
 from tiny_models import assert_idle, make_engine, run, tiny_decoder, toy_tokenizer

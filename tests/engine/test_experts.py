@@ -11,8 +11,8 @@ from engine.cases import MIXED, PROMPTS, assert_not_vacuous, assert_same, drafte
 from engine.test_equality import DTYPES, decode
 from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk import LLM, SamplingParams
-from pronk.arrays import BFLOAT16, FLOAT32, INT8, DType
-from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.models.model_runner import ForwardJob, ForwardResult
 from pronk.parallel.runner import TreeRunner
 from tiny_models import make_engine, tiny_decoder
 

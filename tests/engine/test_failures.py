@@ -28,7 +28,7 @@ from engine.failing import (
     options,
     plain,
 )
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.engine.request import Request
 from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_decoder
 

@@ -22,14 +22,14 @@ from engine.cases import ENDS, PROMPTS, ask, assert_same, drafter, params, plain
 from engine.test_rejection_distribution import BATCH, PROMPT, SMALL, bushy, logits_of
 from guides import TOY, ToyFollower, allowed
 from guides import fits as table_fits
-from pronk.arrays import FLOAT32, Array
-from pronk.drafters.registry import DRAFTERS
+from pronk.base.arrays import FLOAT32, Array
+from pronk.base.errors import GuideError, OptionError, PronkError
+from pronk.drafting.registry import DRAFTERS
+from pronk.engine.outputs import Completion
 from pronk.engine.request import Request
-from pronk.errors import GuideError, OptionError, PronkError
 from pronk.llm import LLM
-from pronk.outputs import Completion
-from pronk.sampling.guide import Guide
 from pronk.sampling.params import Rule, SamplingParams
+from pronk.text.guide import Guide
 from schemas import fits, is_checkable, random_schema
 from softmax import softmax
 from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder

@@ -13,16 +13,16 @@ from checkpoints import MakeCheckpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, text
 from engine.failing import Fuse
-from pronk.arrays import FLOAT32
-from pronk.drafters import DraftContext, Outcome, Proposer
+from pronk.base.arrays import FLOAT32
+from pronk.base.errors import CacheFullError
+from pronk.drafting import DraftContext, Outcome, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.errors import CacheFullError
 from pronk.llm import LLM
 from pronk.models.kernel_program import KernelProgram
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import NullText, StrictAllocator, assert_idle, make_engine, make_request, run, samples, tiny_decoder
 
 

@@ -8,14 +8,14 @@ import torch
 
 from drafters.trees import TreeDrafter, oracle_trees, random_trees
 from engine.cases import ENDS, PROMPTS, step_until_ended, texts, total
-from pronk.arrays import FLOAT32, Array
-from pronk.drafters import Drafter, PromptLookup
+from pronk.base.arrays import FLOAT32, Array
+from pronk.base.errors import CacheFullError, OptionError
+from pronk.cache.budget import KVBudget
+from pronk.cache.layout import kv_bytes_per_token
+from pronk.cache.paged import Kept
+from pronk.drafting import Drafter, PromptLookup
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.errors import CacheFullError, OptionError
-from pronk.kv_cache.budget import KVBudget
-from pronk.kv_cache.layout import kv_bytes_per_token
-from pronk.kv_cache.paged import Kept
 from pronk.sampling.params import SamplingParams
 from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features

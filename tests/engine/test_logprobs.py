@@ -11,7 +11,7 @@ from engine.cases import MIXED, PROMPTS, ask, assert_same, drafter, plain, text
 from engine.test_equality import DTYPES
 from engine.test_equality import VARIANTS as OTHER_MODELS
 from oracle import dense_logits
-from pronk.arrays import FLOAT32, DType
+from pronk.base.arrays import FLOAT32, DType
 from pronk.engine.request import Request
 from pronk.sampling.params import SamplingParams
 from softmax import log_softmax

@@ -7,12 +7,12 @@ import pytest
 
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, text, total, watch
 from engine.test_equality import DTYPES
-from pronk.arrays import BFLOAT16, FLOAT32, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+from pronk.base.errors import CacheFullError
+from pronk.cache.blocks import BlockTable
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.errors import CacheFullError
-from pronk.execution.model_runner import ForwardJob, ForwardResult
-from pronk.kv_cache.blocks import BlockTable
+from pronk.models.model_runner import ForwardJob, ForwardResult
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, samples, tiny_decoder

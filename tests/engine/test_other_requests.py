@@ -10,7 +10,7 @@ import pytest
 from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, total
 from engine.failing import FailingText, Fuse, PlantedError
 from engine.test_shared_pool import SHORT, TIGHT
-from pronk.arrays import BFLOAT16
+from pronk.base.arrays import BFLOAT16
 from pronk.engine.request import Request
 from tiny_models import make_engine, run, tiny_decoder
 

@@ -29,16 +29,16 @@ from engine.test_drafters_prefixes import AGAIN, FIRST, ONCE, conversation
 from engine.test_equality import VARIANTS
 from engine.test_shared_pool import WITH_POOLS
 from parallel.dealt import partition_randomly, tree_parallel_engine
-from pronk.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.cache import block_store, prompt_cache
+from pronk.cache.block_store import BlockStore
+from pronk.cache.prompt_cache import PromptCache
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.kv_cache import block_store, prompt_cache
-from pronk.kv_cache.block_store import BlockStore
-from pronk.kv_cache.prompt_cache import PromptCache
+from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.cost_model import CostModel
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import assert_idle, make_engine, make_request, run, run_alone, samples, tiny_decoder
 
 BLOCK = 16

@@ -18,18 +18,18 @@ from chi_square import p_value_of
 from drafters.trees import DraftCase, Growing, TreeDrafter, random_trees
 from engine import cases
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
-from pronk.arrays import FLOAT32, Array
-from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
+from pronk.base.arrays import FLOAT32, Array
+from pronk.cache.blocks import BlockTable
+from pronk.drafting import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
 from pronk.engine.request import Request
 from pronk.engine.request_step import OutputProcessor
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob, ForwardResult
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
+from pronk.models.forward_job import Segment
+from pronk.models.model_runner import ForwardJob, ForwardResult
 from pronk.sampling.noise import rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from sampling.test_sampler import BAD_WORDS, ENDS, scores_of
 from softmax import log_softmax, softmax
 from tiny_models import context_of, make_engine, make_request, run, tiny_decoder

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 
 
 class Steps:

@@ -12,14 +12,14 @@ from drafters.trees import DraftCase, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
 from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, bushy, distribution_of, p_value
 from exact_distributions import chain_shape
-from pronk.arrays import Array
-from pronk.drafters import Proposer
+from pronk.base.arrays import Array
+from pronk.drafting import Proposer
 from pronk.engine.request import Request
+from pronk.models.cost_model import CostCurve
 from pronk.sampling.acceptance import ChooseToken, acceptance_rule
 from pronk.sampling.params import Rule, SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import make_engine, make_request, run, tiny_decoder
 
 RULES: tuple[Rule, ...] = ("rejection", "block")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from pronk.base.errors import CacheFullError, DeadlineError
+from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.engine.scheduler import ScheduledRequest, Scheduler
 from pronk.engine.stats import Stats
-from pronk.errors import CacheFullError, DeadlineError
-from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 from tiny_models import Clock
 
 BLOCK = 4

@@ -8,13 +8,13 @@ import pytest
 
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, step_until_ended, text, texts, total
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import BFLOAT16, FLOAT32
-from pronk.drafters import Suffix
+from pronk.base.arrays import BFLOAT16, FLOAT32
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.config import ModelConfig
+from pronk.drafting import Suffix
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.backend import KernelBackend
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder

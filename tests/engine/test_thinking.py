@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engine.cases import ENDS, MIXED, PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, total
-from pronk.arrays import FLOAT32
+from pronk.base.arrays import FLOAT32
+from pronk.base.errors import OptionError
 from pronk.engine.request import Request
-from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers

@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
-from pronk.outputs import Completion
+from pronk.engine.outputs import Completion
 from tiny_models import assert_idle
 from waiting import HUNG
 

@@ -10,9 +10,9 @@ from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import text, texts, total
 from oracle import dense_logits
 from pronk import LLM
+from pronk.base.errors import CacheFullError, OptionError
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.errors import CacheFullError, OptionError
 from pronk.sampling.params import SamplingParams
 from softmax import log_softmax
 from tiny_models import make_engine, make_request, run, run_alone, samples, tiny_decoder, tiny_module

@@ -4,8 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pronk.errors import CheckpointError, OptionError
-from pronk.files.atomic import convert_write_errors, new_folder, replace_file, replace_folder, write_json, write_tokens
+from pronk.base.errors import CheckpointError, OptionError
+from pronk.base.files.atomic import (
+    convert_write_errors,
+    new_folder,
+    replace_file,
+    replace_folder,
+    write_json,
+    write_tokens,
+)
 
 
 def test_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pronk.errors import OptionError
-from pronk.files.json_lines import read_json_lines
+from pronk.base.errors import OptionError
+from pronk.base.files.json_lines import read_json_lines
 
 
 def test_empty_lines_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-import pronk.files.regular
-from pronk.checks import check_writable
-from pronk.errors import PronkError
-from pronk.files.atomic import replace_file, write_json
-from pronk.files.json_lines import read_json_lines
-from pronk.files.regular import check_regular, is_file, is_folder, open_input, read_input, read_stream
-from pronk.files.results import save_result
-from pronk.files.text import read_text
+import pronk.base.files.regular
+from pronk.base.checks import check_writable
+from pronk.base.errors import PronkError
+from pronk.base.files.atomic import replace_file, write_json
+from pronk.base.files.json_lines import read_json_lines
+from pronk.base.files.regular import check_regular, is_file, is_folder, open_input, read_input, read_stream
+from pronk.base.files.results import save_result
+from pronk.base.files.text import read_text
 from pronk.server.batch import BatchOutput, read_batch
 from pronk.train.corpus.answers import read_answers
 from waiting import HUNG
@@ -97,7 +97,7 @@ def test_an_open_pipe_is_read_to_its_end() -> None:
 
 
 def test_streams_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pronk.files.regular, "MAX_STREAM_BYTES", 2**20)
+    monkeypatch.setattr(pronk.base.files.regular, "MAX_STREAM_BYTES", 2**20)
     assert read_stream(io.BytesIO(b"x" * 2**20)) == b"x" * 2**20
     with pytest.raises(OSError, match="more than 1 MiB"):
         read_stream(io.BytesIO(b"x" * (2**20 + 1)))

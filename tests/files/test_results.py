@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 import pytest
 
-import pronk.files.results
-from pronk.errors import OptionError
-from pronk.files.results import save_result
+import pronk.base.files.results
+from pronk.base.errors import OptionError
+from pronk.base.files.results import save_result
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, full: Path) -> None:
     """Let every write below ``full`` fail."""
-    real = pronk.files.results.replace_file
+    real = pronk.base.files.results.replace_file
 
     @contextmanager
     def replace_file(path: Path) -> Iterator[BinaryIO]:
@@ -35,7 +35,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, full: Path) -> None:
         with real(path) as file:
             yield file
 
-    monkeypatch.setattr(pronk.files.results, "replace_file", replace_file)
+    monkeypatch.setattr(pronk.base.files.results, "replace_file", replace_file)
 
 
 def test_a_result_replaces_the_old_file(tmp_path: Path, temporary: Path) -> None:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import pronk.files.shards
-from pronk.errors import OptionError
-from pronk.files.shards import check_output_folder
+import pronk.models.shards
+from pronk.base.errors import OptionError
+from pronk.models.shards import check_output_folder
 
 
 @pytest.mark.parametrize("missing", [1, 1000, 10**6])
@@ -16,7 +16,7 @@ def test_a_disk_with_too_little_space_is_told_from_one_with_enough(
 ) -> None:
     needed = 10_000_000
     usage = SimpleNamespace(free=needed - missing)
-    monkeypatch.setattr(pronk.files.shards.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(pronk.models.shards.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(OptionError, match=r"^out: expected (.+) of free disk space in .+, found (.+); ") as error:
         check_output_folder(tmp_path / "out", needed)
     message = str(error.value)

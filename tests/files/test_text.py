@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 import pronk
+from pronk.base.errors import OptionError, TokenizerError
+from pronk.base.files.json_lines import read_json_lines
+from pronk.base.files.text import decode_text, read_text
+from pronk.checkpoint.tensors import read_json
 from pronk.cli.repl import _read_messages
 from pronk.cli.values import read_guide, read_prompt
-from pronk.errors import OptionError, TokenizerError
-from pronk.files.json_lines import read_json_lines
-from pronk.files.text import decode_text, read_text
 from pronk.lab.bench.prompts import load_prompts
-from pronk.models.checkpoint import read_json
 from pronk.server.batch import read_batch
 from pronk.server.cli.serve import _guardrails
 from pronk.server.settings import read_keys
 from pronk.testing import byte_tokenizer
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from pronk.train.corpus.sources import read_source, spec_of
 
 SOURCE = Path(pronk.__file__).parent

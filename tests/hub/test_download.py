@@ -13,12 +13,12 @@ import pytest
 from huggingface_hub import constants
 
 from fake_hub import FakeHub
-from pronk.errors import CheckpointError
-from pronk.hub import download as module
-from pronk.hub.cache import cached_models, find_cached, model_label, remove_cached
-from pronk.hub.download import download
-from pronk.hub.names import HubModel, KnownModel, PackageFile, known_models, parse_name
-from pronk.hub.resolve import resolve_model
+from pronk.base.errors import CheckpointError
+from pronk.checkpoint.hub import download as module
+from pronk.checkpoint.hub.cache import cached_models, find_cached, model_label, remove_cached
+from pronk.checkpoint.hub.download import download
+from pronk.checkpoint.hub.names import HubModel, KnownModel, PackageFile, known_models, parse_name
+from pronk.models.resolve import resolve_model
 
 GGUF = {"m-Q4_0.gguf": b"GGUF four", "m-Q8_0.gguf": b"GGUF eight", "README.md": b"read me"}
 FOLDER = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "evil.py": b"1/0"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pronk.errors import CheckpointError
-from pronk.hub.names import HubModel, close_names, known_models, parse_name
-from pronk.hub.resolve import resolve_model
+from pronk.base.errors import CheckpointError
+from pronk.checkpoint.hub.names import HubModel, close_names, known_models, parse_name
+from pronk.models.resolve import resolve_model
 
 
 @pytest.mark.parametrize(

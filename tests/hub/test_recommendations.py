@@ -13,10 +13,10 @@ import pytest
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from pronk.async_llm import AsyncLLM
+from pronk.checkpoint.hub.names import known_models
+from pronk.checkpoint.hub.recommendations import add_known_sampling
 from pronk.cli.console import TerminalOutput
 from pronk.cli.repl import ChatSession
-from pronk.hub.names import known_models
-from pronk.hub.recommendations import add_known_sampling
 from pronk.llm import LLM
 from pronk.models.loader import read_config
 from pronk.sampling.defaults import RECOMMENDABLE, sampling_values

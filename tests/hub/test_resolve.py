@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pronk.errors import CheckpointError, OptionError
-from pronk.hub.resolve import resolve_model
+from pronk.base.errors import CheckpointError, OptionError
+from pronk.models.resolve import resolve_model
 
 
 def test_an_existing_folder_has_precedence_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_a_folder_with_gguf_files(tmp_path: Path) -> None:
 
 
 def test_the_default_model(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.hub.resolve.DEFAULT_MODEL", "smollm2")
+    monkeypatch.setattr("pronk.models.resolve.DEFAULT_MODEL", "smollm2")
     (tmp_path / "smollm2").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder of this name has to be given
     message = r"^model: found no smollm2 on this machine; run `pronk pull smollm2` \(98 MB\), or name another$"

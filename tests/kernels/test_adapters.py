@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.cache.blocks import BlockTable
 from pronk.kernels.adapters import LowRank
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program_rows import ProgramRows
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 INPUTS = 72
 # Outputs of the parts of a matrix. A part that ends inside a block of 16 outputs is joined with the next one.

@@ -14,13 +14,13 @@ import pytest
 from gguf_files import QUANTIZED
 from kernels.test_blocks import INPUTS, blocks
 from kernels.test_products import same, some_rows
-from pronk.arrays import as_bytes, split_rows
+from pronk.base.arrays import as_bytes, split_rows
+from pronk.checkpoint.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.build import SOURCES, BuildTarget
 from pronk.kernels.library import candidates
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.gguf.blocks import BlockMatrix
 from quantization.formats.codes import CODED, some_codes
 
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")

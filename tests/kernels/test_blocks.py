@@ -8,13 +8,13 @@ import pytest
 from gguf_files import QUANTIZED, SCALES, decode, random_blocks
 from kernels.test_products import ROWS, same, some_rows
 from own_process import in_own_process
-from pronk.arrays import Array
+from pronk.base.arrays import Array
+from pronk.checkpoint.gguf.blocks import TENSOR_TYPES, BlockMatrix, BlockRows, unpack
 from pronk.kernels.library import candidates
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.quantization.gguf.blocks import TENSOR_TYPES, BlockMatrix, BlockRows, unpack
 from quantization.formats.codes import coded_product, fused
 
 SETS = candidates()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.kernels.library import Kernels, candidates
 from pronk.sampling.noise import gumbel_noise, noise_key
 from softmax import softmax

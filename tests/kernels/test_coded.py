@@ -7,16 +7,16 @@ import pytest
 
 from kernels.test_products import ROWS, same, some_rows
 from own_process import in_own_process
-from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import set_threads
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program_rows import ProgramRows
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from quantization.formats.codes import CODED, Minima, coded_product, some_codes
 
 SETS = candidates()

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pronk.architecture.config import ConvolutionConfig
-from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.config import ConvolutionConfig
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import num_threads, set_threads
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Layer
 from pronk.models.linear import Linear
 from pronk.models.program_rows import ProgramRows
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.torch.backend import TorchBackend
 from tiny_models import tiny_config
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gguf_files import QUANTIZED, random_blocks
-from pronk.architecture.config import MixtureConfig
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.checkpoint.config import MixtureConfig
+from pronk.checkpoint.gguf.blocks import BlockMatrix, BlockRows
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import num_threads, set_threads
@@ -18,7 +19,6 @@ from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Layer
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm
 from pronk.models.program_rows import ProgramRows
-from pronk.quantization.gguf.blocks import BlockMatrix, BlockRows
 from pronk.torch.backend import TorchBackend
 from tiny_models import tiny_config
 

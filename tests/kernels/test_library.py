@@ -16,7 +16,7 @@ import pytest
 import tiny_models
 from checkpoints import MakeCheckpoint
 from pronk import LLM, OptionError, SamplingParams
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.kernels import build, library
 from pronk.kernels.library import INSTRUCTION_SETS, VERSION, Kernels, KernelsError, candidates
 from pronk.kernels.structures import STRUCTURES, CForward, COp, CWeights

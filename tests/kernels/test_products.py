@@ -5,7 +5,7 @@ import pytest
 import torch.nn.functional as F
 
 from own_process import in_own_process
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
 from pronk.models.backend import KernelBackend

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.checkpoint.formats.matrix import Bits
 from pronk.kernels.library import TYPES, Kernels, candidates
 from pronk.kernels.rounding import default_group, round_weights
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
-from pronk.quantization.formats.matrix import Bits
 
 SETS = candidates()
 BITS = pytest.mark.parametrize("bits", [8, 4])

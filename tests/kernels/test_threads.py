@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pronk.arrays import FLOAT32
-from pronk.errors import OptionError
+from pronk.base.arrays import FLOAT32
+from pronk.base.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.sampling.params import SamplingParams

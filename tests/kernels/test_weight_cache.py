@@ -11,8 +11,8 @@ import pytest
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from pronk import LLM, SamplingParams
-from pronk.arrays import Array, as_bytes
-from pronk.errors import OptionError
+from pronk.base.arrays import Array, as_bytes
+from pronk.base.errors import OptionError
 from pronk.kernels.weight_cache import WeightCache
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from own_process import in_own_process
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, MemoryPool, mapped_zeros
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, MemoryPool, mapped_zeros
+from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.kernels import weights
 from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import PackedMatrix, pack
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from quantization.formats.codes import CODED, Minima, some_codes
 
 KERNELS = candidates()[-1]  # packing does not depend on the instruction set

@@ -1,9 +1,9 @@
 """Keys and values of a paged cache as plain arrays."""
 
-from pronk.arrays import Array
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.layout import choose_layouts
-from pronk.kv_cache.paged import PagedCache
+from pronk.base.arrays import Array
+from pronk.cache.blocks import BlockTable
+from pronk.cache.layout import choose_layouts
+from pronk.cache.paged import PagedCache
 
 
 def read_layer(cache: PagedCache, layer: int, block_table: BlockTable) -> list[Array]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import OptionError
-from pronk.kv_cache import block_database, block_store
-from pronk.kv_cache.block_store import BlockStore
+from pronk.base.errors import OptionError
+from pronk.cache import block_database, block_store
+from pronk.cache.block_store import BlockStore
 from waiting import HUNG
 
 SIZE = 50_000  # bytes of a block
@@ -286,7 +286,7 @@ def test_an_error_drops_what_is_queued(
 FULL_DISK = """
 import logging, random, resource, sys
 from pathlib import Path
-from pronk.kv_cache.block_store import BlockStore
+from pronk.cache.block_store import BlockStore
 logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_FSIZE, (10 ** int(sys.argv[2]), 10 ** int(sys.argv[2])))
 store = BlockStore(Path(sys.argv[1]), 1 << 30)
@@ -325,7 +325,7 @@ def test_a_full_disk_is_reported_once(digits: int, tmp_path: Path) -> None:
 FULL_AT_START = """
 import resource, signal, sys
 from pathlib import Path
-from pronk.kv_cache import block_store
+from pronk.cache import block_store
 block_store._PAUSE_SECONDS = 0.0
 own, other = (Path(folder) for folder in sys.argv[1:])
 _, unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -366,7 +366,7 @@ def test_a_store_recovers_from_a_disk_that_is_full_at_the_start(tmp_path: Path) 
 WRITING = """
 import random, sys
 from pathlib import Path
-from pronk.kv_cache.block_store import BlockStore
+from pronk.cache.block_store import BlockStore
 store, first = BlockStore(Path(sys.argv[1]), 4_000_000), int(sys.argv[2])
 print("ready", flush=True)
 while True:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import CacheFullError
-from pronk.kv_cache.blocks import BlockAllocator, BlockTable
+from pronk.base.errors import CacheFullError
+from pronk.cache.blocks import BlockAllocator, BlockTable
 
 
 def grown(allocator: BlockAllocator, *tokens: int) -> list[BlockTable]:

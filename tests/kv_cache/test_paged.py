@@ -16,19 +16,19 @@ import pytest
 import torch
 
 from oracle import dense_logits
-from pronk.arrays import BFLOAT16, FLOAT32, INT8, UINT8, Array, DType
-from pronk.errors import CacheFullError, OptionError
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.kv_cache import budget
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.budget import BLOCK_SIZE, parse_memory
-from pronk.kv_cache.layout import kv_bytes_per_token
-from pronk.kv_cache.paged import PagedCache
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, UINT8, Array, DType
+from pronk.base.errors import CacheFullError, OptionError
+from pronk.cache import budget
+from pronk.cache.blocks import BlockTable
+from pronk.cache.budget import BLOCK_SIZE, parse_memory
+from pronk.cache.layout import kv_bytes_per_token
+from pronk.cache.paged import PagedCache
 from pronk.models.backend import Backend, KernelBackend
+from pronk.models.forward_job import Segment
 from pronk.models.linear import Linear, Norm, WeightLayout
+from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.models.program_rows import ProgramRows
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.torch.backend import TorchBackend
 from pronk.torch.cache import TorchCache
 from tiny_models import kernels, make_cache, read_kv, text_logits, tiny_config, tiny_decoder, tiny_module

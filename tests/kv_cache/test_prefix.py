@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pronk.arrays import FLOAT32
-from pronk.kv_cache.blocks import BlockAllocator, BlockTable
-from pronk.kv_cache.prefix import PrefixCache
+from pronk.base.arrays import FLOAT32
+from pronk.cache.blocks import BlockAllocator, BlockTable
+from pronk.cache.prefix import PrefixCache
 from tiny_models import make_cache, tiny_config
 
 SIZE = 4

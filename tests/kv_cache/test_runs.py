@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from pronk.kv_cache.blocks import FreeRuns, to_runs
+from pronk.cache.blocks import FreeRuns, to_runs
 
 
 def slow_runs(there: set[int], stop: int) -> list[range]:

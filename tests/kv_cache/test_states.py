@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pronk.architecture.config import ConvolutionConfig
-from pronk.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.budget import BLOCK_SIZE, KVBudget
-from pronk.kv_cache.layout import kv_bytes_per_token, state_bytes
-from pronk.kv_cache.paged import PagedCache
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
+from pronk.cache.blocks import BlockTable
+from pronk.cache.budget import BLOCK_SIZE, KVBudget
+from pronk.cache.layout import kv_bytes_per_token, state_bytes
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.config import ConvolutionConfig
 from pronk.models.backend import KernelBackend
 from tiny_models import kernels, make_cache, read_kv, tiny_config
 

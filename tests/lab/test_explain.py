@@ -6,7 +6,7 @@ import pytest
 
 from pronk import LLM, OptionError, SamplingParams
 from pronk.lab.explain import Explanation, explain
-from pronk.speculation.cost_model import CostCurve
+from pronk.models.cost_model import CostCurve
 from pronk.testing import tiny_checkpoint
 from tiny_models import set_costs
 

@@ -18,14 +18,14 @@ import ctypes, gc, json, re, sys
 from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
-from pronk.arrays import BFLOAT16, DTYPES
+from pronk.base.arrays import BFLOAT16, DTYPES
 from pronk.kernels.threads import set_threads
 from pronk.models import loader
 from pronk.models.backend import KernelBackend
 from pronk.models.tensor_plan import plan_tensors
 from pronk.models.kernels import load_kernels
 from pronk.models.decoder import forward_weights
-from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.formats.matrix import QuantizedMatrix
 
 folder = Path(sys.argv[1])
 set_threads(1, 1)

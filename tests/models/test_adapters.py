@@ -15,8 +15,8 @@ from adapters import ATTENTION, LINEAR, merged_logits, write_adapter
 from checkpoints import MakeCheckpoint, load_with_transformers, transformers_logits
 from gguf_files import convert
 from pronk import LLM, Completion, Proposer, SamplingParams
-from pronk.arrays import FLOAT32, Array
-from pronk.errors import CheckpointError, OptionError, PronkError
+from pronk.base.arrays import FLOAT32, Array
+from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.kernels.library import candidates
 from pronk.models.adapters import Adapters
 from pronk.models.backend import Backend, KernelBackend

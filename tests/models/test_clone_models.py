@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from pronk import LLM
+from pronk.base.errors import CheckpointError, OptionError
+from pronk.checkpoint.hub import clone_models
+from pronk.checkpoint.hub.clone_models import clone_model, clone_names, tiny_model
 from pronk.cli.main import main
-from pronk.errors import CheckpointError, OptionError
-from pronk.hub.resolve import resolve_model
-from pronk.models import clone_models
-from pronk.models.clone_models import clone_model, clone_names, tiny_model
+from pronk.models.resolve import resolve_model
 
 MODELS = Path(__file__).parents[2] / "models"
 NONE = "model: expected a clone of the repository with models/pronk-tiny, found none; give "
@@ -70,7 +70,7 @@ def test_no_names_outside_a_clone(outside: Path) -> None:
 def test_commands_without_a_model(
     command: str, outside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pronk.hub.resolve.DEFAULT_MODEL", "smollm2")
+    monkeypatch.setattr("pronk.models.resolve.DEFAULT_MODEL", "smollm2")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(outside / "cache"))
     (outside / "text.txt").write_text("some text\n")
     (outside / "in.jsonl").write_text(

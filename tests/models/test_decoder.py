@@ -9,8 +9,8 @@ import pytest
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from models.test_loader import load
-from pronk.arrays import BFLOAT16, FLOAT32, DType
-from pronk.models.clone_models import tiny_model
+from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.models.decoder import ForwardWeights, count_parameters, forward_weights
 from pronk.models.loader import read_config
 from quantized_formats import FORMATS, read_tensors, write_quantized

@@ -28,10 +28,10 @@ from drafters.from_target.trained_eagle import Form, random_head, write_head
 from gguf_files import convert
 from loading_worker import SECONDS, Request, load
 from mutations import Mutation
-from pronk.architecture.config_reader import DEFAULTS, UNSUPPORTED_KEYS
-from pronk.architecture.families import FAMILIES
 from pronk.lab.drafters.datastore.builder import write_datastore
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.models.config_reader import DEFAULTS, UNSUPPORTED_KEYS
+from pronk.models.family_configs import FAMILIES
+from pronk.text.tokenizer import Tokenizer
 from quantized_formats import FORMATS, write_quantized
 
 _MODELS = Path(__file__).parents[2] / "models"

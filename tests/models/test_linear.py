@@ -12,16 +12,16 @@ import torch
 
 from checkpoints import MakeCheckpoint
 from oracle import dense_logits
-from pronk.arrays import BFLOAT16, FLOAT32, DType
-from pronk.errors import OptionError
+from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+from pronk.base.errors import OptionError
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.kernels.library import CODED_TYPES
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.backend import KernelBackend
-from pronk.models.clone_models import tiny_model
 from pronk.models.decoder import Decoder
 from pronk.models.linear import Linear, WeightLayout, choose_linear
 from pronk.models.loader import load_decoder, read_config
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from pronk.torch.backend import TorchBackend, TorchMatrix
 from pronk.torch.convert import torch_dtype
 from pronk.train.modules.decoder import DecoderModule, load_module

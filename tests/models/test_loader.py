@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints import MakeCheckpoint
 from models.peak_memory import NEEDS_LINUX, peak
-from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, DType
-from pronk.errors import CheckpointError
+from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, DType
+from pronk.base.errors import CheckpointError
 from pronk.kernels.library import Kernels
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.backend import Backend, KernelBackend

@@ -14,8 +14,8 @@ import torch
 from checkpoints import MakeCheckpoint, transformers_choices, transformers_logits
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
-from pronk.errors import OptionError, PromptError
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.base.errors import OptionError, PromptError
 from pronk.models.backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.torch.backend import TorchBackend

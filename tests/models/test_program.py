@@ -14,18 +14,18 @@ from torch import Tensor
 
 from kv_cache.reading import read_layer
 from oracle import DenseAttend
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.rope import RopeTable
-from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import Kernels, candidates
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
+from pronk.models.forward_job import Segment
 from pronk.models.linear import Linear, Norm, WeightLayout
+from pronk.models.model_runner import ForwardJob
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.train.modules.decoder import DecoderModule
 from tiny_models import decoder_of, make_cache, make_engine, text_logits, tiny_config, tiny_decoder, tiny_module
 

@@ -18,10 +18,10 @@ import tiny_models
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from pronk import LLM, AsyncLLM, OptionError, SamplingParams
-from pronk.kv_cache.block_store import BlockStore
-from pronk.kv_cache.prompt_cache import PromptCache
+from pronk.cache.block_store import BlockStore
+from pronk.cache.prompt_cache import PromptCache
+from pronk.engine.outputs import Completion
 from pronk.models.prompt_cache import _content_digest
-from pronk.outputs import Completion
 from quantization.gguf.test_models import MIXED, SHAPE
 from waiting import HUNG
 

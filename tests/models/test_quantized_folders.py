@@ -13,8 +13,8 @@ from numpy.typing import DTypeLike
 from checkpoints import MakeCheckpoint
 from models.test_loader import load, refuse
 from models.test_quantized_loading import TEXT, UP
-from pronk.arrays import BFLOAT16, Array
-from pronk.errors import ConfigError
+from pronk.base.arrays import BFLOAT16, Array
+from pronk.base.errors import ConfigError
 from pronk.models.loader import read_config
 from quantized_formats import FORMATS, edit, edit_config, gptq, ints, write_quantized
 from tiny_models import text_logits

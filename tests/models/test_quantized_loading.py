@@ -18,13 +18,13 @@ from models.peak_memory import NEEDS_LINUX, peak
 from models.test_loader import load, on_meta
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
-from pronk.arrays import BFLOAT16, FLOAT32, Array
-from pronk.errors import CheckpointError
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array
+from pronk.base.errors import CheckpointError
+from pronk.checkpoint.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.models import loader
 from pronk.models.linear import AnyWeight, Linear, WeightLayout
 from pronk.models.loader import Fingerprint, read_config
-from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.gguf.blocks import BlockMatrix
 from pronk.torch.backend import TorchBackend
 from pronk.torch.convert import to_tensor
 from pronk.train.modules.decoder import load_module

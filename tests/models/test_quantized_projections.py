@@ -14,15 +14,15 @@ from kv_cache.reading import read_layer
 from models.test_loader import load
 from models.test_quantized_loading import TEXT, Rounded, Stacked, agree_on_gates, assert_explained
 from oracle import DenseAttend
-from pronk.architecture.rope import RopeTable
-from pronk.arrays import FLOAT32, Array
+from pronk.base.arrays import FLOAT32, Array
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import CODED_TYPES, Kernels
 from pronk.kernels.threads import set_threads
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program_rows import ProgramRows
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from quantized_formats import edit, edit_config, gptq, read_tensors, write_quantized
 from tiny_models import kernels as best
 from tiny_models import make_cache, pack_several_forms, several_forms, text_logits, tiny_module

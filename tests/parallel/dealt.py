@@ -13,19 +13,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pronk.arrays import DType
+from pronk.base.arrays import DType
+from pronk.base.errors import ConnectionLostError
+from pronk.cache.paged import PagedCache
 from pronk.engine.engine import Engine
-from pronk.errors import ConnectionLostError
-from pronk.execution.model_runner import ModelRunner
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
+from pronk.models.model_runner import ModelRunner
 from pronk.parallel import connection, runner, tree_partition
 from pronk.parallel.connection import MessageKind, PeerConnection
 from pronk.parallel.mirrored_cache import MirroredCache
 from pronk.parallel.runner import TreeRunner, WorkerHandle
 from pronk.parallel.tree_partition import ProcessShard
 from pronk.parallel.worker import WorkerLoop
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import make_cache, make_engine
 from waiting import HUNG
 

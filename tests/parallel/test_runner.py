@@ -9,16 +9,16 @@ import pytest
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain
 from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk import SamplingParams
-from pronk.arrays import FLOAT32
+from pronk.base.arrays import FLOAT32
+from pronk.cache.blocks import BlockTable
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.forward_job import ForwardJob, Segment
-from pronk.kv_cache.blocks import BlockTable
+from pronk.models.forward_job import ForwardJob, Segment
 from pronk.parallel import runner
 from pronk.parallel.runner import TreeRunner, WorkerHandle
 from pronk.parallel.tree_partition import count_rows
 from pronk.parallel.wire_format import WorkRequest
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import run, samples, tiny_decoder
 
 KIND = FLOAT32

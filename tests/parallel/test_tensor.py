@@ -21,15 +21,15 @@ from gguf_files import convert
 from parallel.dealt import thread_groups
 from parallel.test_trees import PROMPTS, tokens_and_logprobs
 from pronk import LLM, OptionError, PronkError, SamplingParams
-from pronk.architecture.config import ConvolutionConfig, ModelConfig
-from pronk.arrays import FLOAT32, Array, split_rows
-from pronk.errors import CheckpointError, ConnectionLostError
-from pronk.execution.forward_job import ForwardJob, LayerRange, Segment
-from pronk.execution.model_runner import ModelRunner
-from pronk.kv_cache.blocks import BlockTable
+from pronk.base.arrays import FLOAT32, Array, split_rows
+from pronk.base.errors import CheckpointError, ConnectionLostError
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.config import ConvolutionConfig, ModelConfig
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
+from pronk.models.forward_job import ForwardJob, LayerRange, Segment
 from pronk.models.loader import load_decoder, parse_dtype, read_config
+from pronk.models.model_runner import ModelRunner
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
 from pronk.parallel import connection as messages
@@ -38,7 +38,7 @@ from pronk.parallel.connection import PeerConnection
 from pronk.parallel.processes import WorkerProcesses
 from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor, serve_layer_commands
 from pronk.parallel.wire_format import LayerCommand
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
 from tiny_models import kernels, text_logits
 from waiting import HUNG

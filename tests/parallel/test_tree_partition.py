@@ -5,7 +5,7 @@ import random
 import pytest
 
 from pronk.parallel.tree_partition import ProcessShard, count_rows, partition_trees, preorder
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 
 def a_tree(dice: random.Random) -> TokenTree:

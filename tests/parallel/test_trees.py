@@ -20,10 +20,10 @@ from engine.cases import ask, drafter, plain
 from engine.cases import params as cased
 from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk import LLM, AsyncLLM, OptionError, PronkError, SamplingParams
-from pronk.arrays import FLOAT32
-from pronk.execution.model_runner import ModelRunner
+from pronk.base.arrays import FLOAT32
+from pronk.engine.outputs import Completion
 from pronk.models.loader import read_config
-from pronk.outputs import Completion
+from pronk.models.model_runner import ModelRunner
 from pronk.parallel import connection, processes, runner
 from pronk.parallel.processes import WorkerProcesses
 from pronk.parallel.runner import TreeRunner

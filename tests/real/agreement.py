@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob
-from pronk.kv_cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable
 from pronk.llm import LLM
-from pronk.speculation.tree import TokenTree
+from pronk.models.forward_job import Segment
+from pronk.models.model_runner import ForwardJob
+from pronk.sampling.tree import TokenTree
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

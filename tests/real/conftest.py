@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pronk.hub.cache import find_cached
-from pronk.hub.names import known_models
-from pronk.hub.resolve import resolve_model
+from pronk.checkpoint.hub.cache import find_cached
+from pronk.checkpoint.hub.names import known_models
 from pronk.llm import LLM
+from pronk.models.resolve import resolve_model
 
 LARGER = ("qwen2.5-coder-0.5b",)
 

@@ -23,7 +23,7 @@ from agreement import last_logits, log_softmax
 from questions import QUESTIONS, conversation
 
 from pronk import LLM
-from pronk.hub.resolve import resolve_model
+from pronk.models.resolve import resolve_model
 
 TOP = 50
 

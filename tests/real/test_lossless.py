@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pronk.cache.layout import kv_bytes_per_token
 from pronk.engine.request import Request
-from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from real.questions import QUESTIONS, conversation

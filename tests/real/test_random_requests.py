@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pronk.kv_cache.layout import kv_bytes_per_token
+from pronk.cache.layout import kv_bytes_per_token
+from pronk.engine.outputs import Completion
 from pronk.llm import LLM
-from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
 from real.questions import QUESTIONS, conversation
 

@@ -14,14 +14,14 @@ import pytest
 import pronk.sampling.sampler
 from chi_square import p_value_of
 from exact_distributions import Same, String, Table, without
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.noise import draft_noise, gumbel_noise, rejection_noise, rejection_uniform, trial_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import verify_tree
-from pronk.speculation.tree import TokenTree
 from tiny_models import context_of
 
 RULES = ("rejection", "block")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from chi_square import p_value
-from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels
 from pronk.sampling.noise import gumbel_noise, rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 
 from guides import ToyFollower
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.sampling.grammar_pruning import prune
-from pronk.sampling.guide import MAX_SIZE, Guide
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
+from pronk.text.guide import MAX_SIZE, Guide
 
 
 def nested(levels: int) -> dict[str, Any]:

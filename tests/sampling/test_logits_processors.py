@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.sampling.logits_processors import BadWords, LogitBias, MinTokens, Penalties, TokenContext, make_processors
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chi_square import p_value
-from pronk.arrays import Array
-from pronk.errors import OptionError
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError
 from pronk.sampling.noise import derive_seed, gumbel_noise, random_seed
 from pronk.sampling.params import SamplingParams
 

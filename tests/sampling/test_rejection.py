@@ -16,13 +16,13 @@ import pronk.sampling.sampler
 import pronk.sampling.verify
 from chi_square import p_value
 from exact_distributions import VOCAB, ExactDistribution, Source, String, Table, largest_error, outputs
-from pronk.arrays import Array
-from pronk.errors import OptionError
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError
 from pronk.sampling.noise import block_uniform, draft_noise, gumbel_noise, rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.tree import DraftSample, TokenTree
 from pronk.sampling.verify import rejection_sample
-from pronk.speculation.tree import DraftSample, TokenTree
 from sampling.test_sampler import LOGITS, OPTIONS, random_logits, scores_of
 from softmax import softmax
 

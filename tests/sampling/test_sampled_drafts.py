@@ -22,9 +22,9 @@ from exact_distributions import (
     outputs,
     shapes,
 )
-from pronk.arrays import Array
+from pronk.base.arrays import Array
+from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import block_verify, rejection_sample
-from pronk.speculation.tree import TokenTree
 
 RULES = ("rejection", "block")
 EXACT = 1e-12

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chi_square import p_value
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
 from pronk.sampling.logits_processors import BadWords, Penalties
 from pronk.sampling.noise import gumbel_noise

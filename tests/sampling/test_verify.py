@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from exact_distributions import shapes
+from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import verify_tree
-from pronk.speculation.tree import TokenTree
 
 
 def trees(size: int) -> Iterator[TokenTree]:

@@ -10,9 +10,9 @@ import pytest
 
 from adapters import write_adapter
 from pronk.async_llm import AsyncLLM
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.checkpoint.hub.clone_models import TINY_MODEL, clone_model
 from pronk.llm import LLM
-from pronk.models.clone_models import TINY_MODEL, clone_model
 from pronk.sampling.params import SamplingParams
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pronk.async_llm import AsyncLLM
-from pronk.errors import OptionError, PronkError
+from pronk.base.errors import OptionError, PronkError
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.server.batch import BatchOutput, read_batch, run_batch

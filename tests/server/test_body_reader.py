@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pronk.fair_executor import FairExecutor
+from pronk.base.fair_executor import FairExecutor
 from pronk.llm import LLM
 from pronk.server import app
 from pronk.server.app import _json_response

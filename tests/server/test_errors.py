@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from pronk.async_llm import AdmissionLimit
-from pronk.errors import OverloadedError
+from pronk.base.errors import OverloadedError
 from pronk.server.errors import ApiError, validation_to_api_error
 from server.serving import Running, running
 from server.tool_models import tool_model

@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 import pytest
 
-from pronk import engine_thread
 from pronk.async_llm import REQUEST_THREADS, AsyncLLM
+from pronk.base.errors import DeadlineError
+from pronk.base.fair_executor import SMALL_JOB, FairExecutor
+from pronk.engine import engine_thread
 from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scheduler import MAX_WAIT, ScheduledRequest, Scheduler
-from pronk.errors import DeadlineError
-from pronk.fair_executor import SMALL_JOB, FairExecutor
 from pronk.llm import LLM
 from pronk.server import app
 from pronk.server.bodies import BodyReader
@@ -35,7 +35,7 @@ from pronk.server.protocol.small_routes import (
 )
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from server.serving import KEY, Running, running
 from waiting import HUNG, ShiftedClock, eventually, until
 

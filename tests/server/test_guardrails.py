@@ -6,12 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.server.moderation import MISTRAL_PROMPT, ModerationPrompt, add_system_prompt
-from pronk.tokenization.chat.system_messages import has_system_role, place_system_messages
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.chat.system_messages import has_system_role, place_system_messages
+from pronk.text.tokenizer import Tokenizer
 from server.serving import Running, running
 
 _LOOP = "{% for m in messages %}{% if m.role SYSTEM %}{{ m.content }}{% endif %}{% endfor %}"

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from pronk.llm import LLM
-from pronk.sampling.guide import Guide
 from pronk.sampling.params import SamplingParams
 from pronk.server.settings import RequestLimits
+from pronk.text.guide import Guide
 from server.serving import KEY, Running, running
 from waiting import processor_limit
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from pronk.drafters.registry import REGISTRY, make_drafter
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.drafting.registry import REGISTRY, make_drafter
 from pronk.llm import LLM
 from pronk.server.settings import RequestLimits, ServerSettings
 from server.serving import KEY, Running, hold_requests, running

@@ -22,9 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
-from pronk.errors import CheckpointError, OptionError
-from pronk.fair_executor import FairExecutor
-from pronk.models.clone_models import tiny_model
+from pronk.base.errors import CheckpointError, OptionError
+from pronk.base.fair_executor import FairExecutor
+from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.drafting.acceptance_stats import AcceptanceFile
 from pronk.server import model_pool
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import ModelLoader
@@ -32,7 +33,6 @@ from pronk.server.model_pool import ModelPool, PooledModel
 from pronk.server.names import AdapterNames, find_models
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
-from pronk.speculation.acceptance_stats import AcceptanceFile
 from server.serving import running_pool
 from waiting import HUNG, eventually, until
 

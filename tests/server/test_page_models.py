@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from pronk.models.clone_models import tiny_model
+from pronk.checkpoint.hub.clone_models import tiny_model
 from server.browsing import CHROMIUM, Visits, ask
 from server.serving import running_pool
 from server.test_model_pool import loader_of, make_pool

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.llm import LLM
 from pronk.server.paths import API_PATHS, OTHER_PATHS, canonical_path, foreign_path, near_path
 from pronk.server.settings import ServerSettings

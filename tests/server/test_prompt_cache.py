@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pronk.kv_cache.prompt_cache import PromptCache
+from pronk.cache.prompt_cache import PromptCache
 from pronk.llm import LLM
 from server.serving import KEY, running
 from server.test_metrics import scraped

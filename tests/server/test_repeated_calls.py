@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from pronk.engine.outputs import Completion, Piece
 from pronk.engine.stats import Stats
-from pronk.outputs import Completion, Piece
 from pronk.server.protocol.answers import AnswerParser, Delta
 from pronk.server.protocol.tools import Function, FunctionTool, ToolChoice, ToolUse
-from pronk.tokenization.chat.answer_grammar import MAX_CALLS
-from pronk.tokenization.chat.answers import AnswerReader, RepeatedCalls
-from pronk.tokenization.chat.calls import CallPart
+from pronk.text.chat.answer_grammar import MAX_CALLS
+from pronk.text.chat.answers import AnswerReader, RepeatedCalls
+from pronk.text.chat.calls import CallPart
 from server.serving import Running, running
 from server.tool_models import tool_model
 

@@ -8,12 +8,12 @@ import pytest
 
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
-from pronk.tokenization.chat.system_messages import (
+from pronk.text.chat.system_messages import (
     has_system_role,
     has_system_role_anywhere,
     place_system_messages,
 )
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from server.serving import Running, running
 from server.tool_models import tool_model
 

@@ -18,7 +18,7 @@ from pronk.server.protocol.request import RequestBody
 from pronk.server.protocol.responses import CallItem, CallOutputItem, ResponsesRequest
 from pronk.server.protocol.small_routes import EmbeddingRequest, ModerationRequest, TokenizeRequest
 from pronk.server.protocol.tools import Function, FunctionTool, ToolCall, complete_arguments
-from pronk.tokenization.chat.answer_grammar import relax_tools
+from pronk.text.chat.answer_grammar import relax_tools
 from server.bodies import CHAT, MESSAGES, RESPONSES, Bodies
 from server.serving import Running, running
 from server.tool_models import FEW_LAYERS, tool_model

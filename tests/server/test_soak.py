@@ -17,7 +17,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from pronk.async_llm import AsyncLLM
-from pronk.errors import DeadlineError
+from pronk.base.errors import DeadlineError
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 

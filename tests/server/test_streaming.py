@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pronk.engine.outputs import Completion, Piece
 from pronk.llm import LLM
-from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.protocol.chat import ChatMessage, ChatRequest
 from pronk.server.protocol.completions import CompletionRequest

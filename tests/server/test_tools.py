@@ -11,12 +11,12 @@ import jsonschema
 import openai
 import pytest
 
+from pronk.engine.outputs import Completion, Piece
 from pronk.engine.stats import Stats
-from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.protocol.answers import AnswerParser
 from pronk.server.protocol.tools import Function, ToolUse
-from pronk.tokenization.chat.answers import AnswerFormat
+from pronk.text.chat.answers import AnswerFormat
 from server.serving import KEY, Running, running
 from server.tool_models import FEW_LAYERS, tool_model
 from tokenization.chat.tool_templates import tool_tokenizer

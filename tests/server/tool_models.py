@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.llm import LLM
-from pronk.models.clone_models import tiny_model
 from tokenization.chat.tool_templates import TEMPLATES
 
 TINY = tiny_model()

@@ -1,4 +1,4 @@
-"""Decoding with a simulated clock, text and drafters, as :class:`~pronk.speculation.speculator.Speculator` does it."""
+"""Decoding with a simulated clock, text and drafters, as :class:`~pronk.engine.speculator.Speculator` does it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer
-from pronk.kv_cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable
+from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer
+from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
+from pronk.drafting.account import Policy
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.proposer import ask, observe
+from pronk.drafting.step_value import ChainPrice, select_nodes
+from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.acceptance_stats import AcceptanceStats, RequestAcceptance
-from pronk.speculation.account import Policy
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.proposer import ask, observe
-from pronk.speculation.step_value import ChainPrice, select_nodes
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import Clock
 
 VOCAB = 1000

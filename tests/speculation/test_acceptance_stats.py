@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pronk.speculation.acceptance_stats import AcceptanceStats, RequestAcceptance, SourceRates
-from pronk.speculation.tree import TokenTree
+from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance, SourceRates
+from pronk.sampling.tree import TokenTree
 
 PRIORS = {0: 0.5, 1: 0.1, 2: 0.8}
 SHARE = 256  # draft tokens of one request and drafter that count for all requests

@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.speculation.simulation import COSTS, Source, World, always
 
-from pronk.speculation.account import Regret
+from pronk.drafting.account import Regret
 
 
 def test_without_steps_nothing_is_known() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from drafters.helpers import context
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.step_value import ChainPrice
-from pronk.speculation.tree import TokenTree
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.step_value import ChainPrice
+from pronk.models.cost_model import CostCurve
+from pronk.sampling.tree import TokenTree
 from speculation.simulation import VOCAB, Source, World, always
 
 PRICE = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from pronk.speculation.cost_model import CostCurve, CostModel, usual
+from pronk.models.cost_model import CostCurve, CostModel, usual
 
 Seconds = Callable[[int], float]
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from drafters.helpers import context
-from pronk.speculation.account import Policy
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.proposer import ask
-from pronk.speculation.step_value import ChainPrice, Offer
-from pronk.speculation.tree import TokenTree
+from pronk.drafting.account import Policy
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.proposer import ask
+from pronk.drafting.step_value import ChainPrice, Offer
+from pronk.models.cost_model import CostCurve
+from pronk.sampling.tree import TokenTree
 from speculation.simulation import COSTS, VOCAB, ChainSource, Source, World, always, changing
 
 

@@ -25,11 +25,11 @@ from engine.failing import (
     options,
     plain,
 )
-from pronk.drafters import DraftContext, make_drafter
+from pronk.drafting import DraftContext, make_drafter
+from pronk.drafting.proposer import bind_proposer
 from pronk.engine.validate_draft import validate_draft
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.proposer import bind_proposer
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import make_engine, make_request, run, tiny_decoder
 
 

@@ -5,10 +5,10 @@ from itertools import combinations
 
 import pytest
 
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.step_value import ChainPrice, Offer, select_nodes
-from pronk.speculation.tree import TokenTree
-from pronk.speculation.trie import Trie
+from pronk.drafting.step_value import ChainPrice, Offer, select_nodes
+from pronk.drafting.trie import Trie
+from pronk.models.cost_model import CostCurve
+from pronk.sampling.tree import TokenTree
 
 # Seconds: up to 4 rows cost as much as one; each further row costs a quarter.
 CURVE = CostCurve(1.0, 0.0, 0.25)

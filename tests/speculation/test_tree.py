@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pronk.speculation.tree import TokenTree, TokenView
+from pronk.sampling.tree import TokenTree, TokenView
 
 CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the example in the docstring of speculation.tree
 

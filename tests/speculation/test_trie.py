@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from pronk.speculation.tree import TokenTree
-from pronk.speculation.trie import Trie
+from pronk.drafting.trie import Trie
+from pronk.sampling.tree import TokenTree
 
 NO_ORIGIN = ("", 0)
 

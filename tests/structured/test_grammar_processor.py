@@ -5,14 +5,14 @@ import random
 import numpy as np
 import pytest
 
-from pronk.errors import GuideError
+from pronk.base.errors import GuideError
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.llm import LLM
-from pronk.models.clone_models import tiny_model
-from pronk.sampling.guide import Guide
+from pronk.sampling.grammar_processor import GrammarProcessor
+from pronk.sampling.grammars import Grammars
 from pronk.sampling.params import SamplingParams
-from pronk.structured.grammar_processor import GrammarProcessor
-from pronk.structured.grammars import Grammars
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.guide import Guide
+from pronk.text.tokenizer import Tokenizer
 
 ANY_CALL = """
 start: <[1]> " [" call (", " call)* "]"

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from checkpoints import MakeCheckpoint
-from pronk.errors import GuideError, OptionError, PronkError
+from pronk.base.errors import GuideError, OptionError, PronkError
 from pronk.llm import LLM
-from pronk.sampling.guide import Guide
-from pronk.structured.grammar_processor import GrammarProcessor
-from pronk.structured.grammars import Grammars
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.sampling.grammar_processor import GrammarProcessor
+from pronk.sampling.grammars import Grammars
+from pronk.text.guide import Guide
+from pronk.text.tokenizer import Tokenizer
 from waiting import processor_limit
 
 
@@ -304,7 +304,7 @@ DEADLY: dict[str, Callable[[], Guide]] = {
 def test_guides_that_crash_the_compiler_are_refused(
     grammars: Grammars, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.sampling.json_schema.trial.TIMEOUT", 3.0)  # instead of 10: two of them take minutes
+    monkeypatch.setattr("pronk.text.json_schema.trial.TIMEOUT", 3.0)  # instead of 10: two of them take minutes
     message = r"expected (one|a grammar|a schema) that"
     with processor_limit(60), pytest.raises(GuideError, match=message):
         grammars.compile(DEADLY[name]())

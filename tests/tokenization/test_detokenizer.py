@@ -10,9 +10,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from checkpoints import VOCAB
-from pronk.errors import OptionError
-from pronk.tokenization.stream import IncrementalDecoder, StopScanner, TextStream, prefix_at_end
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.base.errors import OptionError
+from pronk.text.stream import IncrementalDecoder, StopScanner, TextStream, prefix_at_end
+from pronk.text.tokenizer import Tokenizer
 
 CHARACTERS = "a é ß — 東 京 🙂 \ufffd 👩‍👩‍👧 \n"
 

@@ -13,12 +13,12 @@ import pytest
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from pronk.errors import PromptError, TokenizerError
+from pronk.base.errors import PromptError, TokenizerError
 from pronk.testing import byte_tokenizer
-from pronk.tokenization import guarded
-from pronk.tokenization.guarded import GuardedTokenizer, load_backend
-from pronk.tokenization.spelling import without_prefix
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text import guarded
+from pronk.text.guarded import GuardedTokenizer, load_backend
+from pronk.text.spelling import without_prefix
+from pronk.text.tokenizer import Tokenizer
 from waiting import eventually
 
 Result = TypeVar("Result")

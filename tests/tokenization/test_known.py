@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from pronk.tokenization.guarded import load_backend
-from pronk.tokenization.known import decodes_as_known, is_known
-from pronk.tokenization.patterns import PATTERNS, PRE_TOKENIZERS
+from pronk.text.guarded import load_backend
+from pronk.text.known import decodes_as_known, is_known
+from pronk.text.patterns import PATTERNS, PRE_TOKENIZERS
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 TEXTS = [

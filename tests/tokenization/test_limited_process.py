@@ -19,12 +19,12 @@ import pytest
 from tokenizers import Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from pronk.errors import ClosedError, TokenizerError
+from pronk.base.errors import ClosedError, TokenizerError
 from pronk.testing import byte_tokenizer
-from pronk.tokenization.chat.template import Renderer
-from pronk.tokenization.guarded import GuardedTokenizer, load_backend
-from pronk.tokenization.limited_process import LimitedProcess
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.chat.template import Renderer
+from pronk.text.guarded import GuardedTokenizer, load_backend
+from pronk.text.limited_process import LimitedProcess
+from pronk.text.tokenizer import Tokenizer
 from waiting import HUNG
 
 Action = Callable[[], None]

@@ -11,9 +11,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from pronk.server.protocol.answers import TokenTexts
 from pronk.testing import byte_tokenizer
-from pronk.tokenization.offsets import output_offsets, prompt_offsets, prompt_text
-from pronk.tokenization.stream import TextStream
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.offsets import output_offsets, prompt_offsets, prompt_text
+from pronk.text.stream import TextStream
+from pronk.text.tokenizer import Tokenizer
 
 NAMES = ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 PIECES = [

@@ -11,14 +11,14 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from pronk import LLM, SamplingParams
-from pronk.drafters.autoregressive import Autoregressive
+from pronk.base.errors import PromptError, TokenizerError
+from pronk.drafting.autoregressive import Autoregressive
 from pronk.engine.pooling import EmbeddingOptions
 from pronk.engine.request_factory import RequestFactory
-from pronk.errors import PromptError, TokenizerError
 from pronk.testing import byte_tokenizer
-from pronk.tokenization.guarded import SECONDS, GuardedTokenizer, TimeLimit, load_backend, shared_time
-from pronk.tokenization.limited_process import ChildReply, LimitedProcess
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.guarded import SECONDS, GuardedTokenizer, TimeLimit, load_backend, shared_time
+from pronk.text.limited_process import ChildReply, LimitedProcess
+from pronk.text.tokenizer import Tokenizer
 
 NUM_TEXTS = 100
 MARK = "<mark>"

@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import models, processors
 
 from checkpoints import VOCAB, byte_tokenizer
-from pronk.errors import PromptError, TokenizerError
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.base.errors import PromptError, TokenizerError
+from pronk.text.tokenizer import Tokenizer
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "naïve café 🙂", "<|endoftext|>x", "", " two  spaces "]
 USER = {"role": "user", "content": "Hi"}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, DType
+from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, DType
 from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 

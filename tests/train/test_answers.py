@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.sampling.params import SamplingParams
 from pronk.train.corpus.answers import AnswersHeader, AnswersWriter, Dialogue, merge_answers, read_answers
 from pronk.train.corpus.collection import Exclusion

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.train.batches import Mixture, Sequences
 from pronk.train.corpus.encoder import token_dtype
 

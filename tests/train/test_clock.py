@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.train.clock import Clock, limit_time
 from train.kinds import Start, train
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.train.corpus.collection import RUN, Collection, Exclusion, Pool, collect, pack
 from pronk.train.corpus.encoder import Encoder, parse_dialogue
 from pronk.train.corpus.sources import (

@@ -11,8 +11,8 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from pronk.base.errors import CheckpointError
 from pronk.cli.main import main
-from pronk.errors import CheckpointError
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.clock import Clock
 from pronk.train.options import DataOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from parallel.test_lost_driver import assert_all_end, processes, started
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.distributed import ProcessGroup, join_processes, local_device
 from pronk.train.teacher import Teacher

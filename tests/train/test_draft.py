@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.train.attention import dense_logits
 from pronk.train.export import hugging_face_tensors
 from pronk.train.students import DraftStudent

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from drafters.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
 from gguf_files import convert
-from pronk.drafters.from_target.modules.eagle_config import EagleConfig
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.llm import LLM
 from pronk.models.loader import Fingerprint
 from pronk.sampling.params import SamplingParams

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from pronk import LLM
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import HeadsShape
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.train.clock import Clock

@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pronk import LLM, SamplingParams
-from pronk.drafters.shared.chain import Chain
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.drafting.shared.chain import Chain
 from pronk.lab.drafters.multi_token import MultiTokenProposer
 from pronk.models.loader import Fingerprint
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from pronk.train.attention import DenseAttention, dense_logits, dense_rope, dense_states
 from pronk.train.future import FutureModel, future_shape
 from pronk.train.options import ModelShape

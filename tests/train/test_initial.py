@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from checkpoints import MakeCheckpoint
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.llm import LLM
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from pronk.train.export import InitialModel
 from pronk.train.future import FutureModel, future_shape
 from pronk.train.lm import LanguageModel

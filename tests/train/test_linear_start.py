@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from drafters.from_target.trained_eagle import HIDDEN
-from pronk.drafters.from_target.modules.eagle_config import EagleConfig
+from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.train.attention import ChainAttention
 from pronk.train.head_plan import fit
 from pronk.train.modules.eagle import EagleModule, LinearStart, low_rank

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pronk.errors import CheckpointError, OptionError, PronkError
+from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.train.loop import Report, Trainer
 from pronk.train.optim import Optimizers
 from train.kinds import Start, train

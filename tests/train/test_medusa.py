@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import MedusaShape
 from pronk.lab.drafters.rank_tree import best_paths
 from pronk.train.attention import dense_hidden

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pronk import SamplingParams
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.sampling.noise import derive_seed
 from pronk.train.clock import Clock
 from pronk.train.corpus.collection import Collection, Pool

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.train.corpus.sources import parse_source
 from pronk.train.lm import two_phases
 from pronk.train.options import DataOptions, LoopOptions, ModelShape, TrainOptions, fit_lengths

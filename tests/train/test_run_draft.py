@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from pronk import LLM, SamplingParams
+from pronk.base.errors import OptionError
 from pronk.cli.main import main
-from pronk.errors import OptionError
 from pronk.train.clock import Clock
 from pronk.train.options import DataOptions, OnPolicyOptions
 from pronk.train.run import Run, train_student

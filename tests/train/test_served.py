@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from pronk import LLM, SamplingParams
-from pronk.drafters import make_drafter
-from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.errors import PronkError
+from pronk.base.errors import PronkError
+from pronk.drafting import make_drafter
+from pronk.drafting.from_draft.draft_model import ModelProposer
 from pronk.sampling.noise import derive_seed
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from pronk.errors import OptionError, TokenizerError
+from pronk.base.errors import OptionError, TokenizerError
 from pronk.train.corpus.encoder import SPECIAL_TOKENS, dialogue_ids, parse_dialogue, special_ids
 from pronk.train.data import load_tokenizer, train_tokenizer
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.train.cli.main import app
 from pronk.train.options import DraftOptions, ModelShape, OnPolicyOptions, TrainOptions
 from pronk.train.teacher import Teacher

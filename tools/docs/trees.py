@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pronk import LLM, SamplingParams
 from pronk.engine.stats import Decision
 from pronk.lab.explain import explain
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 OUT = Path(__file__).parents[2] / "docs" / "methods" / "trees"
 ROW, GAP, HEIGHT, GLYPH, MARGIN = 34, 22, 24, 7.3, 10  # pixels; a glyph of 12 px in a monospaced font is 7.3 wide

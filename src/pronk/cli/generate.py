@@ -14,8 +14,8 @@ from pronk.cli.values import only_adapter, read_prompt
 
 if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
+    from pronk.engine.outputs import Completion, Piece
     from pronk.llm import LLM
-    from pronk.outputs import Completion, Piece
     from pronk.sampling.params import SamplingParams
 
 _stats = partial(typer.Option, metavar="", show_default="on a terminal")
@@ -97,7 +97,7 @@ def chat(
     """
     from pronk.cli.console import TerminalOutput, prepare
     from pronk.cli.repl import ChatSession
-    from pronk.tokenization.chat.messages import thinking_options
+    from pronk.text.chat.messages import thinking_options
 
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     llm, params = prepare(load, request, screen)

@@ -14,12 +14,12 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from pronk.base.errors import OptionError, PronkError, describe_error
+from pronk.base.guests import Command, guests, load_guest
 from pronk.cli.mistakes import usage_message
 from pronk.cli.plain_options import PlainCommand, PlainGroup
 from pronk.cli.progress import INTERRUPTED
 from pronk.cli.streams import watch_streams
-from pronk.errors import OptionError, PronkError, describe_error
-from pronk.guests import Command, guests, load_guest
 
 _TRACEBACK = "--traceback"
 

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 import typer
 
-from pronk.checks import close_choices
+from pronk.base.checks import close_choices
 
 _KINDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", Path: "a path"}
 

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pronk.base.errors import PronkError, refuse
+from pronk.base.quantities import size_texts
 from pronk.cli.options import option
 from pronk.cli.progress import interruptible
-from pronk.errors import PronkError, refuse
-from pronk.quantities import size_texts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.table import Table
 
+    from pronk.checkpoint.hub.names import HubModel, KnownModel
     from pronk.cli.console import TerminalOutput
-    from pronk.hub.names import HubModel, KnownModel
-    from pronk.hub.resolve import Pair
+    from pronk.models.resolve import Pair
 
 _NAME = typer.Argument(help="smollm2, owner/name, owner/name:Q4_K_M, owner/name/file.gguf", show_default=False)
 
@@ -42,16 +42,16 @@ def pull(
 
     pronk pull Qwen/Qwen3-4B-GGUF:Q4_K_M
     """
+    from pronk.checkpoint.hub.names import known_models
     from pronk.cli.console import TerminalOutput
-    from pronk.hub.names import known_models
 
     screen, model, known = TerminalOutput(), _parse(name, revision), known_models().get(name)
     with interruptible("interrupted; the same command resumes the download"):
         path = _download(screen, name, model, None if revision else known)
         typer.echo(path)
         if drafter:
-            from pronk.hub.resolve import find_pairs
             from pronk.models.loader import read_config
+            from pronk.models.resolve import find_pairs
 
             pairs = find_pairs(path, read_config(path))
             for pair in pairs:
@@ -61,7 +61,7 @@ def pull(
 
 
 def _download(screen: "TerminalOutput", name: str, model: "HubModel", known: "KnownModel | None") -> "Path":
-    from pronk.hub.download import download
+    from pronk.checkpoint.hub.download import download
 
     with screen.transfer(name) as progress:
         return download(model, known, progress)
@@ -95,8 +95,8 @@ def list_models(
 
 
 def _known_rows() -> "list[dict[str, str]]":
-    from pronk.hub.cache import find_cached
-    from pronk.hub.names import known_models
+    from pronk.checkpoint.hub.cache import find_cached
+    from pronk.checkpoint.hub.names import known_models
 
     return [
         {
@@ -113,9 +113,9 @@ def _known_rows() -> "list[dict[str, str]]":
 
 
 def _cached_rows() -> "list[dict[str, str]]":
-    from pronk.hub.cache import cached_models, model_label
-    from pronk.hub.resolve import all_pairs, find_pairs
+    from pronk.checkpoint.hub.cache import cached_models, model_label
     from pronk.models.loader import read_config
+    from pronk.models.resolve import all_pairs, find_pairs
 
     rows = []
     for cached in cached_models():
@@ -146,15 +146,15 @@ def remove(name: Annotated[str, _NAME]) -> None:
 
     pronk rm Qwen/Qwen3-4B-GGUF:Q4_K_M
     """
+    from pronk.checkpoint.hub.cache import remove_cached
     from pronk.cli.console import TerminalOutput
-    from pronk.hub.cache import remove_cached
 
     freed = remove_cached(_parse(name, None))
     TerminalOutput().say(f"removed {name}, {size_texts(freed)[0]}")
 
 
 def _parse(name: str, revision: str | None) -> "HubModel":
-    from pronk.hub.names import close_names, parse_name
+    from pronk.checkpoint.hub.names import close_names, parse_name
 
     model = parse_name(name, revision)
     if model is None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pronk.base.errors import OptionError, refuse
 from pronk.cli.values import parse_adapters, parse_bias, read_guide
-from pronk.errors import OptionError, refuse
 
 if TYPE_CHECKING:
     from pronk.engine.request_factory import RequestFactory

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pronk.estimate import TimeEstimate
+from pronk.base.estimate import TimeEstimate
 
 if TYPE_CHECKING:
     from rich.console import Console

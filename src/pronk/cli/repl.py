@@ -10,23 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pronk.checks import close_choices
+from pronk.base.checks import close_choices
+from pronk.base.errors import OptionError, PronkError, describe_json_error, describe_reason, refuse
+from pronk.base.files.atomic import write_json
+from pronk.base.files.regular import read_input
+from pronk.base.files.text import BYTE_ORDER_MARK
 from pronk.cli.console import TerminalOutput, stats_line
 from pronk.cli.values import only_adapter
 from pronk.engine.stats import Stats
-from pronk.errors import OptionError, PronkError, describe_json_error, describe_reason, refuse
-from pronk.files.atomic import write_json
-from pronk.files.regular import read_input
-from pronk.files.text import BYTE_ORDER_MARK
-from pronk.tokenization.chat.calls import CallPart
-from pronk.tokenization.chat.thoughts import Thought
+from pronk.text.chat.calls import CallPart
+from pronk.text.chat.thoughts import Thought
 
 if TYPE_CHECKING:
+    from pronk.engine.outputs import Completion
     from pronk.llm import LLM
-    from pronk.outputs import Completion
     from pronk.sampling.params import SamplingParams
-    from pronk.tokenization.chat.answers import Part
-    from pronk.tokenization.chat.messages import TemplateOptions
+    from pronk.text.chat.answers import Part
+    from pronk.text.chat.messages import TemplateOptions
 
 Message = dict[str, str]
 

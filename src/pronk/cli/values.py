@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pronk.errors import OptionError, PromptError, describe_reason, refuse
-from pronk.files.regular import read_stream
-from pronk.files.text import decode_text, read_text
+from pronk.base.errors import OptionError, PromptError, describe_reason, refuse
+from pronk.base.files.regular import read_stream
+from pronk.base.files.text import decode_text, read_text
 
 if TYPE_CHECKING:
-    from pronk.sampling.guide import Guide
+    from pronk.text.guide import Guide
 
 
 def read_guide(
@@ -26,7 +26,7 @@ def read_guide(
     ``json_schema`` and ``grammar`` are paths; ``json_schema="object"`` allows any JSON object unless a file has that
     name. Raises OptionError if several options are set, a file cannot be read, or its content is not a valid guide.
     """
-    from pronk.sampling.guide import MAX_SIZE, Guide
+    from pronk.text.guide import MAX_SIZE, Guide
 
     given = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None, "--grammar": grammar}
     names = [name for name, value in given.items() if value is not None]

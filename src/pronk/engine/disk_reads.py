@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
 from pronk.engine.request import Request
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
-from pronk.speculation.cost_model import CostModel
+from pronk.models.cost_model import CostModel
 
 
 @dataclass

@@ -15,29 +15,29 @@ from time import perf_counter
 from traceback import clear_frames
 from typing import Any, Literal
 
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import FLOAT32, Array, DType
-from pronk.checks import check_integer
+from pronk.base.arrays import FLOAT32, Array, DType
+from pronk.base.checks import check_integer
+from pronk.base.errors import CacheFullError, OptionError, PronkError
+from pronk.base.interrupts import interruptible, uninterrupted
+from pronk.cache.blocks import BlockTable
+from pronk.cache.budget import KVBudget
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.config import ModelConfig
+from pronk.drafting.acceptance_stats import AcceptanceStats
+from pronk.drafting.proposer import Outcome
+from pronk.drafting.target import Target
 from pronk.engine.request import Request, Token
 from pronk.engine.request_step import OutputProcessor, plan_step
 from pronk.engine.scheduler import MAX_WAIT, Scheduler
-from pronk.errors import CacheFullError, OptionError, PronkError
-from pronk.execution.forward_job import ForwardJob, Segment
-from pronk.execution.model_runner import ModelRunner
-from pronk.interrupts import interruptible, uninterrupted
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.budget import KVBudget
-from pronk.kv_cache.paged import PagedCache
+from pronk.engine.speculator import Speculator
 from pronk.models.adapters import Adapter, cache_salt
 from pronk.models.decoder import Decoder
+from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits
-from pronk.speculation.acceptance_stats import AcceptanceStats
-from pronk.speculation.proposer import Outcome
-from pronk.speculation.speculator import Speculator
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.sampling.tree import TokenTree
+from pronk.text.tokenizer import Tokenizer
 
 
 class Engine:

@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from pronk.arrays import Array, is_finite
-from pronk.checks import check_choice, check_flag, check_integer
-from pronk.errors import PronkError
+from pronk.base.arrays import Array, is_finite
+from pronk.base.checks import check_choice, check_flag, check_integer
+from pronk.base.errors import PronkError
 
 Pooling = Literal["mean", "last"]
 

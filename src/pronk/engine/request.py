@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, NamedTuple
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
+from pronk.cache.blocks import BlockTable
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.proposer import Capabilities, Proposer
 from pronk.engine.pooling import HiddenPooler
 from pronk.engine.stats import DecisionTrace, Stats
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.adapters import Adapter, cache_salt
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.proposer import Capabilities, Proposer
-from pronk.tokenization.chat.answers import RepeatedCalls
-from pronk.tokenization.stream import TextStream
+from pronk.text.chat.answers import RepeatedCalls
+from pronk.text.stream import TextStream
 
 FinishReason = Literal["stop", "length"]
 

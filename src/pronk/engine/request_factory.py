@@ -7,29 +7,29 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from pronk.architecture.config import ModelConfig
-from pronk.drafters.autoregressive import Autoregressive
+from pronk.base.errors import ContextError, OptionError, PromptError
+from pronk.base.quantities import count_text
+from pronk.checkpoint.config import ModelConfig
+from pronk.drafting.autoregressive import Autoregressive
+from pronk.drafting.proposer import Proposer
 from pronk.engine.pooling import EmbeddingOptions, HiddenPooler
 from pronk.engine.request import Request
-from pronk.errors import ContextError, OptionError, PromptError
-from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.library import Kernels
 from pronk.models.adapters import Adapter
-from pronk.quantities import count_text
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.logits_processors import LogitsProcessor
 from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget
-from pronk.speculation.proposer import Proposer
-from pronk.tokenization.chat.answers import AnswerCalls, AnswerFormat, RepeatedCalls
-from pronk.tokenization.guarded import TimeLimit, shared_time
-from pronk.tokenization.stream import TextStream
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.chat.answers import AnswerCalls, AnswerFormat, RepeatedCalls
+from pronk.text.guarded import TimeLimit, shared_time
+from pronk.text.stream import TextStream
+from pronk.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from pronk.drafters.combined.grammar import GrammarProposer
-    from pronk.structured.grammars import Grammars
+    from pronk.drafting.combined.grammar import GrammarProposer
+    from pronk.sampling.grammars import Grammars
 
 
 class RequestFactory:
@@ -42,7 +42,7 @@ class RequestFactory:
     @cached_property
     def grammars(self) -> Grammars:
         """Guides compiled for this model."""
-        from pronk.structured.grammars import Grammars  # noqa: PLC0415 - most requests have no guide
+        from pronk.sampling.grammars import Grammars  # noqa: PLC0415 - most requests have no guide
 
         return Grammars(self.tokenizer, self.config.vocab_size, self.config.eos_ids)
 
@@ -229,7 +229,7 @@ class RequestFactory:
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``; cached."""
-        from pronk.drafters.combined.grammar import GrammarProposer  # noqa: PLC0415 - most requests have no guide
+        from pronk.drafting.combined.grammar import GrammarProposer  # noqa: PLC0415 - most requests have no guide
 
         if isinstance(proposer, GrammarProposer):
             return proposer

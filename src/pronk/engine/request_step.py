@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pronk.arrays import Array, is_finite
+from pronk.base.arrays import Array, is_finite
+from pronk.cache.paged import PagedCache
+from pronk.drafting.proposer import Outcome
 from pronk.engine.request import Request
 from pronk.engine.scheduler import ScheduledRequest
 from pronk.engine.stats import StepStats
-from pronk.execution.forward_job import ForwardJob, Segment
-from pronk.execution.model_runner import JobResult, ModelRunner
-from pronk.kv_cache.paged import PagedCache
+from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.model_runner import JobResult, ModelRunner
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.sampler import NotFiniteError, token_logprobs
 from pronk.sampling.stateless import Logits
+from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import VerifiedPath, verify_tree
-from pronk.speculation.proposer import Outcome
-from pronk.speculation.tree import TokenTree
 
 _GUIDE = "guide"  # ``Token.source`` of tokens that a guide forces, so that no forward pass has to choose them
 

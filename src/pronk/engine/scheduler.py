@@ -35,13 +35,13 @@ from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
+from pronk.base.errors import CacheFullError, DeadlineError
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
 from pronk.engine.disk_reads import DiskReads
 from pronk.engine.fair_share import FairShare
 from pronk.engine.request import AdmissionRefusal, Request
-from pronk.errors import CacheFullError, DeadlineError
-from pronk.kv_cache.blocks import BlockTable
-from pronk.kv_cache.paged import PagedCache
-from pronk.speculation.cost_model import CostModel
+from pronk.models.cost_model import CostModel
 
 # The *reserve* is the fraction of the running requests' future blocks that is kept free, 0..1. It is increased by 1/8
 # after each preemption for lack of blocks, and multiplied by 0.99 in each step.

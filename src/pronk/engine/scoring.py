@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pronk.arrays import Array, is_finite
+from pronk.base.arrays import Array, is_finite
+from pronk.base.errors import PromptError, PronkError
+from pronk.drafting.trie import Trie
 from pronk.engine.engine import Engine
-from pronk.errors import PromptError, PronkError
 from pronk.models.adapters import Adapter
 from pronk.sampling.sampler import NotFiniteError, log_probs
-from pronk.speculation.tree import TokenTree
-from pronk.speculation.trie import Trie
+from pronk.sampling.tree import TokenTree
 
 Tokens = tuple[int, ...]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pronk.errors import PronkError
-from pronk.speculation.account import Regret
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import SourceReport
-from pronk.speculation.proposer import Outcome
-from pronk.speculation.tree import TokenTree
+from pronk.base.errors import PronkError
+from pronk.drafting.account import Regret
+from pronk.drafting.policy import SourceReport
+from pronk.drafting.proposer import Outcome
+from pronk.models.cost_model import CostCurve
+from pronk.sampling.tree import TokenTree
 
 _NUM_BINS = 10  # number of bins in ``Stats.gain_stats``
 _JSON_KEYS = (

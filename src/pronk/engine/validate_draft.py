@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pronk.arrays import BFLOAT16, Array
-from pronk.errors import OptionError
+from pronk.base.arrays import BFLOAT16, Array
+from pronk.base.errors import OptionError
+from pronk.drafting.proposer import DraftContext
 from pronk.sampling.grammar_pruning import prune
-from pronk.speculation.proposer import DraftContext
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 _TOLERANCE = 1e-3  # allowed difference between 1 and the sum of a distribution, for float32 rounding
 

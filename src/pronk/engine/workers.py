@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
-from pronk.architecture.config import ModelConfig
-from pronk.checks import check_choice
-from pronk.errors import OptionError
-from pronk.execution.model_runner import ModelRunner
-from pronk.guests import load_guest
+from pronk.base.checks import check_choice
+from pronk.base.errors import OptionError
+from pronk.base.guests import load_guest
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.config import ModelConfig
 from pronk.kernels.library import Kernels
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
+from pronk.models.model_runner import ModelRunner
 from pronk.models.split import TensorSplit
 
 # Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pronk.arrays import FLOAT32, Array
+from pronk.base.arrays import FLOAT32, Array
 from pronk.kernels.structures import CAdapter
 from pronk.kernels.weights import PackedMatrix, pack
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
-from pronk.checks import check_choice
-from pronk.errors import OptionError, describe_error
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
+from pronk.base.checks import check_choice
+from pronk.base.errors import OptionError, describe_error
 from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads

@@ -12,10 +12,10 @@ from math import ceil
 
 import numpy as np
 
-from pronk.arrays import Array, mapped_zeros
+from pronk.base.arrays import Array, mapped_zeros
+from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.threads import num_threads
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 # Default number of weights per scale, by bits of a code. Smaller groups need more memory and gain little accuracy.
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}

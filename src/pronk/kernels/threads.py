@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 
 
 def _available_cores() -> int:

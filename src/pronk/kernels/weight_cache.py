@@ -22,9 +22,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pronk.arrays import Array
-from pronk.errors import OptionError, describe_error
-from pronk.files.atomic import replace_file
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError, describe_error
+from pronk.base.files.atomic import replace_file
 from pronk.kernels.library import VERSION
 
 _ALIGNMENT = 4096

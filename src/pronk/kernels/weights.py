@@ -9,13 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from pronk.arrays import BFLOAT16, FLOAT16, UINT8, Array, MemoryPool, mapped_zeros, split_rows
+from pronk.base.arrays import BFLOAT16, FLOAT16, UINT8, Array, MemoryPool, mapped_zeros, split_rows
+from pronk.checkpoint.formats.matrix import QuantizedMatrix, ScaleFormat
+from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES, TYPES, Kernels
 from pronk.kernels.structures import CBlocks, CWeights
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weight_cache import WeightCache
-from pronk.quantization.formats.matrix import QuantizedMatrix, ScaleFormat
-from pronk.quantization.gguf.blocks import BlockMatrix
 
 _NO_MINIMA, _MINIMA, _ZEROS = range(3)  # values of ``pronk_weights.minima``
 

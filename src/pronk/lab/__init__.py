@@ -3,6 +3,6 @@
 Training uses the shapes and files of the drafters that it makes.
 """
 
-from pronk.lazy import export
+from pronk.base.lazy import export
 
 __getattr__, __dir__, __all__ = export(__name__, __file__)

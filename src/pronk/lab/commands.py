@@ -1,6 +1,6 @@
 """Commands of the command line that measure, explain, verify and build datastores."""
 
-from pronk.guests import Command
+from pronk.base.guests import Command
 
 BENCH = Command(
     "pronk.lab.cli.bench:bench", "Measure the gain of speculative decoding on your models and your prompts."

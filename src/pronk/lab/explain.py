@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pronk import LLM, Completion, Drafter, SamplingParams
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 from pronk.drafting import Regret
 from pronk.serving import Decision, DecisionTrace, params_per_prompt
 

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import FLOAT32, Array
-from pronk.checks import refuse_choice
-from pronk.errors import OptionError, refuse
-from pronk.files.regular import is_file
+from pronk.base.arrays import FLOAT32, Array
+from pronk.base.checks import refuse_choice
+from pronk.base.errors import OptionError, refuse
+from pronk.base.files.regular import is_file
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.tensors import Checkpoint, read_json
 from pronk.kernels.adapters import LowRank
-from pronk.models.checkpoint import Checkpoint, read_json
 from pronk.models.families import FAMILY_NAMES, FamilyNames
 from pronk.models.tensor_plan import plan_tensors
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import FLOAT16, FLOAT32, UINT8, Array, DType, mapped_zeros
+from pronk.base.arrays import FLOAT16, FLOAT32, UINT8, Array, DType, mapped_zeros
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
+from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.adapters import LowRank, pack_adapter
 from pronk.kernels.library import Kernels, arithmetic_digest
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows, pack
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import CrossAttentionSource, Program
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
-from pronk.quantization.gguf.blocks import BlockMatrix
 
 AnyMatrix = Array | QuantizedMatrix | CodedRows | BlockMatrix  # weights ``[outputs, inputs]`` to pack
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import DType
-from pronk.checks import check_choice
-from pronk.guests import load_guest
+from pronk.base.arrays import DType
+from pronk.base.checks import check_choice
+from pronk.base.guests import load_guest
+from pronk.checkpoint.config import ModelConfig
 from pronk.kernels.library import CHOICES, KernelsError
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.kernels import load_kernels

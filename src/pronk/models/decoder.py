@@ -1,4 +1,4 @@
-"""Decoder-only transformer, whose layers :class:`~pronk.architecture.config.ModelConfig` describes.
+"""Decoder-only transformer, whose layers :class:`~pronk.checkpoint.config.ModelConfig` describes.
 
 The input is *packed rows* ``[rows, hidden]``: tokens of any requests and positions, without a batch dimension. Only
 attention, through the KV cache, lets rows interact. ``compile`` appends the operations of a layer to a
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pronk.architecture.config import MixtureConfig, ModelConfig
-from pronk.arrays import Array
+from pronk.base.arrays import Array
+from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
 from pronk.models.program import Program
@@ -25,7 +25,7 @@ class Layer:
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
 
     With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the layer has a short
-    convolution (:class:`~pronk.architecture.config.ConvolutionConfig`) in place of attention.
+    convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of attention.
     """
 
     attention_norm: Norm | None = None
@@ -149,7 +149,7 @@ def expert_bytes(decoder: Decoder) -> int:
 
 
 def expert_costs(decoder: Decoder) -> tuple[float, float]:
-    """Return the arguments of :class:`~pronk.speculation.cost_model.CostModel` for a model with experts."""
+    """Return the arguments of :class:`~pronk.models.cost_model.CostModel` for a model with experts."""
     mixture = decoder.config.mixture
     assert mixture is not None, "expected a model with experts"
     total, unread = sum(linear.packed.nbytes for linear in decoder.linears()), _unread_bytes(decoder)

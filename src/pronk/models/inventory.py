@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import Array, as_bytes
-from pronk.errors import CheckpointError, locate_error, refuse
-from pronk.models.checkpoint import AnyCheckpoint
+from pronk.base.arrays import Array, as_bytes
+from pronk.base.errors import CheckpointError, locate_error, refuse
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight, parse_scheme
+from pronk.checkpoint.gguf.blocks import BlockMatrix
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
+from pronk.checkpoint.tensors import AnyCheckpoint
 from pronk.models.families import FAMILY_NAMES, FUSED_EXPERTS, GGUF_FUSED_NAMES, GGUF_NAMES, FamilyNames
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
-from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight, parse_scheme
-from pronk.quantization.gguf.blocks import BlockMatrix
-from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 _COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared with the embedding at a time
 

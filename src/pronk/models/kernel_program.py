@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pronk.architecture.config import MixtureConfig, ModelConfig, default_query_scale
-from pronk.arrays import Array, DType
+from pronk.base.arrays import Array, DType
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.config import MixtureConfig, ModelConfig, default_query_scale
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.structures import CAdapter, CDraftChain, COp, CWeights
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.linear import Experts
 from pronk.models.program import CrossAttentionSource, Program, output_range
 from pronk.models.program_rows import ProgramRows

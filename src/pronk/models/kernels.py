@@ -19,20 +19,20 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig, llama_config
-from pronk.architecture.rope import RopeTable
-from pronk.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfig, llama_config
+from pronk.checkpoint.formats.matrix import Bits
+from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatrix, BlockRows
+from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import Kernels, KernelsError, arithmetic_digest, candidates
 from pronk.kernels.rounding import round_weights
-from pronk.kv_cache.blocks import BlockTable
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm, WeightLayout
 from pronk.models.program_rows import ProgramRows
-from pronk.quantization.formats.matrix import Bits
-from pronk.quantization.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatrix, BlockRows
 from pronk.sampling.noise import gumbel_noise, noise_key
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the checked matrix products

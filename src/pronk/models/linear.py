@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pronk.architecture.config import MixtureConfig, ModelConfig
-from pronk.arrays import BFLOAT16, FLOAT32, Array
-from pronk.checks import check_choice
-from pronk.errors import OptionError, refuse
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array
+from pronk.base.checks import check_choice
+from pronk.base.errors import OptionError, refuse
+from pronk.checkpoint.config import MixtureConfig, ModelConfig
+from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
+from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
-from pronk.quantization.gguf.blocks import BlockMatrix
 
 if TYPE_CHECKING:
     from pronk.models.backend import AnyMatrix, Backend, Matrix

@@ -14,23 +14,23 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.families import parse_config
-from pronk.arrays import DTYPES, FLOAT32, DType
-from pronk.checks import check_choice, check_integer
-from pronk.errors import ConfigError, OptionError, locate_error, refuse
-from pronk.files.regular import is_folder
+from pronk.base.arrays import DTYPES, FLOAT32, DType
+from pronk.base.checks import check_choice, check_integer
+from pronk.base.errors import ConfigError, OptionError, locate_error, refuse
+from pronk.base.files.regular import is_folder
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.formats.scheme import parse_scheme
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
+from pronk.checkpoint.tensors import open_checkpoint, read_json
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.backend import Backend
-from pronk.models.checkpoint import open_checkpoint, read_json
 from pronk.models.decoder import Decoder
+from pronk.models.family_configs import parse_config
 from pronk.models.inventory import Inventory, tensor_names
 from pronk.models.linear import choose_linear
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import plan_tensors
-from pronk.quantization.formats.scheme import parse_scheme
-from pronk.quantization.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling
 
 # Minimum number of values of a tensor that a fingerprint covers, evenly spaced; a smaller tensor is covered whole.
@@ -72,7 +72,7 @@ def read_config(folder: Path, opened: GgufCheckpoint | None = None, context: int
 def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfig:
     """Return the config for the longest context, before :meth:`ModelConfig.for_context`."""
     if is_gguf(folder):
-        from pronk.quantization.gguf.config import parse_gguf  # noqa: PLC0415 - for GGUF files only
+        from pronk.models.gguf_config import parse_gguf  # noqa: PLC0415 - for GGUF files only
 
         opened = opened or GgufCheckpoint(folder)
         values = {name: opened.header.get(key) for key, name in GGUF_KEYS.items()}

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from pronk.arrays import FLOAT32, UINT8, Array, DType, mapped_zeros, split_rows
-from pronk.errors import locate_error
+from pronk.base.arrays import FLOAT32, UINT8, Array, DType, mapped_zeros, split_rows
+from pronk.base.errors import locate_error
+from pronk.checkpoint.formats.matrix import QuantizedMatrix, fusible_runs, stack_matrices
+from pronk.checkpoint.gguf.blocks import BlockMatrix
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.inventory import Inventory
 from pronk.models.linear import AnyWeight, Experts, Linear, LinearFactory, Norm, StackedLinear, WeightLayout
 from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
-from pronk.quantization.formats.matrix import QuantizedMatrix, fusible_runs, stack_matrices
-from pronk.quantization.gguf.blocks import BlockMatrix
-from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 _Matrix = Array | QuantizedMatrix  # a weight as it is read from a checkpoint
 _OUTPUTS_PER_SLICE = 1024  # number of rows of a matrix that are dequantized at a time

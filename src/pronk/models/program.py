@@ -33,10 +33,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pronk.architecture.config import MixtureConfig, ModelConfig
-from pronk.arrays import Array, DType
+from pronk.base.arrays import Array, DType
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.kernels.structures import NUM_ROPE_TABLES
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.program_rows import ProgramRows
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pronk.architecture.rope import RopeTable
-from pronk.arrays import Array
+from pronk.base.arrays import Array
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.structures import CForward, CSegment
-from pronk.kv_cache.blocks import BlockTable
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 # Row numbers 0, 1, 2, …: a range of rows (the usual case for logits) is passed as a pointer into this array.
 _NUM_CONSECUTIVE = 1 << 14

@@ -7,13 +7,13 @@ from hashlib import sha256
 from pathlib import Path
 
 from pronk import __version__
-from pronk.architecture.config import ModelConfig
-from pronk.errors import OptionError, refuse
-from pronk.kv_cache.block_store import BlockStore
-from pronk.kv_cache.budget import parse_memory
-from pronk.kv_cache.prompt_cache import PromptCache
+from pronk.base.errors import OptionError, refuse
+from pronk.cache.block_store import BlockStore
+from pronk.cache.budget import parse_memory
+from pronk.cache.prompt_cache import PromptCache
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, file_identity
 from pronk.models.backend import Backend
-from pronk.quantization.gguf.checkpoint import GgufCheckpoint, file_identity
 
 _DEFAULT_SIZE = "4GiB"
 _READ_BYTES = 1 << 24  # bytes of a file that are read at a time

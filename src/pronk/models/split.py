@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import Array
-from pronk.errors import OptionError, refuse
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError, refuse
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.formats.matrix import GROUP_MULTIPLE, MAX_GROUP_PADDING, QuantizedMatrix
 from pronk.models.tensor_plan import DecoderPart
-from pronk.quantization.formats.matrix import GROUP_MULTIPLE, MAX_GROUP_PADDING, QuantizedMatrix
 
 Weight = TypeVar("Weight", Array, QuantizedMatrix, Array | QuantizedMatrix)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
-from pronk.architecture.config import ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfig
 from pronk.models.families import FAMILY_NAMES, FamilyNames
 
 

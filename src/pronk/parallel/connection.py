@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from pronk.arrays import Array
 from pronk.base import ConnectionLostError, describe_error
+from pronk.base.arrays import Array
 
 _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some names
 

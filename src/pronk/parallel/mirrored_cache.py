@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import TokenTree
-from pronk.arrays import Array
 from pronk.backends import BlockTable, PagedCache
+from pronk.base.arrays import Array
 
 
 @dataclass(eq=False)

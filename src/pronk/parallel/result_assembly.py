@@ -13,8 +13,8 @@ from itertools import islice
 import numpy as np
 
 from pronk import TokenTree
-from pronk.arrays import Array
 from pronk.backends import BlockTable, ForwardJob, ForwardResult, ModelRunner, Segment
+from pronk.base.arrays import Array
 from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
 from pronk.parallel.wire_format import WorkRows

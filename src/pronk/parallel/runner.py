@@ -17,9 +17,9 @@ from weakref import WeakMethod
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.arrays import Array
 from pronk.backends import Decoder, ForwardJob, ForwardResult, ModelRunner
 from pronk.base import ConnectionLostError, uninterrupted
+from pronk.base.arrays import Array
 from pronk.drafting import CostCurve, CostModel
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree, RemotePool

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pronk.arrays import FLOAT32, Array, as_bytes
 from pronk.backends import Decoder, LayerExecutor, LayerRange, PackedMatrix, PagedCache, Program, TensorSplit
 from pronk.base import ConnectionLostError, describe_error, uninterrupted
+from pronk.base.arrays import FLOAT32, Array, as_bytes
 from pronk.parallel.connection import MessageKind, PeerConnection, detect_loss, open_group
 from pronk.parallel.wire_format import LayerCommand, Moves
 

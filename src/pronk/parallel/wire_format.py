@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import TokenTree
-from pronk.arrays import Array
 from pronk.backends import BlockTable, ForwardJob, LayerRange, Segment
+from pronk.base.arrays import Array
 from pronk.drafting import StatelessSampler
 
 # Copies between slots of a KV pool: slots to copy from, and slots to copy to, each int64 ``[n]``.

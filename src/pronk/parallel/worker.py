@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from pronk.arrays import DTYPES, INT8, Array, as_bytes
 from pronk.backends import BLOCK_SIZE, Decoder, ModelRunner, PagedCache, TensorSplit, choose_backend, set_threads
 from pronk.base import ConnectionLostError, describe_error
+from pronk.base.arrays import DTYPES, INT8, Array, as_bytes
 from pronk.checkpoint import Fingerprint, ModelConfig, load_decoder, read_config
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor, serve_layer_commands

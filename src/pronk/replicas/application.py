@@ -1,5 +1,5 @@
 """Former name of :mod:`pronk.server.replicas.application`, until 0.4."""
 
-from pronk.lazy import former
+from pronk.base.lazy import former
 
 __getattr__ = former(__name__, "pronk.server.replicas.application")

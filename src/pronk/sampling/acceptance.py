@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 # ``choose(node)`` returns the target's token after a node of the draft tree.
 ChooseToken = Callable[[int], int]

@@ -1,7 +1,7 @@
 """Sampling options that are recommended for a model: the defaults of conversations and of the server.
 
 An option is that of the call, or else that of the model's files (:func:`recommended_sampling`), or else that of the
-model's row in the table of short names (:mod:`pronk.hub.recommendations`), or else that of ``SamplingParams()``.
+model's row in the table of short names (:mod:`pronk.checkpoint.hub.recommendations`), or else that of ``SamplingParams()``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pronk.architecture.config import ModelConfig
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.checkpoint.config import ModelConfig
 from pronk.sampling.params import SamplingParams
 
 # Options of SamplingParams, by their keys in the metadata of GGUF files.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pronk.sampling.logits_processors import GuideProcessor
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 
 def visit(

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.sampling.params import SamplingParams
 
 # Largest absolute value of a logit after penalties: divided by the lowest temperature, it does not overflow float32.

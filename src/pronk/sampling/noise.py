@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.sampling.params import MAX_SEED
 
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from pronk.checks import check_choice, check_flag, check_integer, check_number
-from pronk.errors import OptionError
-from pronk.keywords import known_keywords
-from pronk.sampling.guide import Guide, GuideMode
+from pronk.base.checks import check_choice, check_flag, check_integer, check_number
+from pronk.base.errors import OptionError
+from pronk.base.keywords import known_keywords
+from pronk.text.guide import Guide, GuideMode
 
 Rule = Literal["coupled", "rejection", "block"]
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.arrays import Array, is_finite
-from pronk.errors import GuideError, OptionError
-from pronk.interrupts import uninterrupted
+from pronk.base.arrays import Array, is_finite
+from pronk.base.errors import GuideError, OptionError
+from pronk.base.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
 from pronk.sampling.draft_token import DraftIds, DraftToken, argmax_token
 from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, TokenContext, make_processors
@@ -32,9 +32,9 @@ from pronk.sampling.noise import (
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.thinking import ThinkingBudget
+from pronk.sampling.tree import DraftSample
 from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
-from pronk.speculation.tree import DraftSample
 
 # Lowest temperature above 0 that is applied: logits divided by less would overflow float32.
 _MIN_TEMPERATURE = 1e-30

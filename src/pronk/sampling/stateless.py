@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.kernels.library import Kernels
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.noise import noise_key

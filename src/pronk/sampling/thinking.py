@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 
 Symbols = str  # text of tokens in which one character, which no decoded text contains, stands for each special token
 _PROMPT_TAIL = 16  # tokens at the end of a prompt in which an open begin marker is searched

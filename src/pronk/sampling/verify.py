@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pronk.arrays import Array
-from pronk.speculation.tree import DraftSample, TokenTree
+from pronk.base.arrays import Array
+from pronk.sampling.tree import DraftSample, TokenTree
 
 # ``accepts(index, chance)`` draws random number ``index`` and returns True with probability ``chance``.
 AcceptTrial = Callable[[int, float], bool]

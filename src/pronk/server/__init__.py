@@ -6,6 +6,6 @@ A request passes four modules: ``guard`` checks its headers and reads its body, 
 ``service`` runs it on the engine thread, and ``app`` sends the response.
 """
 
-from pronk.lazy import export
+from pronk.base.lazy import export
 
 __getattr__, __dir__, __all__ = export(__name__, __file__)

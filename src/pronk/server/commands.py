@@ -1,6 +1,6 @@
 """Commands of the command line that serve models."""
 
-from pronk.guests import Command
+from pronk.base.guests import Command
 
 SERVE = Command(
     "pronk.server.cli.serve:serve",

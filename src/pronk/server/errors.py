@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from pronk import errors
-from pronk.base import count_text, describe_json_error
-from pronk.checks import close_choices
+from pronk.base import count_text, describe_json_error, errors
+from pronk.base.checks import close_choices
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
 # HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.

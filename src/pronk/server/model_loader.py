@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pronk import LLM, AsyncLLM, OptionError
-from pronk.arrays import INT8
 from pronk.backends import BLOCK_SIZE, full_context_blocks, kv_bytes_per_token, parse_memory, state_bytes
 from pronk.base import FairExecutor, size_texts
+from pronk.base.arrays import INT8
 from pronk.checkpoint import is_gguf, open_checkpoint, parse_dtype, read_config
 from pronk.server.metrics import Metrics
 from pronk.server.moderation import MODERATION_TEMPLATE, ModerationPrompt

@@ -107,7 +107,7 @@ def find_models(values: Sequence[str], *, progress: Callable[[int, int], None] |
     """Return name and path of each model; download models that are not on this machine.
 
     Args:
-        values: each a model as in :func:`pronk.hub.resolve.resolve_model`, ``NAME=MODEL``, or a folder of models. A
+        values: each a model as in :func:`pronk.models.resolve.resolve_model`, ``NAME=MODEL``, or a folder of models. A
             folder of models has no ``config.json``; all its GGUF files, and its folders with a ``config.json``, are
             served. Empty: the default model.
         progress: called with the number of bytes downloaded so far and the total.

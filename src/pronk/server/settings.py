@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pronk import OptionError
 from pronk.base import read_text
-from pronk.checks import check_integer, check_number
+from pronk.base.checks import check_integer, check_number
 from pronk.server.origins import check_origin
 
 

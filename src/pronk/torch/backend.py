@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pronk import OptionError
-from pronk.arrays import Array, DType
 from pronk.backends import (
     AnyMatrix,
     Bits,
@@ -24,7 +23,8 @@ from pronk.backends import (
     QuantizedMatrix,
     num_threads,
 )
-from pronk.checks import close_choices
+from pronk.base.arrays import Array, DType
+from pronk.base.checks import close_choices
 from pronk.torch.cache import TorchCache
 from pronk.torch.convert import to_array, to_tensor, torch_dtype
 from pronk.torch.program import TorchProgram

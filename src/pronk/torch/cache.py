@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk import OptionError, TokenTree
-from pronk.arrays import Array
 from pronk.backends import ROWS, BlockTable, Kept, ModelConfig, PagedCache, PoolLayout, ProgramRows, Projection
+from pronk.base.arrays import Array
 from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 

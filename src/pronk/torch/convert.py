@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pronk.arrays import BFLOAT16, FLOAT8, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT8, Array, DType
 
 # NumPy has these types from ml_dtypes, which torch does not know. Their bits are passed as integers.
 _AS_INTEGERS: dict[DType, DType] = {BFLOAT16: np.dtype(np.int16), FLOAT8: np.dtype(np.uint8)}

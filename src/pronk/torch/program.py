@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.arrays import Array, DType
 from pronk.backends import (
     CrossAttentionSource,
     Experts,
@@ -22,6 +21,7 @@ from pronk.backends import (
     default_query_scale,
     output_range,
 )
+from pronk.base.arrays import Array, DType
 from pronk.torch.cache import TorchCache, TorchPass, attend_rows, path_slots, visible_keys
 from pronk.torch.convert import to_array, to_tensor
 

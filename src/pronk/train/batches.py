@@ -56,7 +56,7 @@ class Sequences:
         return len(self._starts)
 
     def check(self) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if the part is shorter than one sequence."""
+        """Raise :class:`~pronk.base.errors.OptionError` if the part is shorter than one sequence."""
         if not len(self):
             msg = (
                 f"text: expected at least {self.length + 1} tokens for sequences of {self.length}, found "

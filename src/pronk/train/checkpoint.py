@@ -54,7 +54,7 @@ def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise :class:`~pronk.errors.OptionError` that names the options of ``now`` with a new value."""
+    """Raise :class:`~pronk.base.errors.OptionError` that names the options of ``now`` with a new value."""
     changed = [
         f"{name} = {old!r} as before, found {new!r}"
         for key, value in now.items()

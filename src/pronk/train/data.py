@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pronk import OptionError, TokenizerError
 from pronk.base import convert_write_errors, describe_error, refuse, size_texts, write_json, write_text, write_tokens
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.corpus.collection import Collection, Pool, collect, pack
 from pronk.train.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from pronk import LLM, OptionError
 from pronk.base import refuse
+from pronk.base.checks import check_choice, check_integer
 from pronk.checkpoint import Fingerprint, ModelConfig
-from pronk.checks import check_choice, check_integer
 from pronk.lab import HEAD_LAYERS, HEAD_ORDERS, TRAINED_FORMAT, HeadsShape
 from pronk.train.attention import DenseAttention, dense_hidden, dense_rope
 from pronk.train.card import heads_card

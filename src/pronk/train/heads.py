@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pronk import OptionError
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 from pronk.lab import MAX_TREE_NODES, HeadsShape, MedusaShape, best_paths
 from pronk.train.attention import DenseAttention, Features, dense_rope
 from pronk.train.batches import Sequences

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pronk import OptionError
 from pronk.base import refuse
-from pronk.checks import check_choice, check_integer, check_number
+from pronk.base.checks import check_choice, check_integer, check_number
 from pronk.train.corpus.sources import SourceSpec
 
 OPTIMIZERS = ("muon", "adamw")

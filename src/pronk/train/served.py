@@ -32,7 +32,7 @@ def measure(
 
     Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per forward pass. The
     target ``llm`` must verify every draft token (``budget="all"``). ``spec`` is the drafter, as for
-    :func:`~pronk.drafters.make_drafter`. Each of ``prompts``, at least one, is shorter than the context; at most
+    :func:`~pronk.drafting.make_drafter`. Each of ``prompts``, at least one, is shorter than the context; at most
     ``max_tokens`` tokens follow. After ``seconds``, no further batch of prompts is continued. A PronkError is raised if
     the drafter cannot be loaded, or has raised an exception.
     """

@@ -11,11 +11,11 @@ from checkpoints import MakeCheckpoint
 from drafters.drafting import decode
 from drafters.from_draft.drafts import draft_folder, write_checkpoint
 from drafters.helpers import within
-from pronk.arrays import BFLOAT16, FLOAT32
-from pronk.drafters import Proposer, make_drafter
-from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.errors import CheckpointError, OptionError
-from pronk.kv_cache.paged import PagedCache
+from pronk.base.arrays import BFLOAT16, FLOAT32
+from pronk.base.errors import CheckpointError, OptionError
+from pronk.cache.paged import PagedCache
+from pronk.drafting import Proposer, make_drafter
+from pronk.drafting.from_draft.draft_model import ModelProposer
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, tiny_decoder, tiny_module

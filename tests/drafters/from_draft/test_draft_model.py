@@ -27,13 +27,13 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import priced, within
 from drafters.kernel_calls import burning
 from drafters.trees import TreeDrafter, off_chain
-from pronk.drafters.combined.merged import Merged
-from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.drafters.shared.draft import MAX_UNREAD, DraftLane, DraftRunner
+from pronk.drafting.combined.merged import Merged
+from pronk.drafting.from_draft.draft_model import ModelProposer
+from pronk.drafting.shared.draft import MAX_UNREAD, DraftLane, DraftRunner
+from pronk.models.cost_model import CostCurve
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from softmax import softmax
 from tiny_models import VOCAB, context_of, make_engine, make_request, run, tiny_decoder
 

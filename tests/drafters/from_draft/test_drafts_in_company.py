@@ -10,7 +10,7 @@ import pronk.sampling.sampler
 from drafters.drafting import bound, watch_draft
 from drafters.from_draft.drafts import draft_folder
 from engine.cases import text
-from pronk.drafters import PromptLookup, make_drafter
+from pronk.drafting import PromptLookup, make_drafter
 from pronk.engine.request import Request
 from pronk.sampling.noise import trial_seed
 from pronk.sampling.params import SamplingParams

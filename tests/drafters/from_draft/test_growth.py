@@ -10,15 +10,15 @@ from drafters.from_draft.test_draft_model import FAIR, RIGHT, WRONG
 from drafters.from_draft.test_draft_model import spec as model
 from lab.drafters.test_glide import model_of
 from lab.drafters.trained_glide import PROMPTS, glide_folder
-from pronk.architecture import rope
-from pronk.drafters import DraftContext
-from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft import DraftRunner
+from pronk.checkpoint import rope
+from pronk.drafting import DraftContext
+from pronk.drafting.shared.chain import Chain
+from pronk.drafting.shared.draft import DraftRunner
 from pronk.engine.engine import Engine
-from pronk.execution.model_runner import ModelRunner
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import context_of, make_request, run
 
 SPECS = {

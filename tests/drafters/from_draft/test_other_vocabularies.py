@@ -17,8 +17,8 @@ from torch import Tensor
 from checkpoints import MakeCheckpoint
 from drafters.helpers import context
 from pronk import LLM, OptionError, SamplingParams
-from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.models.clone_models import tiny_model
+from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.drafting.from_draft.draft_model import ModelProposer
 
 DRAFT = tiny_model().parent / "pronk-tiny-draft"
 PROMPTS = ["def fibonacci(n):\n", "Die Größe — 42 🙂 of it", "import os\nimport sys\n\n\nclass Reader:\n"]

@@ -13,8 +13,8 @@ from drafters.drafting import Asked, decode, dense, watched
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import bind, context, verify_step
 from drafters.scripted import Scripted, drafted
-from pronk.drafters import FirstOf, Threshold, make_drafter
-from pronk.drafters.combined.merged import Merged
+from pronk.drafting import FirstOf, Threshold, make_drafter
+from pronk.drafting.combined.merged import Merged
 from pronk.engine.request import Request
 from pronk.sampling.noise import gumbel_noise
 from softmax import softmax

@@ -5,7 +5,7 @@ import json
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 
 TEXT = [
     "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / len(values)\n",

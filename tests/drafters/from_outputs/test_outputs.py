@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from pronk.arrays import BFLOAT16, FLOAT32, Array, DType
-from pronk.drafters import Outcome
-from pronk.drafters.shared.likeliest import initial_draft_token, top_tokens
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.drafting import Outcome
+from pronk.drafting.shared.likeliest import initial_draft_token, top_tokens
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 
 def outcome(logits: Array, **params: object) -> Outcome[None]:

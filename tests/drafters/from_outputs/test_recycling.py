@@ -7,8 +7,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from drafters.helpers import VOCAB, bind, context
-from pronk.drafters import Outcome, Recycling
-from pronk.drafters.from_outputs.recycling import (
+from pronk.base.errors import OptionError
+from pronk.drafting import Outcome, Recycling
+from pronk.drafting.from_outputs.recycling import (
     _PRIORS,
     RecyclingProposer,
     RecyclingState,
@@ -16,10 +17,9 @@ from pronk.drafters.from_outputs.recycling import (
     load_successors,
     save_successors,
 )
-from pronk.errors import OptionError
+from pronk.drafting.policy import RequestPolicy
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 THE, CAT, DOG, SUN, SAT, RAN, WAS, ON, AT, IN = range(10)
 

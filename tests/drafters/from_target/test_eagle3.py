@@ -38,18 +38,18 @@ from drafters.helpers import CHECKPOINTS, priced, within
 from engine.cases import step_until_ended, total, watch
 from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, distribution_of, p_value
 from lab.drafters.trained_kangaroo import adapter_folder
-from pronk.arrays import BFLOAT16, FLOAT32, DType
-from pronk.drafters import Proposer, make_drafter
-from pronk.drafters.from_target._eagle_runner import EagleRunner
-from pronk.drafters.from_target.eagle3 import Eagle3Proposer
-from pronk.drafters.shared.chain import Chain
+from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+from pronk.cache.budget import KVBudget
+from pronk.drafting import Proposer, make_drafter
+from pronk.drafting.from_target._eagle_runner import EagleRunner
+from pronk.drafting.from_target.eagle3 import Eagle3Proposer
+from pronk.drafting.shared.chain import Chain
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.execution.model_runner import ForwardJob, ForwardResult
-from pronk.kv_cache.budget import KVBudget
+from pronk.models.cost_model import CostCurve
 from pronk.models.decoder import Decoder
+from pronk.models.model_runner import ForwardJob, ForwardResult
 from pronk.sampling.params import Rule, SamplingParams
-from pronk.speculation.cost_model import CostCurve
 from softmax import softmax
 from tiny_models import GivenTimes, make_engine, make_request, run, samples, tiny_decoder
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import save_file
 
 from drafters.helpers import CHECKPOINTS
-from pronk.arrays import FLOAT32, Array, DType
+from pronk.base.arrays import FLOAT32, Array, DType
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.linear import WeightLayout, choose_linear

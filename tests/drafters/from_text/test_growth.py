@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pronk.drafters.from_text._growth import (
+from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance, SourceRates
+from pronk.drafting.from_text._growth import (
     PRIORS,
     CompiledTreeBuilder,
     PythonSuffixes,
@@ -16,8 +17,7 @@ from pronk.drafters.from_text._growth import (
     TreeLimits,
 )
 from pronk.kernels.suffixes import CompiledSuffixes, open_suffix_library
-from pronk.speculation.acceptance_stats import AcceptanceStats, RequestAcceptance, SourceRates
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 LIBRARY = open_suffix_library()
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from drafters.helpers import Model, context, looping, step
-from pronk.drafters import PromptLookup
-from pronk.drafters.from_text.prompt_lookup import _PRIORS, TextIndex
-from pronk.speculation.policy import RequestPolicy
+from pronk.drafting import PromptLookup
+from pronk.drafting.from_text.prompt_lookup import _PRIORS, TextIndex
+from pronk.drafting.policy import RequestPolicy
 
 
 def words(drafter: PromptLookup, text: list[int], **limits: int) -> list[tuple[int, ...]]:

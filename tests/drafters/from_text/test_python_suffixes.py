@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pronk.drafters.from_text._growth import PythonSuffixes
+from pronk.drafting.from_text._growth import PythonSuffixes
 
 # For each string, the counts of the tokens after it, in the order of their first occurrence.
 Following = dict[tuple[int, ...], dict[int, int]]

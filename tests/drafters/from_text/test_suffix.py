@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from drafters.helpers import bind, context, num_stored, priced
-from pronk.drafters.from_text import _growth
-from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeLimits, make_tree_builder
-from pronk.drafters.from_text._suffix_store import SuffixStore
-from pronk.drafters.from_text.suffix import Suffix, SuffixProposer, SuffixState
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.from_text import _growth
+from pronk.drafting.from_text._growth import PRIORS, SuffixIndex, TreeLimits, make_tree_builder
+from pronk.drafting.from_text._suffix_store import SuffixStore
+from pronk.drafting.from_text.suffix import Suffix, SuffixProposer, SuffixState
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.proposer import Outcome
+from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.acceptance_stats import SourceRates
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.proposer import Outcome
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB
 
 HEADER = '{"format": "pronk-suffix-store/1", "vocabulary": "v"}\n'

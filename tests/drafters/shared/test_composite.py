@@ -7,7 +7,8 @@ from typing import Any, Self
 import pytest
 
 from drafters.helpers import bind, context, looping, verify_step
-from pronk.drafters import (
+from pronk.base.errors import OptionError
+from pronk.drafting import (
     Capabilities,
     DraftContext,
     Drafter,
@@ -20,10 +21,9 @@ from pronk.drafters import (
     Proposer,
     make_drafter,
 )
-from pronk.errors import OptionError
+from pronk.drafting.target import Target
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.target import Target
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import make_engine, make_request, run, tiny_decoder
 
 

@@ -8,13 +8,13 @@ import pytest
 from drafters.drafting import bound, dense, text
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context
-from pronk.kv_cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable
+from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.proposer import DraftContext, ask
+from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.acceptance_stats import SourceRates
-from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.proposer import DraftContext, ask
 from tiny_models import VOCAB, Clock, kernels, make_engine, make_request, run, tiny_decoder
 
 NOISE = 0.1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lab.bench.bench_cases import Fake, Meter, document, figures, model, pronk_tiny
+from pronk.base.errors import PromptError
 from pronk.engine.stats import Stats
-from pronk.errors import PromptError
 from pronk.lab.bench import measure
 from pronk.lab.bench.measure import Bench, Options
 from pronk.lab.bench.methods import DrafterMethod, Item

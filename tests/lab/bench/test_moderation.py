@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.bench_cases import pronk_tiny
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.bench import moderation
 from pronk.lab.bench.moderation import Case, Counts, evaluate, read_cases
 from pronk.llm import LLM

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.test_run import measured, plan, quick  # noqa: F401 - a fixture
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.bench.outputs import STDOUT, Outputs
 
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from lab.bench.bench_cases import pronk_tiny, sample
-from pronk.arrays import Array
-from pronk.drafters import DraftContext
+from pronk.base.arrays import Array
+from pronk.drafting import DraftContext
+from pronk.engine.outputs import Completion
 from pronk.lab.bench import measure
 from pronk.lab.bench.measure import find_divergence, pass_times
 from pronk.lab.bench.methods import Item
 from pronk.lab.bench.records import PLAIN, DivergenceRecord
 from pronk.lab.verification.plain_decoding import LogitsRecorder
 from pronk.llm import LLM
-from pronk.outputs import Completion
 from pronk.sampling.params import SamplingParams
 
 PROMPT = "def mean(values):\n"

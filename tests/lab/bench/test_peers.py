@@ -11,7 +11,7 @@ import pytest
 
 from gguf_files import convert
 from pronk import LLM, SamplingParams
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.bench.peers.engines.contract import PeerRequest, PeerResult
 from pronk.lab.bench.peers.process import PEERS, Peer, PeerError, choose_peers
 from waiting import HUNG

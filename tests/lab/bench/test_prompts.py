@@ -11,7 +11,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from lab.bench.bench_cases import pronk_tiny
-from pronk.errors import OptionError, PromptError
+from pronk.base.errors import OptionError, PromptError
 from pronk.lab.bench.prompts import (
     Prompt,
     builtin_prompts,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lab.bench.bench_cases import model, sample, start, steps
+from pronk.base.errors import OptionError
 from pronk.engine.stats import StepStats
-from pronk.errors import OptionError
 from pronk.lab.bench.records import (
     Bandwidth,
     DivergenceRecord,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.bench.document import (
     ALL,
     SOUND,

@@ -7,7 +7,7 @@ import pytest
 
 from lab.bench.bench_cases import pronk_tiny
 from lab.bench.test_run import OPTIONS, TASKS, measured, plan, quick  # noqa: F401 - a fixture
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.bench import run
 from pronk.lab.bench.figures import summarize
 from pronk.lab.bench.prompts import Prompt

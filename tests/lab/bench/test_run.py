@@ -14,10 +14,11 @@ import torch
 
 from checkpoints import MakeCheckpoint
 from lab.bench.bench_cases import DRAFTER, figures, pronk_tiny
-from pronk.arrays import FLOAT32
-from pronk.drafters import PromptLookup
-from pronk.errors import CheckpointError
-from pronk.kv_cache.layout import kv_bytes_per_token
+from pronk.base.arrays import FLOAT32
+from pronk.base.errors import CheckpointError
+from pronk.cache.layout import kv_bytes_per_token
+from pronk.checkpoint.tensors import Checkpoint
+from pronk.drafting import PromptLookup
 from pronk.lab.bench import machine, measure, run
 from pronk.lab.bench.figures import summarize
 from pronk.lab.bench.machine import PeakMemory
@@ -40,7 +41,6 @@ from pronk.lab.bench.records import (
 )
 from pronk.lab.bench.run import Plan
 from pronk.llm import LLM
-from pronk.models.checkpoint import Checkpoint
 from pronk.models.decoder import forward_weights
 from pronk.sampling.params import SamplingParams
 from tiny_models import kernels

@@ -14,10 +14,10 @@ import pytest
 import pronk.llm
 from checkpoints import MakeCheckpoint
 from lab.bench.bench_cases import pronk_tiny
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.lab.bench import machine, measure, methods
 from pronk.lab.bench.methods import DrafterMethod, Item
 from pronk.lab.bench.records import Sample
-from pronk.models.clone_models import tiny_model
 
 Run = Callable[..., tuple[int, str, str]]
 TINY = tiny_model()

@@ -12,11 +12,11 @@ import pronk.lab.cli.datastore as module
 from checkpoints import MakeCheckpoint
 from command_line import Command as Run
 from command_line import assert_mistake
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.lab.drafters.datastore import builder as datastore_build
 from pronk.lab.drafters.datastore.reader import HEADER, SUFFIXES, TOKENS, Datastore
-from pronk.models.clone_models import tiny_model
 from pronk.models.loader import read_config
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 
 CODE = "def add(a, b):\n    return a + b\n"
 PROSE = "Ünïcode, too: the quick brown fox.\r\n"

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 from drafters.drafting import Watched, sampler_at
 from drafters.helpers import within
 from lab.drafters.trained_kangaroo import adapter_folder
-from pronk.arrays import Array
-from pronk.drafters import make_drafter
+from pronk.base.arrays import Array
+from pronk.drafting import make_drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.lab.drafters.kangaroo import KangarooProposer
+from pronk.models.cost_model import CostCurve
 from pronk.models.decoder import Decoder
-from pronk.speculation.cost_model import CostCurve
 from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features
 from pronk.train.modules.decoder import DecoderModule

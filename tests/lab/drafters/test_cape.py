@@ -12,13 +12,13 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import bind, within
 from drafters.helpers import context as plain_context
 from drafters.scripted import Scripted, drafted
-from pronk.drafters import make_drafter
-from pronk.drafters.from_draft.draft_model import DraftModel, ModelProposer
+from pronk.drafting import make_drafter
+from pronk.drafting.from_draft.draft_model import DraftModel, ModelProposer
+from pronk.drafting.policy import RequestPolicy
 from pronk.lab.drafters.cape import Cape
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from softmax import softmax
 from tiny_models import VOCAB
 

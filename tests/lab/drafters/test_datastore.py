@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lab.drafters.stores import VOCABULARY, Documents, followers, make, random_documents, write
-from pronk.errors import CheckpointError, OptionError, PronkError
+from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.lab.drafters.datastore import builder as datastore_build
 from pronk.lab.drafters.datastore import reader as module
 from pronk.lab.drafters.datastore.reader import HEADER, SUFFIX_TYPES, SUFFIXES, TOKENS, Datastore, Header, Match

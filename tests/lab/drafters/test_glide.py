@@ -11,15 +11,15 @@ import pytest
 from drafters.drafting import assert_no_blocks, bound, decode, watch_draft, watched
 from drafters.helpers import within
 from lab.drafters.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
-from pronk.arrays import Array
-from pronk.drafters import Proposer, make_drafter
-from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft import DraftLane, DraftRunner
+from pronk.base.arrays import Array
+from pronk.base.errors import CheckpointError, OptionError
+from pronk.drafting import Proposer, make_drafter
+from pronk.drafting.from_draft.draft_model import ModelProposer
+from pronk.drafting.shared.chain import Chain
+from pronk.drafting.shared.draft import DraftLane, DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.errors import CheckpointError, OptionError
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
 
 KINDS = {

@@ -22,13 +22,13 @@ from lab.drafters.exits import (
     watched,
 )
 from lab.drafters.trained_kangaroo import calm_decoder, calm_module
-from pronk.arrays import Array
-from pronk.drafters import make_drafter
-from pronk.execution.forward_job import EarlyTokens, Segment
+from pronk.base.arrays import Array
+from pronk.drafting import make_drafter
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS
+from pronk.models.cost_model import CostCurve
+from pronk.models.forward_job import EarlyTokens, Segment
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
-from pronk.speculation.cost_model import CostCurve
 from tiny_models import GivenTimes, make_engine, make_request
 
 

@@ -19,13 +19,13 @@ from lab.drafters.exits import (
     watched,
 )
 from lab.drafters.trained_kangaroo import calm_decoder
-from pronk.arrays import BFLOAT16, FLOAT32
-from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer, make_drafter
+from pronk.base.arrays import BFLOAT16, FLOAT32
+from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer, make_drafter
 from pronk.engine.engine import Engine
-from pronk.execution.forward_job import EarlyRows
 from pronk.models.decoder import Decoder
+from pronk.models.forward_job import EarlyRows
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, assert_idle, make_engine, make_request, run
 
 

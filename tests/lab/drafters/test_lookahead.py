@@ -7,11 +7,11 @@ from typing import Literal
 import pytest
 
 from drafters.helpers import Model, bind, context, looping, priced, scrambled, step, verify_step
-from pronk.drafters import Lookahead
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.drafting import Lookahead
 from pronk.lab.drafters.lookahead import LookaheadState
 from pronk.lab.drafters.window import NO_WINDOW, WINDOW_SIZES, NgramPool, Window, WindowShape, WindowTuner
-from pronk.speculation.cost_model import CostCurve
+from pronk.models.cost_model import CostCurve
 
 
 def after(pool: NgramPool, token: int) -> list[tuple[int, ...]]:

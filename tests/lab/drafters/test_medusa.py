@@ -14,16 +14,16 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context
 from engine.cases import total
 from lab.drafters.trained_medusa import SHAPE, TREE, head_logits, medusa_folder, plain_heads, spec, write_heads
-from pronk.arrays import Array
-from pronk.drafters import Medusa, Outcome, make_drafter
-from pronk.errors import OptionError
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError
+from pronk.drafting import Medusa, Outcome, make_drafter
+from pronk.drafting.policy import RequestPolicy
 from pronk.lab.drafters.medusa import MedusaProposer, MedusaState
 from pronk.lab.drafters.rank_tree import best_paths
 from pronk.models.loader import Fingerprint
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.torch.convert import to_array
 from pronk.train.attention import dense_hidden
 from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder, tiny_module

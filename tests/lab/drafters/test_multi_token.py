@@ -16,10 +16,10 @@ from drafters.test_conformance import Stage
 from drafters.trees import TreeDrafter, off_chain
 from engine.cases import total
 from lab.drafters.trained_multi_token import SHAPE, dense_heads, heads_folder, spec
-from pronk.arrays import Array
-from pronk.drafters import make_drafter
-from pronk.drafters.shared.chain import Chain
-from pronk.errors import OptionError
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError
+from pronk.drafting import make_drafter
+from pronk.drafting.shared.chain import Chain
 from pronk.lab.drafters.modules.heads import HeadsShape
 from pronk.lab.drafters.multi_token import MultiToken, MultiTokenProposer
 from pronk.sampling.params import SamplingParams

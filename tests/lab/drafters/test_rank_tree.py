@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.drafters.rank_tree import Path, best_paths, check_paths, main_chain_first
 
 

@@ -10,7 +10,9 @@ import pytest
 from drafters.helpers import bind, context
 from lab.drafters.stores import VOCABULARY, followers, random_documents, write
 from pronk import LLM
-from pronk.errors import CheckpointError, OptionError
+from pronk.base.errors import CheckpointError, OptionError
+from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.drafting.policy import RequestPolicy
 from pronk.lab.drafters.datastore.reader import SUFFIXES, Header
 from pronk.lab.drafters.retrieval import (
     _NUM_SHARE_CLASSES,
@@ -20,10 +22,8 @@ from pronk.lab.drafters.retrieval import (
     RetrievalProposer,
     _kind_of,
 )
-from pronk.models.clone_models import tiny_model
 from pronk.sampling.params import SamplingParams
-from pronk.speculation.policy import RequestPolicy
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 
 RETURN, SELF, DOT, COMMA, NAME, VALUE, END = range(20, 27)
 DOCUMENTS = [

@@ -12,8 +12,8 @@ from typer.main import get_command
 from drafters.drafting import LIKELY, assert_no_blocks, assert_plain, bound, decode
 from drafters.from_draft.drafts import draft_folder
 from lab.drafters import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
-from pronk.drafters import REGISTRY
-from pronk.errors import CheckpointError
+from pronk.base.errors import CheckpointError
+from pronk.drafting import REGISTRY
 from pronk.lab.drafters.modules import files as trained
 from pronk.sampling.params import SamplingParams
 from pronk.train.cli.main import app

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafters.helpers import CHECKPOINTS
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.glide import GlideShape
 from pronk.torch.convert import to_array

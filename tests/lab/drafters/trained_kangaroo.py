@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from drafters.helpers import CHECKPOINTS
-from pronk.arrays import FLOAT32, DType
+from pronk.base.arrays import FLOAT32, DType
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.kangaroo import KangarooShape
 from pronk.models.backend import Backend, KernelBackend

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from drafters.helpers import CHECKPOINTS
-from pronk.architecture.config import ModelConfig
+from pronk.checkpoint.config import ModelConfig
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.heads import MedusaShape
 from pronk.models.loader import Fingerprint

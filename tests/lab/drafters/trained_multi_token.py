@@ -7,8 +7,8 @@ from functools import cache
 import torch
 
 from drafters.helpers import CHECKPOINTS
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import Array
+from pronk.base.arrays import Array
+from pronk.checkpoint.config import ModelConfig
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.heads import HeadsShape
 from pronk.torch.convert import to_array

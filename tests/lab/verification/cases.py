@@ -7,13 +7,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pronk.arrays import Array
-from pronk.drafters import Drafter
+from pronk.base.arrays import Array
+from pronk.drafting import Drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request_step import RequestStep, verify
-from pronk.execution.model_runner import JobResult
 from pronk.lab.verification import DrafterReport, NamedPrompt, VerifyReport, VerifySettings, verify_steps
 from pronk.llm import LLM
+from pronk.models.model_runner import JobResult
 
 TEXTS = {
     "code": "def add(a, b):\n    return a + b\n\n\ndef mul(a, b):\n",

@@ -14,7 +14,7 @@ import typer
 import pronk.lab.verification
 import pronk.llm
 from lab.verification.cases import NO_PROPOSALS
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.cli import verify as cli_verify
 from pronk.lab.cli.verify import verify
 from pronk.lab.verification import VerifyReport

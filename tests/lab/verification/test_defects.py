@@ -10,8 +10,8 @@ import pytest
 import pronk.engine.request_step
 import pronk.sampling.sampler
 from lab.verification.cases import QUICK, check, drafter_part, is_json, nudged, some_prompts, verify_model
-from pronk.arrays import Array
-from pronk.drafters import PromptLookup
+from pronk.base.arrays import Array
+from pronk.drafting import PromptLookup
 from pronk.engine.request import Request
 from pronk.lab.verification import VerifyReport, VerifySettings
 from pronk.lab.verification.equality import MODES
@@ -22,9 +22,9 @@ from pronk.sampling.acceptance import ChooseToken, acceptance_rule
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.tree import DraftSample, TokenTree
 from pronk.sampling.truncation import truncate
 from pronk.sampling.verify import VerifiedPath, verify_tree
-from pronk.speculation.tree import DraftSample, TokenTree
 
 DRAWN = VerifySettings(max_tokens=3, samples=360)
 

@@ -20,15 +20,15 @@ from lab.verification.cases import (
     verify_model,
 )
 from pronk import Autoregressive, PromptLookup
-from pronk.drafters import autoregressive, registry
-from pronk.errors import OptionError, PromptError
+from pronk.base.errors import OptionError, PromptError
+from pronk.drafting import autoregressive, registry
+from pronk.drafting.proposer import Proposer
 from pronk.lab.verification import NamedPrompt, VerifyReport, VerifySettings, fitting_drafters, verify_steps
 from pronk.lab.verification.equality import MODES
 from pronk.lab.verification.table import show
 from pronk.llm import LLM
 from pronk.sampling.params import Rule
-from pronk.speculation.proposer import Proposer
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from tiny_models import assert_idle, kernels
 
 

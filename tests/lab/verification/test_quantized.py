@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from lab.verification.cases import QUICK, some_prompts, verify_model
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.llm import LLM
 from quantized_formats import write_rounded
 from tiny_models import kernels

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from lab.verification.fake_servers import FakeEngine, fake_server
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.cli.verify import verify
 from pronk.lab.verification.remote import TEXTS, RemoteReport, RemoteServer, RemoteSettings, verify_server_steps
 from pronk.lab.verification.remote.checks import CHECKS, _RouteVerifier

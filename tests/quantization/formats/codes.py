@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from pronk.arrays import Array
-from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
+from pronk.base.arrays import Array
+from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
 # What groups have besides a scale: nothing, a minimum, or a zero point (and then scales of 16 bits).
 Minima = bool | Literal["zeros"]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pronk.errors import CheckpointError
-from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.formats.scheme import LinearModule, parse_scheme
+from pronk.base.errors import CheckpointError
+from pronk.checkpoint.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.formats.scheme import LinearModule, parse_scheme
 from quantized_formats import FORMATS, Array, Format, Tensors, gptq, ints, pack
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pronk.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
-from pronk.errors import ConfigError
-from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.formats.scheme import LinearModule, StoredWeight, parse_scheme
+from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
+from pronk.base.errors import ConfigError
+from pronk.checkpoint.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.formats.scheme import LinearModule, StoredWeight, parse_scheme
 from quantized_formats import FORMATS, Array, Tensors, awq, gptq, ints, pack
 
 NAME = "model.layers.0.self_attn.k_proj"

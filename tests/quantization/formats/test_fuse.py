@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pronk.arrays import Array
-from pronk.quantization.formats.matrix import QuantizedMatrix, fusible_runs, stack_matrices
-from pronk.quantization.formats.scheme import LinearModule, parse_scheme
+from pronk.base.arrays import Array
+from pronk.checkpoint.formats.matrix import QuantizedMatrix, fusible_runs, stack_matrices
+from pronk.checkpoint.formats.scheme import LinearModule, parse_scheme
 from quantized_formats import FORMATS, Format, gptq
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pronk.arrays import Array
-from pronk.quantization.formats.matrix import Bits
+from pronk.base.arrays import Array
+from pronk.checkpoint.formats.matrix import Bits
 from quantization.formats.codes import CODED, Minima, some_codes
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import CheckpointError
-from pronk.quantization.formats.scheme import LinearModule, parse_scheme
+from pronk.base.errors import CheckpointError
+from pronk.checkpoint.formats.scheme import LinearModule, parse_scheme
 from quantized_formats import FORMATS, awq, gptq, ints
 
 UP, GATE, DOWN = (LinearModule(f"model.layers.1.mlp.{name}_proj", 64, 64) for name in ("up", "gate", "down"))

@@ -6,9 +6,9 @@ from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 
 from gguf_files import CONVERTED, QUANTIZED, SCALES, decode, random_blocks
-from pronk.quantization.formats.matrix import QuantizedMatrix
-from pronk.quantization.gguf import blocks
-from pronk.quantization.gguf.blocks import BLOCKS, PACKED_BLOCKS, TENSOR_TYPES, TensorType, unpack
+from pronk.checkpoint.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.gguf import blocks
+from pronk.checkpoint.gguf.blocks import BLOCKS, PACKED_BLOCKS, TENSOR_TYPES, TensorType, unpack
 
 KINDS = pytest.mark.parametrize("kind", [*QUANTIZED, *CONVERTED])
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q2_K": 4, "Q3_K": 4}  # the others: 8

@@ -11,7 +11,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from gguf_files import LLAMA3, QUANTIZED, convert, llama3_divisors
-from pronk.errors import CheckpointError, ConfigError
+from pronk.base.errors import CheckpointError, ConfigError
 from pronk.models.loader import read_config
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}

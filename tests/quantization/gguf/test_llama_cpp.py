@@ -8,7 +8,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from gguf_files import CONVERTED, convert
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from quantization.gguf.test_models import CASES, SHAPE, TOKENS, logits
 
 llama_cpp = pytest.importorskip("llama_cpp")

@@ -15,14 +15,14 @@ from gguf_files import CONVERTED, LLAMA3, QUANTIZED, convert, random_blocks
 from models.test_loader import load, refuse
 from models.test_quantized_loading import TEXT, assert_explained
 from pronk import LLM, SamplingParams
-from pronk.arrays import BFLOAT16, Array
-from pronk.errors import CheckpointError
-from pronk.hub.resolve import resolve_model
+from pronk.base.arrays import BFLOAT16, Array
+from pronk.base.errors import CheckpointError
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.loader import Fingerprint
-from pronk.quantization.gguf.checkpoint import GgufCheckpoint
+from pronk.models.resolve import resolve_model
 from tiny_models import kernels, text_logits
 
 # Sizes are multiples of the largest block, 256.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gguf_files import file_of, finish, pair, tensor_info, text
-from pronk.errors import CheckpointError
-from pronk.quantization.gguf.blocks import ARRAY, STRING, TENSOR_TYPES
-from pronk.quantization.gguf.reader import GgufFile
+from pronk.base.errors import CheckpointError
+from pronk.checkpoint.gguf.blocks import ARRAY, STRING, TENSOR_TYPES
+from pronk.checkpoint.gguf.reader import GgufFile
 
 VALUES: dict[str, Any] = {
     "u8": 200, "i8": -100, "u16": 60_000, "i16": -30_000, "u32": 4_000_000_000, "i32": -2_000_000_000, "f32": 0.25,

@@ -12,12 +12,12 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from gguf_files import finish, write_bytes_bpe
-from pronk.errors import TokenizerError
-from pronk.models.clone_models import tiny_model
-from pronk.quantization.gguf import tokenizer
-from pronk.quantization.gguf.checkpoint import GgufCheckpoint
-from pronk.quantization.gguf.vocabulary import TokenKind
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.base.errors import TokenizerError
+from pronk.checkpoint.gguf import tokenizer
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
+from pronk.checkpoint.gguf.vocabulary import TokenKind
+from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.text.tokenizer import Tokenizer
 
 TINY = tiny_model()
 TEXTS = [
@@ -364,8 +364,8 @@ def test_more_tokens_than_the_model_has(tmp_path: Path) -> None:
 def test_stop_tokens(
     tokens: list[str], kinds: list[int], pairs: dict[str, int], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
-    from pronk.quantization.gguf.reader import GgufFile
-    from pronk.quantization.gguf.vocabulary import Vocabulary
+    from pronk.checkpoint.gguf.reader import GgufFile
+    from pronk.checkpoint.gguf.vocabulary import Vocabulary
 
     def fill(writer: gguf.GGUFWriter) -> None:
         no_merges(writer, *tokens)

@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from pronk.sampling.json_schema.formats import FORMATS, NOT_ENFORCED
-from pronk.sampling.json_schema.relax import check, relax
+from pronk.text.json_schema.formats import FORMATS, NOT_ENFORCED
+from pronk.text.json_schema.relax import check, relax
 from schema_corpus import FORMAT_CHECKS, matcher, matches, texts
 
 VALUES: dict[str, tuple[list[str], list[str]]] = {

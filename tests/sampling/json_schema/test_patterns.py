@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pronk.sampling.json_schema.patterns import other_than, to_rust
+from pronk.text.json_schema.patterns import other_than, to_rust
 from schema_corpus import matcher, matches
 
 ATOMS = [

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import GuideError
-from pronk.sampling.json_schema import relax as module
-from pronk.sampling.json_schema.relax import check, relax
+from pronk.base.errors import GuideError
+from pronk.text.json_schema import relax as module
+from pronk.text.json_schema.relax import check, relax
 from schema_corpus import Corpus, accepts, accepts_in_some_order, instance, is_valid, parse, texts, without
 
 

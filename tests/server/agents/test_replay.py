@@ -10,7 +10,7 @@ import pytest
 
 from covering import covering
 from pronk.llm import LLM
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from server.agents import recorded
 from server.agents.recorded import Recorded
 from server.agents.talk import (

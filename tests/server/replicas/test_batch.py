@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pronk import LLM, SamplingParams
-from pronk.errors import ConnectionLostError
+from pronk.base.errors import ConnectionLostError
 from waiting import HUNG, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to start and stop

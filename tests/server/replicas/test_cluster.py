@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from pronk import LLM, SamplingParams
-from pronk.errors import OptionError, PronkError
-from pronk.outputs import Piece
+from pronk.base.errors import OptionError, PronkError
+from pronk.engine.outputs import Piece
 from pronk.server.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.server.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted
 from waiting import HUNG, eventually

@@ -15,10 +15,10 @@ import pytest
 from adapters import write_adapter
 from checkpoints import MakeCheckpoint
 from pronk import LLM, AsyncLLM, SamplingParams
-from pronk.drafters import Suffix
-from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PronkError, ResumeError
-from pronk.kv_cache.budget import BLOCK_SIZE
-from pronk.outputs import Piece
+from pronk.base.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PronkError, ResumeError
+from pronk.cache.budget import BLOCK_SIZE
+from pronk.drafting import Suffix
+from pronk.engine.outputs import Piece
 from pronk.server.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.replicas.messages import (
     GenerateRequest,

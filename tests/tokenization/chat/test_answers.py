@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from checkpoints import byte_tokenizer
-from pronk.sampling.guide import Guide
-from pronk.tokenization.chat.answer_grammar import Thinking, arguments_schema
-from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader, Part
-from pronk.tokenization.chat.calls import CallPart
-from pronk.tokenization.chat.thoughts import Thought
-from pronk.tokenization.stream import TextStream
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.chat.answer_grammar import Thinking, arguments_schema
+from pronk.text.chat.answers import AnswerFormat, AnswerReader, Part
+from pronk.text.chat.calls import CallPart
+from pronk.text.chat.thoughts import Thought
+from pronk.text.guide import Guide
+from pronk.text.stream import TextStream
+from pronk.text.tokenizer import Tokenizer
 from tokenization.chat.test_tools import cut, pieces_of, random_text
 from tokenization.chat.tool_templates import TEMPLATES, TOKENS, thinking_tokenizer
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from checkpoints import byte_tokenizer
-from pronk.tokenization.chat.answers import AnswerFormat
-from pronk.tokenization.chat.dialects import find_tool_dialect
-from pronk.tokenization.chat.template import ChatTemplate
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.chat.answers import AnswerFormat
+from pronk.text.chat.dialects import find_tool_dialect
+from pronk.text.chat.template import ChatTemplate
+from pronk.text.tokenizer import Tokenizer
 
 SOURCE = (Path(__file__).parent / "templates" / "gpt-oss.jinja").read_text(encoding="utf-8")
 USER = {"role": "user", "content": "Is it warm?"}

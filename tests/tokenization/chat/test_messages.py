@@ -4,8 +4,8 @@ from typing import Any, get_args
 
 import pytest
 
-from pronk.errors import PromptError
-from pronk.tokenization.chat.messages import ROLES, check_messages, join_parts
+from pronk.base.errors import PromptError
+from pronk.text.chat.messages import ROLES, check_messages, join_parts
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

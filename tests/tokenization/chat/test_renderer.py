@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import PromptError, TokenizerError
-from pronk.tokenization.chat.template import ChatTemplate, Renderer
+from pronk.base.errors import PromptError, TokenizerError
+from pronk.text.chat.template import ChatTemplate, Renderer
 from waiting import HUNG, eventually, processor_limit
 
 USER = {"role": "user", "content": "Hi"}
@@ -146,7 +146,7 @@ def test_a_child_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) ->
 
 FORKS = """
 import os
-from pronk.tokenization.chat.template import default_renderer as renderer
+from pronk.text.chat.template import default_renderer as renderer
 assert renderer.ask("{{ x }}", {"x": 0})["text"] == "0"
 pid = os.fork()
 for number in range(100):

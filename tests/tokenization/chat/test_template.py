@@ -9,8 +9,8 @@ import jinja2
 import pytest
 
 from checkpoints import byte_tokenizer
-from pronk.errors import PromptError, TokenizerError
-from pronk.tokenization.chat.template import ChatTemplate
+from pronk.base.errors import PromptError, TokenizerError
+from pronk.text.chat.template import ChatTemplate
 from tokenization.chat.tool_templates import TEMPLATES as TOOL_TEMPLATES
 
 FILES = Path(__file__).with_name("templates").glob("*.jinja")

@@ -14,17 +14,17 @@ import pytest
 
 from checkpoints import byte_tokenizer
 from covering import covering
-from pronk.errors import OptionError, PromptError, TokenizerError
-from pronk.sampling.guide import Guide
-from pronk.structured.grammars import Grammars
-from pronk.tokenization.chat.answer_grammar import AnswerGrammar, arguments_schema, relax_arguments, relax_tools
-from pronk.tokenization.chat.answers import AnswerFormat, AnswerReader
-from pronk.tokenization.chat.calls import CallPart
-from pronk.tokenization.chat.dialects import TOOL_DIALECTS, TokenSymbols, find_tool_dialect
-from pronk.tokenization.chat.keywords import KeywordArguments, keyword_rules, not_followed, write_call
-from pronk.tokenization.chat.template import ChatTemplate
-from pronk.tokenization.stream import TextStream
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.base.errors import OptionError, PromptError, TokenizerError
+from pronk.sampling.grammars import Grammars
+from pronk.text.chat.answer_grammar import AnswerGrammar, arguments_schema, relax_arguments, relax_tools
+from pronk.text.chat.answers import AnswerFormat, AnswerReader
+from pronk.text.chat.calls import CallPart
+from pronk.text.chat.dialects import TOOL_DIALECTS, TokenSymbols, find_tool_dialect
+from pronk.text.chat.keywords import KeywordArguments, keyword_rules, not_followed, write_call
+from pronk.text.chat.template import ChatTemplate
+from pronk.text.guide import Guide
+from pronk.text.stream import TextStream
+from pronk.text.tokenizer import Tokenizer
 from tokenization.chat.tool_templates import (
     HERMES,
     LLAMA,

@@ -6,9 +6,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from pronk.errors import PromptError
-from pronk.tokenization.chat.messages import disguise, plain_ids, reveal
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.base.errors import PromptError
+from pronk.text.chat.messages import disguise, plain_ids, reveal
+from pronk.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}\n"

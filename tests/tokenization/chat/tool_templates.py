@@ -5,7 +5,7 @@ from functools import cache
 from tokenizers import AddedToken
 
 from checkpoints import byte_tokenizer
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 
 HERMES = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint, transformers_logits
-from pronk.errors import CheckpointError
+from pronk.base.errors import CheckpointError
 from pronk.models.loader import read_config
 from pronk.train.attention import dense_logits
 from pronk.train.modules.decoder import DecoderModule, load_module

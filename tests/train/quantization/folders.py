@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from checkpoints import transformers_logits
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:

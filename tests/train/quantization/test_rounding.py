@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pronk.architecture.config import ModelConfig, llama_config
-from pronk.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType, is_finite
-from pronk.errors import OptionError
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType, is_finite
+from pronk.base.errors import OptionError
+from pronk.checkpoint.config import ModelConfig, llama_config
+from pronk.checkpoint.formats.matrix import Bits
 from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
-from pronk.quantization.formats.matrix import Bits
 from pronk.train.quantization.rounding import WHOLE_ROW, RoundingRule, choose_group, matrix_inputs
 
 KERNELS = candidates()[0]

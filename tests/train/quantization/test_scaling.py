@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from checkpoints import MakeCheckpoint
-from pronk.architecture.config import ModelConfig
-from pronk.arrays import BFLOAT16, FLOAT16
+from pronk.base.arrays import BFLOAT16, FLOAT16
+from pronk.checkpoint.config import ModelConfig
 from pronk.kernels.library import candidates
 from pronk.torch.convert import to_array, to_tensor
 from pronk.train.attention import DenseAttention

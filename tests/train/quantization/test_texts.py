@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints import MakeCheckpoint
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.models.loader import read_config
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from pronk.train.quantization.methods import read_texts
 
 

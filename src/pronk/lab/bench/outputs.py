@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pronk import OptionError
 from pronk.base import refuse
-from pronk.checks import check_writable
+from pronk.base.checks import check_writable
 
 if TYPE_CHECKING:  # imports the engine, which would delay the message about a wrong path
     from pronk.lab.bench.records import Record

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pronk.checks import require_extra
+from pronk.base.checks import require_extra
 from pronk.lab.bench.document import ALL, SOUND, Figures, ModelResult, PassCost
 from pronk.lab.bench.records import PLAIN
 from pronk.lab.bench.tables import task_name

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pronk import OptionError, PromptError
 from pronk.base import read_json_lines, read_text, refuse
-from pronk.checks import refuse_choice
+from pronk.base.checks import refuse_choice
 from pronk.lab.bench.document import ALL, SOUND
 
 if TYPE_CHECKING:  # at run time, pronk.llm would load the engine

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pronk import OptionError
 from pronk.base import refuse, save_result
-from pronk.checks import require_extra
+from pronk.base.checks import require_extra
 from pronk.lab.bench.document import ALL, SOUND, Document, ModelResult
 from pronk.lab.bench.plots import draw_plots
 from pronk.lab.bench.tables import cost_table, describe, explain, failures, inflation_note, speed_table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pronk.base import TimeEstimate
-from pronk.checks import check_writable, require_extra
+from pronk.base.checks import check_writable, require_extra
 from pronk.commands import Progress, interruptible, model_options, option, read_prompt, sampling_params, shares
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pronk import OptionError
 from pronk.base import refuse
-from pronk.checks import check_writable
+from pronk.base.checks import check_writable
 from pronk.commands import (
     INTERRUPTED,
     announce,

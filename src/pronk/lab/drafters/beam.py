@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from pronk import Drafter, DraftModel, OptionError, TokenTree
 from pronk.base import known_keywords
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 from pronk.drafting import Composite, CompositeProposer, DraftContext, ModelDrafter, ModelProposer, States, Target, Trie
 from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pronk import TokenTree
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.drafting import DraftContext, DraftLane, DraftRunner, DraftToken, ModelProposer, States, Trie
 
 
@@ -18,7 +18,7 @@ class CachedTree(Trie):
     """Token tree (the target's ids, without gains) below one request's text in the draft's KV cache.
 
     Attributes:
-        context: the request; ``context.state`` is its lane (:mod:`pronk.drafters.shared.draft`).
+        context: the request; ``context.state`` is its lane (:mod:`pronk.drafting.shared.draft`).
         pending_text: tokens of the text before the root that are not in the KV cache yet, as ids of the draft model's
             vocabulary. The first forward pass computes these tokens; from then on the list is empty.
         draft_ids: token id of each node in the draft model's vocabulary.

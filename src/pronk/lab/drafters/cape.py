@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from pronk import TokenTree
 from pronk.base import known_keywords
-from pronk.checks import check_choice, check_integer
+from pronk.base.checks import check_choice, check_integer
 from pronk.drafting import Chain, DraftContext, SourceRates, States, Stop, Target, Wrapper, WrapperProposer
 
 # Table of appendix A. Entry i, for confidences in [i / 10, (i + 1) / 10), is K + 1: the paper counts the chain's token.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pronk import Proposer, TokenTree
 from pronk.base import known_keywords
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 from pronk.drafting import Capabilities, DraftContext, Outcome, Trie, initial_draft_token, top_tokens
 
 _NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths

@@ -8,7 +8,7 @@ A draft token runs through the first ``l`` layers only once. Its keys and values
 stored in the target's KV slots of the token. The target's forward pass reads them there and computes only the later
 layers of such an *early row*.
 
-An adapter with attention has a KV cache of its own (:mod:`pronk.drafters.shared.side_cache`). From the outputs of layer
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafting.shared.side_cache`). From the outputs of layer
 ``l``, which the target's cache keeps, tokens that the adapter did not draft (the prompt, bonus tokens, other drafters'
 tokens) are run through the adapter at the next proposal.
 """
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pronk import TokenTree
-from pronk.arrays import Array, is_finite
 from pronk.backends import BlockTable, EarlyTokens, ForwardJob, ModelRunner, Program, ProgramRows, Segment
 from pronk.base import known_keywords
-from pronk.checks import check_number
+from pronk.base.arrays import Array, is_finite
+from pronk.base.checks import check_number
 from pronk.drafting import (
     Chain,
     ChainPrice,

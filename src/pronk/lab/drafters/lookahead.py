@@ -19,7 +19,7 @@ from typing import Literal
 
 from pronk import Drafter, OptionError, Proposer, TokenTree
 from pronk.base import known_keywords
-from pronk.checks import check_choice, check_flag, check_integer
+from pronk.base.checks import check_choice, check_flag, check_integer
 from pronk.drafting import Capabilities, CostCurve, DraftContext, Origin, Outcome, Target, Trie, top_tokens
 from pronk.lab.drafters.rank_tree import MAX_TREE_NODES
 from pronk.lab.drafters.window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner

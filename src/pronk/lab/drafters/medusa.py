@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pronk import Drafter, Proposer, TokenTree
-from pronk.arrays import Array
 from pronk.backends import Program, ProgramRows
 from pronk.base import known_keywords
-from pronk.checks import check_integer, check_path
+from pronk.base.arrays import Array
+from pronk.base.checks import check_integer, check_path
 from pronk.drafting import Capabilities, DraftContext, Outcome, Target
 from pronk.lab.drafters.modules.files import TrainedDrafter, read_trained_drafter
 from pronk.lab.drafters.modules.heads import MedusaHeads, MedusaShape

@@ -3,7 +3,7 @@
 The input of the heads is the output of one of the target's layers at a token ``c``. The target itself predicts the next
 token, ``d``, from ``c``'s row, and the heads predict the tokens after ``d`` (blockwise parallel decoding). All heads of
 all requests run in one forward pass. Transformer heads attend to their own keys and values of the earlier tokens, in a
-KV cache of their own (:mod:`pronk.drafters.shared.side_cache`).
+KV cache of their own (:mod:`pronk.drafting.shared.side_cache`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from pronk import OptionError, TokenTree
-from pronk.arrays import Array
 from pronk.backends import Program, ProgramRows
 from pronk.base import known_keywords
-from pronk.checks import check_integer
+from pronk.base.arrays import Array
+from pronk.base.checks import check_integer
 from pronk.drafting import (
     Apply,
     Chain,

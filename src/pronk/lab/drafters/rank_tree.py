@@ -23,8 +23,8 @@ from math import prod
 from typing import Any
 
 from pronk import OptionError, TokenTree
-from pronk.arrays import Array
-from pronk.checks import check_integer
+from pronk.base.arrays import Array
+from pronk.base.checks import check_integer
 from pronk.drafting import DraftContext, Frontier, SourceRates, Trie
 
 MAX_TREE_NODES = 127  # maximum number of draft tokens in a tree: with the root the default of ``Engine.max_tree``

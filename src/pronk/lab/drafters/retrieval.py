@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pronk import Drafter, OptionError, Proposer, TokenTree
 from pronk.base import known_keywords
+from pronk.base.checks import check_integer, check_path
 from pronk.checkpoint import TINY_MODEL, clone_model
-from pronk.checks import check_integer, check_path
 from pronk.drafting import Capabilities, DraftContext, Frontier, Outcome, Target, Trie
 from pronk.lab.drafters.datastore.reader import Child, Datastore
 

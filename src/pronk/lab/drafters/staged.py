@@ -21,7 +21,7 @@ from typing import Any
 
 from pronk import Drafter, DraftModel, OptionError, PromptLookup, Proposer, TokenTree
 from pronk.base import known_keywords
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 from pronk.drafting import (
     ChainPrice,
     Composite,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import LLM, SamplingParams
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.drafting import Sampler
 from pronk.serving import Request
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pronk import LLM, OptionError, PromptError, SamplingParams
 from pronk.base import refuse
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 from pronk.serving import Rule
 
 Progress = Callable[[str, int, int], None]  # (label of the current part, tokens done, total number of tokens)

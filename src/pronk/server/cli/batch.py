@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pronk import OptionError
 from pronk.base import refuse
-from pronk.checks import require_extra
+from pronk.base.checks import require_extra
 from pronk.commands import Progress, announce, interruptible, model_options, option, shares, status_bar
 from pronk.server.cli.replicas import ReplicaOptions
 from pronk.server.cli.serve import SERVER_MODULES

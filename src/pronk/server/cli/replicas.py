@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pronk import OptionError
-from pronk.checks import install_extra, require_extra
+from pronk.base.checks import install_extra, require_extra
 from pronk.commands import panel
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pronk import OptionError
 from pronk.base import count_text, read_text, refuse
-from pronk.checks import refuse_choice, require_extra
+from pronk.base.checks import refuse_choice, require_extra
 from pronk.commands import model_options, one_model, panel, shares
 from pronk.server.cli.replicas import ReplicaOptions
 

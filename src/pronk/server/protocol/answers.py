@@ -43,7 +43,7 @@ class AnswerParser:
 
     Small models repeat calls. A call that is equal to an earlier one of the answer is dropped, and so are calls beyond
     ``MAX_CALLS``. A call is therefore held back while it may become equal to an earlier one. The engine ends the text
-    with such a call (:class:`~pronk.tokenization.chat.answers.RepeatedCalls`).
+    with such a call (:class:`~pronk.text.chat.answers.RepeatedCalls`).
 
     Args:
         reader: parser of the answer's text.

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from pronk.arrays import Array
+from pronk.base.arrays import Array
 from pronk.server.protocol.chat import ChatMessage, ChatRequest
 from pronk.server.protocol.request import Ids, Prompts, RequestBody, Text, Texts, list_prompts, refuse
 from pronk.server.settings import RequestLimits

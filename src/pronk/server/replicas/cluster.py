@@ -238,16 +238,16 @@ class RayReplicas:
 
 
 def cause_of(error: BaseException | str) -> str:
-    """Return the message of the last ``pronk.errors`` exception in Ray's traceback, else its first line."""
+    """Return the message of the last ``pronk.base.errors`` exception in Ray's traceback, else its first line."""
     lines = str(error).strip().splitlines()
     for line in reversed(lines):
-        if "pronk.errors." in line:
-            return line.partition("pronk.errors.")[2].partition(": ")[2]
+        if "pronk.base.errors." in line:
+            return line.partition("pronk.base.errors.")[2].partition(": ")[2]
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
 def _app_error(app: str, error: BaseException) -> str:
-    """Return why ``app`` does not serve: the ``pronk.errors`` exception of a replica, else ``error``."""
+    """Return why ``app`` does not serve: the ``pronk.base.errors`` exception of a replica, else ``error``."""
     application = serve.status().applications.get(app)
     messages = [] if application is None else [status.message for status in application.deployments.values()]
-    return cause_of(next((message for message in messages if "pronk.errors." in message), error))
+    return cause_of(next((message for message in messages if "pronk.base.errors." in message), error))

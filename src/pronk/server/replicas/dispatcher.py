@@ -13,8 +13,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from pronk import ClosedError, DeadlineError, Drafter, OptionError, Piece, SamplingParams
-from pronk.arrays import Array
 from pronk.base import FairExecutor, ResumeError
+from pronk.base.arrays import Array
 from pronk.checkpoint import add_known_sampling, read_config
 from pronk.drafting import make_drafter, random_seed
 from pronk.server.replicas.messages import (

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from pronk import OptionError
-from pronk.checks import require_extra
+from pronk.base.checks import require_extra
 from pronk.commands import INTERRUPTED, option, shares
 from pronk.train.cli.options import LoopSettings, command_line, loop_option, model_option, refuse, text_option
 from pronk.train.options import EagleOptions

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pronk.checks import check_integer
+from pronk.base.checks import check_integer
 from pronk.train.cli.options import HEAD_KIND, HEAD_ORDER, UNEMBEDDINGS, loop_option, model_option, refuse
 from pronk.train.options import DraftOptions, HeadsOptions, ModelShape, StudentOptions
 

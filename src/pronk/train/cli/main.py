@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pronk.checks import require_extra
+from pronk.base.checks import require_extra
 from pronk.commands import INTERRUPTED, given_options, option, shares
 from pronk.train.cli.eagle import eagle3
 from pronk.train.cli.kinds import KINDS, DrafterKind

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk import OptionError
-from pronk.arrays import UINT8, Array, mapped_zeros
 from pronk.base import refuse
+from pronk.base.arrays import UINT8, Array, mapped_zeros
 from pronk.checkpoint import (
     CheckpointTensor,
     Inventory,

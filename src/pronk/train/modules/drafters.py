@@ -1,4 +1,4 @@
-"""Trained drafters as modules of torch; the formulas are in :mod:`pronk.drafters.from_target.modules`."""
+"""Trained drafters as modules of torch; the formulas are in :mod:`pronk.drafting.from_target.modules`."""
 
 from __future__ import annotations
 

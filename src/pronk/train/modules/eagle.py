@@ -1,7 +1,7 @@
 """An EAGLE-3 or MTP head as a module of torch, for training.
 
 Its tensors have the names of the layout speculators, those of MTP after renaming. The formulas are those of
-:mod:`pronk.drafters.from_target.modules.eagle`, for one layer. An MTP head has the target's LM head.
+:mod:`pronk.drafting.from_target.modules.eagle`, for one layer. An MTP head has the target's LM head.
 """
 
 from __future__ import annotations

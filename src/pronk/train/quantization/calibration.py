@@ -24,8 +24,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from pronk.arrays import Array
 from pronk.backends import num_threads
+from pronk.base.arrays import Array
 from pronk.checkpoint import ModelConfig, QuantizedMatrix
 from pronk.torch import to_array, to_tensor, torch_dtype
 from pronk.train.attention import DenseAttention

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pronk import OptionError
-from pronk.arrays import FLOAT32, Array
 from pronk.backends import KernelsError, choose_backend, load_kernels
 from pronk.base import (
     ShardEntry,
@@ -31,6 +30,7 @@ from pronk.base import (
     write_text,
     write_weights,
 )
+from pronk.base.arrays import FLOAT32, Array
 from pronk.checkpoint import Checkpoint, CheckpointTensor
 from pronk.train.quantization import rounding
 from pronk.train.quantization.methods import (

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pronk import ConfigError, OptionError
-from pronk.arrays import BFLOAT16, FLOAT32, UINT8, Array
 from pronk.backends import load_kernels
 from pronk.base import (
     ShardEntry,
@@ -23,6 +22,7 @@ from pronk.base import (
     write_text,
     write_weights,
 )
+from pronk.base.arrays import BFLOAT16, FLOAT32, UINT8, Array
 from pronk.checkpoint import Checkpoint, CheckpointTensor, Inventory, QuantizedMatrix, parse_dtype, read_json
 from pronk.drafting import EAGLE_KINDS, EagleConfig, default_sources, plan_head
 from pronk.train.quantization.rounding import WHOLE_ROW, RoundingRule, choose_group, pack_codes, quantization_config

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pronk import OptionError
-from pronk.arrays import Array, DType, is_finite
 from pronk.backends import Backend
 from pronk.base import ShardEntry, locate_error, refuse, write_weights
+from pronk.base.arrays import Array, DType, is_finite
+from pronk.base.checks import require_extra
 from pronk.checkpoint import CheckpointTensor, QuantizedMatrix, read_config
-from pronk.checks import require_extra
 from pronk.text import Tokenizer
 from pronk.train.corpus.collection import collect, pack
 from pronk.train.corpus.encoder import Encoder

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pronk import OptionError
-from pronk.arrays import FLOAT32, UINT8, Array, DType, largest_number
 from pronk.backends import DEFAULT_GROUPS, Kernels, round_weights
 from pronk.base import refuse
+from pronk.base.arrays import FLOAT32, UINT8, Array, DType, largest_number
 from pronk.checkpoint import Bits, ModelConfig, QuantizedMatrix
 
 LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from pronk import ConfigError, TokenTree
-from pronk.arrays import FLOAT32, Array
 from pronk.backends import Backend, BlockTable, Layer, Linear, Norm, ProgramRows, WeightLayout
 from pronk.base import refuse
+from pronk.base.arrays import FLOAT32, Array
 from pronk.checkpoint import (
     FAMILY_NAMES,
     Checkpoint,

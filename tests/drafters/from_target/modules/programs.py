@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.rope import RopeTable
-from pronk.arrays import FLOAT32, Array
-from pronk.kv_cache.blocks import BlockTable
+from pronk.base.arrays import FLOAT32, Array
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.rope import RopeTable
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.lab.drafters.modules.files import DrafterWeights
 from pronk.models.backend import Backend, KernelBackend
-from pronk.models.checkpoint import Checkpoint
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.torch.backend import TorchBackend
 from pronk.train.export import export_drafter
 from tiny_models import kernels, make_cache

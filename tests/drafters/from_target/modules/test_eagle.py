@@ -16,19 +16,19 @@ from drafters.from_target.trained_eagle import (
     random_head,
     write_head,
 )
-from pronk.arrays import FLOAT32, Array
-from pronk.drafters.from_target._eagle_runner import EagleRunner, HeadDraft
-from pronk.drafters.from_target.modules.eagle import load_head
-from pronk.drafters.shared.side_cache import SideLane
+from pronk.base.arrays import FLOAT32, Array
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.formats.matrix import Bits
+from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
+from pronk.drafting.from_target.modules.eagle import load_head
+from pronk.drafting.proposer import DraftContext
+from pronk.drafting.shared.side_cache import SideLane
 from pronk.engine.engine import Engine
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import ForwardJob
-from pronk.kv_cache.blocks import BlockTable
-from pronk.quantization.formats.matrix import Bits
+from pronk.models.forward_job import Segment
+from pronk.models.model_runner import ForwardJob
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.proposer import DraftContext
-from pronk.speculation.tree import TokenTree
+from pronk.sampling.tree import TokenTree
 from pronk.train.quantization.heads import quantize_head
 from pronk.train.quantization.rounding import RoundingRule
 from tiny_models import VOCAB, kernels, make_engine, tiny_decoder, tiny_module

@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from drafters.from_target.trained_eagle import VOCAB, Form, Head, random_head, write_head
-from pronk.architecture.rope import RopeConfig
-from pronk.drafters import Auto, Eagle3, Mtp, make_drafter
-from pronk.drafters.from_target.modules.eagle import load_head
-from pronk.drafters.from_target.modules.eagle_config import EagleConfig, default_sources
-from pronk.errors import CheckpointError, ConfigError, OptionError, PronkError
-from pronk.models.checkpoint import Checkpoint, read_json
+from pronk.base.errors import CheckpointError, ConfigError, OptionError, PronkError
+from pronk.checkpoint.rope import RopeConfig
+from pronk.checkpoint.tensors import Checkpoint, read_json
+from pronk.drafting import Auto, Eagle3, Mtp, make_drafter
+from pronk.drafting.from_target.modules.eagle import load_head
+from pronk.drafting.from_target.modules.eagle_config import EagleConfig, default_sources
 from pronk.models.loader import Fingerprint, describe_architecture
 from pronk.parallel.mirrored_cache import MirroredCache
 from tiny_models import make_engine, tiny_decoder
@@ -235,7 +235,7 @@ def test_default_heads(tmp_path: Path) -> None:
 
 def test_packaged_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
     """A head that comes with pronk is used for all targets of its architecture, and for no others."""
-    monkeypatch.setattr("pronk.drafters.from_target.eagle3._PACKAGED", tmp_path)
+    monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", tmp_path)
     target = make_engine(tiny_decoder()).target
     assert Eagle3().find_default(target) is None
     architectures = {"a": "llama of 9 layers", "b": describe_architecture(target.decoder.config)}

@@ -8,12 +8,12 @@ import tokenizers
 from tokenizers import AddedToken
 
 from drafters.from_draft.vocabularies import OTHER_TEXT, byte_level, metaspace, word_piece
-from pronk.drafters.shared.vocabulary.reencoder import Reencoder
-from pronk.drafters.shared.vocabulary.translation import Translation
-from pronk.errors import OptionError
-from pronk.models.clone_models import tiny_model
-from pronk.tokenization.spelling import spell
-from pronk.tokenization.tokenizer import Tokenizer
+from pronk.base.errors import OptionError
+from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.drafting.shared.vocabulary.reencoder import Reencoder
+from pronk.drafting.shared.vocabulary.translation import Translation
+from pronk.text.spelling import spell
+from pronk.text.tokenizer import Tokenizer
 
 TINY = tiny_model()
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from drafters.from_target.modules.programs import PACKED, backend, export_weights
-from pronk.arrays import FLOAT32
-from pronk.errors import OptionError
-from pronk.execution.forward_job import Segment
-from pronk.execution.model_runner import CrossAttentionSource, ForwardJob, ModelRunner
-from pronk.kv_cache.blocks import BlockTable
+from pronk.base.arrays import FLOAT32
+from pronk.base.errors import OptionError
+from pronk.cache.blocks import BlockTable
 from pronk.lab.drafters.modules.glide import GlideDecoder, GlideShape
-from pronk.speculation.tree import TokenTree
+from pronk.models.forward_job import Segment
+from pronk.models.model_runner import CrossAttentionSource, ForwardJob, ModelRunner
+from pronk.sampling.tree import TokenTree
 from pronk.train.attention import DenseAttention, Features, compute_features, dense_hidden
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import GlideDecoderModule

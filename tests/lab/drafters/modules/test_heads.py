@@ -10,8 +10,8 @@ from torch import Tensor
 
 from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from lab.drafters.trained_multi_token import make_heads
-from pronk.arrays import Array
-from pronk.errors import OptionError
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import HeadsShape, MultiTokenHeads, heads_config
 from pronk.torch.convert import to_array, to_tensor
 from pronk.train.attention import DenseAttention

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
-from pronk.architecture.config import ModelConfig
-from pronk.architecture.rope import RopeConfig
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.rope import RopeConfig
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.drafters import KangarooModule

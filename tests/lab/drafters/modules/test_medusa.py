@@ -9,7 +9,7 @@ import torch
 
 from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from pronk import LLM
-from pronk.errors import OptionError
+from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import MedusaHeads, MedusaShape
 from pronk.models.linear import Norm
 from pronk.torch.convert import to_array

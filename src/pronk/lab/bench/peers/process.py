@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from pronk import OptionError, PronkError
 from pronk.base import refuse
-from pronk.checks import install_extra, refuse_choice
+from pronk.base.checks import install_extra, refuse_choice
 from pronk.lab.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
 
 # Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.

@@ -15,7 +15,7 @@ import numpy as np
 
 from pronk import OptionError
 from pronk.base import write_json, write_tokens
-from pronk.checks import install_extra
+from pronk.base.checks import install_extra
 from pronk.lab.drafters.datastore.reader import (
     FORMAT,
     HEADER,

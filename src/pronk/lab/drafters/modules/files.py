@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pronk import CheckpointError, OptionError
-from pronk.arrays import FLOAT32, Array, DType
 from pronk.backends import Backend, Layer, Linear, Norm, WeightLayout
 from pronk.base import is_file
+from pronk.base.arrays import FLOAT32, Array, DType
 from pronk.checkpoint import Checkpoint, Fingerprint, ModelConfig, clone_model, read_json, resolve_model
 from pronk.drafting import Target
 

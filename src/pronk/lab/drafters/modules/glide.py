@@ -18,8 +18,8 @@ from typing import Any
 
 from pronk import OptionError
 from pronk.backends import Decoder, Layer, Linear, Program, WeightLayout
+from pronk.base.checks import check_integer
 from pronk.checkpoint import MAX_LAYERS, ModelConfig, llama_config
-from pronk.checks import check_integer
 from pronk.lab.drafters.modules.files import DrafterWeights
 
 

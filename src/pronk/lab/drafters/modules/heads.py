@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pronk import OptionError
-from pronk.arrays import Array
 from pronk.backends import Layer, Linear, Norm, Program
+from pronk.base.arrays import Array
+from pronk.base.checks import check_choice, check_integer
 from pronk.checkpoint import ModelConfig
-from pronk.checks import check_choice, check_integer
 from pronk.lab.drafters.modules.files import DrafterWeights
 
 HEAD_LAYERS = ("transformer", "linear")
@@ -56,7 +56,7 @@ class HeadsShape:
             check_choice(name, getattr(self, name), choices)
 
     def check(self, config: ModelConfig) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if the target has no layer ``layer``."""
+        """Raise :class:`~pronk.base.errors.OptionError` if the target has no layer ``layer``."""
         if self.layer > config.num_layers:
             msg = f"layer: expected 1 to {config.num_layers}, the target's layers, found {self.layer}"
             raise OptionError(msg)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from pronk import OptionError
 from pronk.backends import Layer, Program
+from pronk.base.checks import check_choice, check_integer
 from pronk.checkpoint import ModelConfig
-from pronk.checks import check_choice, check_integer
 from pronk.lab.drafters.modules.files import DrafterWeights
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
@@ -53,7 +53,7 @@ class KangarooShape:
         return shape
 
     def check(self, config: ModelConfig) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if the target has no such exit layer."""
+        """Raise :class:`~pronk.base.errors.OptionError` if the target has no such exit layer."""
         num_layers = config.num_layers
         if num_layers == 1:
             msg = "exit-layer: expected a target of at least 2 layers, found 1; train another drafter for it"

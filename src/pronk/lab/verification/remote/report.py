@@ -10,7 +10,7 @@ from platform import machine, system
 from typing import Any, Literal
 
 from pronk import __version__
-from pronk.checks import check_integer, check_number
+from pronk.base.checks import check_integer, check_number
 from pronk.lab.verification.remote.client import Answer, Route
 
 Status = Literal["passed", "failed", "not supported", "skipped"]

@@ -1,1 +1,0 @@
-"""Model configuration, and rotary position embedding (RoPE)."""

@@ -1,0 +1,195 @@
+"""Threads that run the jobs of several tenants in turns: many jobs of one do not delay another."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from pronk.base.errors import ClosedError
+
+T = TypeVar("T")
+
+# Sizes of jobs are in bytes of a body, or in characters of a text. Python reads or writes a small
+# job within some tens of milliseconds, and a tiny one within a few milliseconds.
+SMALL_JOB = 2**16
+TINY_JOB = 2**12
+_IDLE_SECONDS = 10.0  # time after which a thread without a job ends
+_EXIT_SECONDS = 1.0  # time for running jobs at the end of the process
+
+
+class _Job(NamedTuple):
+    tenant: str
+    future: Future[Any]
+    function: Callable[[], Any]
+
+
+class FairExecutor:
+    """Executor with a queue per tenant, whose tenants take turns; small jobs pass large ones.
+
+    At the end of the process, the running jobs have a second to end.
+    """
+
+    def __init__(self, threads: int, name: str, *, shared: bool = False) -> None:
+        """Create an executor.
+
+        Args:
+            threads: maximum number of large jobs that run at the same time, and also of small ones.
+            name: beginning of the threads' names.
+            shared: whether several tenants use the executor. If there are several threads, one
+                tenant then has at most all but one of them.
+        """
+        per_tenant = max(1, threads - 1) if shared else threads
+        self._large = _Threads(threads, name, per_tenant)
+        self._small = _Threads(threads, name, per_tenant)
+
+    def submit(self, tenant: str, function: Callable[[], T], *, size: int = SMALL_JOB + 1) -> Future[T]:
+        """Run a function of a tenant in a thread; return the future of its result.
+
+        A job whose ``size`` is at most ``SMALL_JOB`` is small. Threads of their own run the small
+        jobs, which therefore never wait for a large one, not even for one of the same tenant.
+
+        Raises ``ClosedError`` after :meth:`shutdown`.
+        """
+        threads = self._small if size <= SMALL_JOB else self._large
+        return threads.submit(tenant, function)
+
+    async def run(
+        self,
+        tenant: str,
+        function: Callable[..., T],
+        *arguments: Any,
+        size: int = SMALL_JOB + 1,
+    ) -> T:
+        """Await ``function(*arguments)``; arguments and errors are those of :meth:`submit`.
+
+        A job whose ``size`` is at most ``TINY_JOB`` runs in the event loop, without a queue.
+        """
+        if size <= TINY_JOB:
+            return function(*arguments)
+        job = self.submit(tenant, partial(function, *arguments), size=size)
+        return await asyncio.wrap_future(job)
+
+    def shutdown(self) -> None:
+        """Fail the jobs that have not begun with a ``ClosedError``; end each thread after its job."""
+        self._large.shutdown()
+        self._small.shutdown()
+
+
+class _Threads:
+    """Up to ``limit`` threads, of which each tenant has at most ``per_tenant`` at a time."""
+
+    def __init__(self, limit: int, name: str, per_tenant: int) -> None:
+        self._limit = limit
+        self._name = name
+        self._per_tenant = per_tenant
+        self._changed = threading.Condition()  # held while an attribute below is used
+        self._waiting: dict[str, deque[_Job]] = {}  # tenants with jobs, the next one first
+        self._running = Counter[str]()
+        self._threads = set[threading.Thread]()
+        self._num_idle = 0
+        self._is_closed = False
+        _all.add(self)
+
+    def submit(self, tenant: str, function: Callable[[], T]) -> Future[T]:
+        future = Future[T]()
+        with self._changed:
+            if self._is_closed:
+                raise _closed_error()
+            self._waiting.setdefault(tenant, deque()).append(_Job(tenant, future, function))
+            num_waiting = sum(map(len, self._waiting.values()))
+            if num_waiting > self._num_idle and len(self._threads) < self._limit:
+                name = f"{self._name}_{len(self._threads)}"
+                thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
+                self._threads.add(thread)
+                thread.start()
+            self._changed.notify()
+        return future
+
+    def shutdown(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            jobs = [job for queue in self._waiting.values() for job in queue]
+            self._waiting.clear()
+            self._changed.notify_all()
+        for job in jobs:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(_closed_error())
+
+    def join(self, end: float) -> None:
+        """Wait for the threads until a time (``monotonic``)."""
+        with self._changed:
+            threads = [*self._threads]
+        for thread in threads:
+            thread.join(max(0.0, end - monotonic()))
+
+    def _run_jobs(self) -> None:
+        """Run jobs until the executor is closed, or has none for a while."""
+        while (job := self._wait_for_job()) is not None:
+            if job.future.set_running_or_notify_cancel():
+                try:
+                    job.future.set_result(job.function())
+                except BaseException as error:  # noqa: BLE001 - the caller's
+                    job.future.set_exception(error)
+            with self._changed:
+                self._running[job.tenant] -= 1
+                self._running += Counter()  # forget tenants without jobs
+                self._changed.notify()  # another job of the tenant may begin now
+            del job  # its arguments and its result may be large
+
+    def _wait_for_job(self) -> _Job | None:
+        """Return the next job that may begin; ``None`` if the thread is to end."""
+        with self._changed:
+            self._num_idle += 1
+            job = self._next_job()
+            while job is None and not self._is_closed:
+                is_notified = self._changed.wait(_IDLE_SECONDS)
+                job = self._next_job()
+                if not is_notified:
+                    break
+            self._num_idle -= 1
+            if job is None:
+                self._threads.discard(threading.current_thread())
+            return job
+
+    def _next_job(self) -> _Job | None:
+        free = (tenant for tenant in self._waiting if self._running[tenant] < self._per_tenant)
+        tenant = next(free, None)
+        if tenant is None:
+            return None
+        queue = self._waiting.pop(tenant)
+        job = queue.popleft()
+        if queue:
+            self._waiting[tenant] = queue  # behind the other tenants
+        self._running[tenant] += 1
+        return job
+
+
+_all: weakref.WeakSet[_Threads] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Close all executors when the process ends, and wait a second for the running jobs.
+
+    Python waits without a limit for threads that are no daemons. It unwinds the stacks of daemons
+    that need its lock later, which libraries in Rust or C++ may answer with an abort; hence the
+    second.
+    """
+    executors = [*_all]
+    for each in executors:
+        each.shutdown()
+    end = monotonic() + _EXIT_SECONDS
+    for each in executors:
+        each.join(end)
+
+
+def _closed_error() -> ClosedError:
+    return ClosedError("expected an open model, found one that is closing; load the model again")

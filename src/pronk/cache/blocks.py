@@ -1,0 +1,276 @@
+"""Block tables and the block allocator of the KV cache.
+
+A block holds ``block_size`` tokens. Each request owns a :class:`BlockTable`; several tables may share a block, which is
+reference-counted. The allocator prefers runs of consecutive block numbers, because the keys of consecutive blocks are
+read as a view, without a gather. The free blocks are stored as such runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from pronk.base.errors import CacheFullError
+
+if TYPE_CHECKING:
+    from pronk.cache.prefix import PrefixCache
+
+
+@dataclass
+class BlockTable:
+    """Blocks of one request, in token order.
+
+    Token ``p`` is in ``blocks[p // block_size - num_released]`` at offset ``p % block_size``. For example, with blocks
+    of 16, ``num_released = 2`` and ``blocks = [7, 8]``: the blocks of tokens 0-31, which have left the sliding window,
+    were released, and token 37 is in block 7 at offset 5, which is slot ``7 * 16 + 5 = 117``.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    num_released: int = 0  # number of leading blocks that this table has released
+    length: int = 0  # number of committed tokens in the cache; draft tokens have the slots after them
+    contiguous: bool = True  # whether the block numbers are consecutive
+    # Digests of the text up to the end of the first, second, … full block (:mod:`pronk.cache.prefix`).
+    digests: list[bytes] = field(default_factory=list)
+    num_stored: int = 0  # number of leading blocks that are written to disk, or queued for it
+    # ``PagedCache.version`` at the first allocation; if the cache has another one, its prefix cache takes no blocks.
+    version: int = -1
+    adapter: int = -1  # number of the adapter with which every forward pass computes these tokens; -1: none
+    _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def c_blocks(self) -> ctypes.Array[ctypes.c_int32]:
+        """``blocks`` as a C array for the kernels."""
+        if self._c_blocks is None:
+            self._c_blocks = (ctypes.c_int32 * len(self.blocks))(*self.blocks)
+        return self._c_blocks
+
+    @property
+    def first_block(self) -> int | None:
+        """Number of the block of token 0, even if released; ``None`` without blocks or unless ``contiguous``."""
+        return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
+
+    def update_derived(self) -> None:
+        """Update ``contiguous`` and drop the array of ``c_blocks`` after a change of ``blocks``."""
+        self.contiguous = all(b - a == 1 for a, b in pairwise(self.blocks))
+        self._c_blocks = None
+
+
+class BlockAllocator:
+    """Allocates blocks of ``block_size`` tokens and counts the tables that hold each block."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.references = [0] * num_blocks  # for each block, the number of tables that hold it
+        self.num_free = num_blocks  # number of blocks that no table holds: the empty and the evictable ones
+        # Cached blocks that no table holds, least recently used first; allocated if there are too few empty blocks.
+        self.evictable: dict[int, None] = {}
+        self.prefix_cache: PrefixCache | None = None
+        self._empty = FreeRuns(num_blocks)  # blocks that neither a table nor the prefix cache holds
+
+    def set_prefix_cache(self, prefix_cache: PrefixCache) -> None:
+        """Connect an empty prefix cache; blocks that only the previous prefix cache held become empty."""
+        self.prefix_cache = prefix_cache
+        for run in to_runs(self.evictable):
+            self._empty.add(run)
+        self.evictable.clear()
+
+    def reset(self) -> None:
+        """Free all blocks; existing tables must not be used any more."""
+        for block, references in enumerate(self.references):
+            if references and self.prefix_cache is not None and self.prefix_cache.is_cached(block):
+                self.evictable[block] = None
+        self.references = [0] * self.num_blocks
+        self.num_free = self.num_blocks
+        self._empty = FreeRuns(self.num_blocks)
+        for run in to_runs(self.evictable):
+            self._empty.take(run)
+
+    def num_blocks_for(self, tokens: int) -> int:
+        """Return the number of blocks that ``tokens`` tokens need."""
+        return -(-tokens // self.block_size)
+
+    def allocate(self, block_table: BlockTable, tokens: int) -> None:
+        """Allocate slots for the first ``tokens`` tokens; raise CacheFullError if too few blocks are free."""
+        needed = self.num_blocks_for(tokens) - block_table.num_released - len(block_table.blocks)
+        if needed <= 0:
+            return
+        if needed > self.num_free:
+            msg = (
+                f"KV cache is full: {needed} blocks of {self.block_size} tokens needed, {self.num_free} of "
+                f"{self.num_blocks} free; raise kv_memory, or lower max_tokens or the number of requests"
+            )
+            raise CacheFullError(msg)
+        block_table.blocks += self._allocate_blocks(needed, block_table.blocks[-1] + 1 if block_table.blocks else -1)
+        block_table.update_derived()
+
+    def num_missing(self, block_table: BlockTable, tokens: int) -> int:
+        """Return how many free blocks :meth:`PagedCache.prepare` takes for the first ``tokens`` tokens."""
+        needed = self.num_blocks_for(tokens) - block_table.num_released
+        first = max(0, block_table.length // self.block_size - block_table.num_released)
+        num_new = max(0, needed - len(block_table.blocks))
+        # A shared block is copied before the write.
+        return num_new + sum(self.references[block] > 1 for block in block_table.blocks[first:needed])
+
+    def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
+        """Return a new table that shares the blocks of the first ``tokens`` tokens, with copy on write."""
+        count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
+        forked = BlockTable(num_released=block_table.num_released, length=tokens)
+        forked.version, forked.adapter = block_table.version, block_table.adapter
+        forked.digests = block_table.digests[: tokens // self.block_size]
+        self.assign_cached(forked, block_table.blocks[:count])
+        return forked
+
+    def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
+        """Let an empty table hold ``blocks``; each must be in another table or in the prefix cache."""
+        for block in blocks:
+            if not self.references[block]:
+                self.num_free -= 1
+                del self.evictable[block]  # no table holds the block, so the prefix cache does
+            self.references[block] += 1
+        block_table.blocks = list(blocks)
+        block_table.update_derived()
+
+    def is_shared(self, block: int) -> bool:
+        """Return whether several tables hold ``block``, so that it must be copied before a write."""
+        return self.references[block] > 1
+
+    def replace_shared(self, block_table: BlockTable, index: int) -> tuple[int, int]:
+        """Replace the shared ``blocks[index]`` by a new block; return ``(old, new)`` for the caller to copy."""
+        old = block_table.blocks[index]
+        if not self.num_free:
+            msg = f"KV cache is full: no free block to copy a shared one, out of {self.num_blocks}; raise kv_memory"
+            raise CacheFullError(msg)
+        new = block_table.blocks[index] = self._allocate_blocks(1)[0]
+        self.references[old] -= 1
+        block_table.update_derived()
+        return old, new
+
+    def release_before(self, block_table: BlockTable, token: int) -> list[int]:
+        """Release the blocks that hold only tokens before ``token``; return the blocks that became empty."""
+        count = min(max(0, token // self.block_size - block_table.num_released), len(block_table.blocks))
+        block_table.num_released += count
+        return self._release_blocks(block_table, 0, count)
+
+    def release(self, block_table: BlockTable) -> list[int]:
+        """Release all blocks of a table; return the blocks that became empty."""
+        block_table.length = block_table.num_released = block_table.num_stored = 0
+        block_table.digests = []
+        return self._release_blocks(block_table, 0)
+
+    def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
+        """Release all blocks but those of the first ``tokens`` tokens; return the blocks that became empty."""
+        count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
+        return self._release_blocks(block_table, count)
+
+    def _release_blocks(self, block_table: BlockTable, start: int, stop: int | None = None) -> list[int]:
+        """Release ``blocks[start:stop]`` of a table; return the blocks that became empty."""
+        removed, freed = block_table.blocks[start:stop], list[int]()
+        if removed:
+            del block_table.blocks[start:stop]
+            block_table.update_derived()
+        for block in reversed(removed):  # reversed, so that the last blocks of a text are evicted first
+            if self.references[block] <= 0:
+                msg = f"block {block} was released twice"
+                raise AssertionError(msg)
+            self.references[block] -= 1
+            if self.references[block]:
+                continue
+            self.num_free += 1
+            if self.prefix_cache is not None and self.prefix_cache.is_cached(block):
+                self.evictable[block] = None
+            else:
+                freed.append(block)
+        for run in to_runs(freed):
+            self._empty.add(run)
+        return freed[::-1]
+
+    def _allocate_blocks(self, count: int, start: int = -1) -> list[int]:
+        """Allocate ``count`` blocks: first the empty run that begins with ``start``, if any, then long runs."""
+        allocated: list[int] = []
+        while len(allocated) < count:
+            blocks = self._next_blocks(count - len(allocated), start)
+            for run in to_runs(block for block in blocks if block not in self.evictable):
+                self._empty.take(run)
+            for block in blocks:
+                if block in self.evictable:
+                    assert self.prefix_cache is not None
+                    self.prefix_cache.evict(block)
+                    del self.evictable[block]
+                self.references[block] = 1
+            self.num_free -= len(blocks)
+            allocated += blocks
+        return allocated
+
+    def _next_blocks(self, count: int, start: int) -> Sequence[int]:
+        """Return 1 to ``count`` blocks to allocate, preferably a run that begins with ``start``.
+
+        If fewer than ``count`` blocks are empty, return all empty blocks and the least recently used evictable blocks,
+        sorted by number so that they form long runs: from ``start`` upwards, then the numbers below ``start``.
+        """
+        num_evicted = count - (self.num_free - len(self.evictable))
+        if num_evicted > 0:
+            return sorted(
+                [*self._empty, *islice(self.evictable, num_evicted)], key=lambda block: (block < start, block)
+            )
+        return (self._empty.run_from(start) or self._empty.best_fit(count))[:count]
+
+
+class FreeRuns:
+    """Subset of the numbers ``0 .. stop - 1``, stored as runs; initially all of them."""
+
+    def __init__(self, stop: int) -> None:
+        self._runs = [range(stop)] if stop else []  # ascending, with gaps between them
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for run in self._runs for number in run)
+
+    def best_fit(self, length: int) -> range:
+        """Return the shortest run of at least ``length`` numbers, or the longest run if all are shorter."""
+        long_enough = [run for run in self._runs if len(run) >= length]
+        return min(long_enough, key=len) if long_enough else max(self._runs, key=len)
+
+    def run_from(self, number: int) -> range:
+        """Return ``number`` and all numbers after it in its run; empty if ``number`` is not in the set."""
+        index = self._index_after(number)
+        return range(number, max(number, self._runs[index - 1].stop if index else number))
+
+    def add(self, run: range) -> None:
+        """Add a run of numbers, none of which is in the set, and merge it with adjacent runs."""
+        first = last = self._index_after(run.start)
+        start, stop = run.start, run.stop
+        if first and self._runs[first - 1].stop == start:
+            first -= 1
+            start = self._runs[first].start
+        if last < len(self._runs) and self._runs[last].start == stop:
+            stop = self._runs[last].stop
+            last += 1
+        self._runs[first:last] = [range(start, stop)]
+
+    def take(self, run: range) -> None:
+        """Remove a run of numbers, all of which are in the set."""
+        index = self._index_after(run.start) - 1
+        whole = self._runs[index]
+        assert index >= 0
+        assert run.stop <= whole.stop
+        rest = (range(whole.start, run.start), range(run.stop, whole.stop))
+        self._runs[index : index + 1] = [part for part in rest if part]
+
+    def _index_after(self, number: int) -> int:
+        return bisect_right(self._runs, number, key=attrgetter("start"))
+
+
+def to_runs(numbers: Iterable[int]) -> list[range]:
+    """Group distinct numbers, in any order, into runs of consecutive numbers in ascending order."""
+    runs: list[range] = []
+    for number in sorted(numbers):
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs

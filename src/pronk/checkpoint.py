@@ -1,5 +1,0 @@
-"""Checkpoints: names and folders of models, their configuration, tensors and quantized formats."""
-
-from pronk.lazy import export
-
-__getattr__, __dir__, __all__ = export(__name__, __file__)

@@ -1,0 +1,197 @@
+"""Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
+
+RoPE rotates pairs of a head's values. For the architectures in ``_PERMUTED_ARCHITECTURES``, GGUF permutes the rows of
+the query and key projections so that the values 2i and 2i + 1 are a pair. :class:`GgufCheckpoint` undoes this
+permutation: in pronk, a pair is the values i and i + size / 2 of a head.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
+from pronk.base.errors import locate_error, refuse
+from pronk.base.files.regular import is_file
+from pronk.checkpoint.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.gguf.blocks import BLOCKS, PACKED_BLOCKS, BlockMatrix, BlockRows, unpack
+from pronk.checkpoint.gguf.reader import GgufFile, TensorInfo
+from pronk.checkpoint.gguf.vocabulary import Vocabulary
+
+_DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
+_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # such as model-00001-of-00003.gguf
+# Architectures whose pairs are consecutive values: ``LLAMA_ROPE_TYPE_NORM`` in ``llama_model_rope_type`` of llama.cpp.
+_PERMUTED_ARCHITECTURES = ("granite", "granitemoe", "llama", "mistral3", "smollm3")
+# Projections with permuted rows, each with the metadata key of the number of its heads.
+_PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is a file with the suffix ``.gguf``."""
+    return path.suffix.lower() == ".gguf" and is_file(path)
+
+
+def file_identity(path: Path, state: os.stat_result | None = None) -> tuple[str, int, int, int]:
+    """Return path, number, size and time of modification of a file, as in ``state`` or as now."""
+    state = path.stat() if state is None else state
+    return str(path), state.st_ino, state.st_size, state.st_mtime_ns
+
+
+class GgufCheckpoint:
+    """Read access to the tensors of a GGUF model, like :class:`pronk.checkpoint.tensors.Checkpoint`.
+
+    A tensor ``[experts, outputs, inputs]`` has the matrices of all experts; ``expert`` is the number of one of them.
+    Only the headers are read on construction. A damaged or missing part, or a path that is not that of the first part,
+    raises a CheckpointError.
+    """
+
+    config_source = "its metadata"  # place of the model's configuration, in words for error messages
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path  # path of the first file; called ``folder`` as in ``Checkpoint``
+        self.header = GgufFile(path)
+        self._files = [self.header, *_other_parts(self.header)]
+        self._infos: dict[str, tuple[GgufFile, TensorInfo]] = {}
+        for file in self._files:
+            for name, info in file.tensors.items():
+                if name in self._infos:
+                    file.refuse(f"expected tensor {name:.80} in one part, found it in two")
+                self._infos[name] = file, info
+        count = self.header.get("split.tensors.count")
+        if len(self._files) > 1 and count != len(self._infos):
+            self.header.refuse(f"expected {count!r:.20} tensors in all parts, found {len(self._infos)}")
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Vocabulary of the tokenizer, empty if the file has none; raises a TokenizerError if inconsistent."""
+        return Vocabulary.read(self.header)
+
+    @property
+    def identity(self) -> list[tuple[str, int, int, int]]:
+        """Path, number, size and time of modification of each of the model's files, as they were when opened."""
+        return [file_identity(file.path.resolve(), file.state) for file in self._files]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; a matrix is ``[outputs, inputs]``."""
+        return self._infos[name][1].shape
+
+    def nbytes(self, name: str) -> int:
+        """Size of a tensor in the file, in bytes."""
+        return self._infos[name][1].size
+
+    def type(self, name: str) -> str:
+        """GGUF type of a tensor, such as ``F32`` or ``Q4_K``."""
+        return self._infos[name][1].type.name
+
+    def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
+        """Raise a CheckpointError for a GGUF type not in ``dtypes``; matrices may also have quantized blocks."""
+        type_ = self.type(name)
+        types = [*dtypes, *(BLOCKS if len(self.shape(name)) > 1 else ())]
+        if type_ not in types:
+            command = "llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
+            remedy = f"use a Q4_K_M or Q8_0 file of this model, or convert the original: {command}"
+            refuse(self.folder, f"tensor {name}: expected {', '.join(types)}, found {type_}; {remedy}")
+
+    def raw_bytes(self, name: str) -> Array:
+        """Return the bytes of a tensor, uint8, as a view that keeps the file mapped."""
+        file, info = self._infos[name]
+        return np.frombuffer(file.buffer, UINT8, info.size, info.start)
+
+    def tensor(self, name: str) -> Array:
+        """Return a float tensor in the file's dtype; it is a view of the file if rows are not permuted."""
+        info = self._infos[name][1]
+        values = self.raw_bytes(name).view(_DTYPES[info.type.name]).reshape(info.shape)
+        order = self._row_order(name)
+        return values if order is None else values[order]
+
+    def has_blocks(self, name: str) -> bool:
+        """Return whether a tensor is stored in quantized blocks, not as floats."""
+        return self.type(name) not in _DTYPES
+
+    def weight(self, name: str, codes: Array, expert: int | None = None) -> QuantizedMatrix:
+        """Return a quantized matrix, whose codes are written to ``codes``, uint8 ``[outputs, inputs]``.
+
+        ``name`` is that of a tensor with :meth:`has_blocks`, ``expert`` the number of the expert in a tensor of all
+        experts. A CheckpointError is raised if the blocks are damaged, or the kernels do not support the matrix.
+        """
+        info = self._infos[name][1]
+        tensor = f"{self.folder}: tensor {name} ({info.type.name})"
+        with locate_error(tensor, ValueError, remedy="; download the file again"):
+            return unpack(self._stored_rows(name, expert), info.type, codes, self._row_order(name))
+
+    def blocks(self, name: str, expert: int | None = None) -> BlockMatrix | None:
+        """Return a quantized matrix in its blocks; ``None`` if the kernels do not pack such blocks.
+
+        ``name`` is that of a tensor with :meth:`has_blocks`.
+        """
+        info = self._infos[name][1]
+        if info.type.name not in PACKED_BLOCKS:
+            return None
+        own = name if expert is None else f"{name}[{expert}]"
+        rows = BlockRows(self._stored_rows(name, expert), self._permuted_heads(name), own)
+        return BlockMatrix(info.type.name, info.shape[-1], (rows,))
+
+    def release(self) -> None:
+        """Drop the mapped pages from memory; a later access reads the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for file in self._files:
+                file.buffer.madvise(mmap.MADV_DONTNEED)
+
+    def _stored_rows(self, name: str, expert: int | None) -> Array:
+        stored = self.raw_bytes(name).reshape(*self.shape(name)[:-1], -1)
+        return stored if expert is None else stored[expert]
+
+    def _row_order(self, name: str) -> Array | None:
+        """Return each row's index in the file, int64 ``[rows]``; ``None`` if the rows are not permuted.
+
+        For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
+        """
+        heads = self._permuted_heads(name)
+        return np.arange(self.shape(name)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1) if heads else None
+
+    def _permuted_heads(self, name: str) -> int:
+        """Return the number of heads whose rows are permuted in the file; 0 if no rows are."""
+        key = _PERMUTED.get(name.split(".")[-2]) if "." in name else None
+        architecture = self.header.get("general.architecture")
+        if key is None or architecture not in _PERMUTED_ARCHITECTURES:
+            return 0
+        heads = self.header.get(f"{architecture}.{key}")
+        heads = self.header.get(f"{architecture}.{_PERMUTED['attn_q']}") if heads is None else heads
+        heads = heads[0] if isinstance(heads, list) and heads else heads
+        size = self.shape(name)[0]
+        if not isinstance(heads, int) or heads < 1 or size % (2 * heads):
+            refuse(self.folder, f"tensor {name}: expected rows for {heads!r:.20} heads of an even size, found {size}")
+        return heads
+
+
+def _other_parts(first: GgufFile) -> list[GgufFile]:
+    """Open the other files of a split model, in order; return an empty list if the model is one file."""
+    count, number = first.get("split.count"), first.get("split.no")
+    if not isinstance(count, int) or count < 2:
+        return []
+    match = _PART_NAME.fullmatch(first.path.name)
+    if match is None or int(match[3]) != count:
+        expected = f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
+        first.refuse(f"expected {expected}, found {first.path.name}", "restore the original names of the parts")
+    names = [f"{match[1]}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
+    if number != 0 or int(match[2]) != 1:
+        first.refuse(f"expected the first of {count} files, found another one", f"give {names[0]}")
+    missing = [name for name in names[1:] if not (first.path.parent / name).is_file()]
+    if missing:
+        first.refuse(f"expected {count} files in the same folder, found no {missing[0]}", "download the missing file")
+    return [GgufFile(first.path.parent / name) for name in names[1:]]

@@ -1,0 +1,275 @@
+"""Reader for the header of a GGUF file: metadata, and the shape, type and position of each tensor.
+
+::
+
+    "GGUF"  version  number of tensors  number of pairs     4 + 4 + 8 + 8 bytes, little-endian
+    key  type  value                                        for each pair of metadata
+    name  number of dimensions  dimensions  type  offset    for each tensor; smallest stride first
+    padding
+    values of the tensors                                   each at a multiple of general.alignment (metadata)
+
+A string is its length (8 bytes) and its UTF-8 bytes. Before memory is allocated for a count or length, it is compared
+with the remaining bytes. Metadata arrays are converted to lists on access. Source: ``docs/gguf.md`` of ggml.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from pronk.base.errors import CheckpointError, refuse
+from pronk.checkpoint.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
+
+_MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, type, one-byte value
+# Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
+_MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
+_MAX_NAME_BYTES = 65_535  # limit of GGUF for metadata keys; here also the limit for names of tensors
+# Limits for hostile files, far beyond those of models, because Python objects need more memory than the file's bytes.
+_MAX_ENTRIES = 100_000  # tensors, and pairs of metadata
+_MAX_ELEMENTS = 1 << 22  # elements of a metadata array that is read: a vocabulary has less than a million tokens
+_MAX_DIMENSIONS = 4  # limit of ggml for tensors
+# Names that select code; values of another type are refused on opening, so that no reader must check them.
+_NAME_KEYS = ("general.architecture", "tokenizer.ggml.model")
+_ALIGNMENTS = [1 << bits for bits in range(3, 21)]  # possible values of general.alignment, in bytes
+
+
+class TensorInfo(NamedTuple):
+    """Description of a tensor."""
+
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]  # the largest stride first: a matrix is ``[outputs, inputs]``
+    start: int  # offset in the file of the first byte of the values
+    size: int  # number of bytes of the values
+
+
+class _Array(NamedTuple):
+    """Metadata array that has not been converted to a list."""
+
+    type: int  # number of the GGUF type of the elements
+    length: int  # number of elements
+    start: int  # offset in the file of the first element
+    ends: Sequence[int] = ()  # strings only: offset in the file of the end of each element
+
+
+class GgufFile:
+    """Validated header of one memory-mapped file; ``state`` is the file's size, time of modification, ….
+
+    Raises:
+        CheckpointError: the file is not GGUF, has another version or byte order, or is truncated or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.buffer = self._map_file()  # the whole file, copy on write
+        self._file_size = len(self.buffer)
+        self._position = 0  # offset in the file of the next byte to read
+        num_tensors, num_pairs = self._read_file_header()
+        self._pairs = self._read_pairs(num_pairs)
+        self.tensors = self._read_tensors(num_tensors)  # descriptions by name, in the order of the file
+
+    def get(self, key: str) -> Any:
+        """Return a metadata value: int, float, bool, str, or a list of one of these types; ``None`` if absent."""
+        value = self._pairs.get(key)
+        if isinstance(value, bytes):
+            return self._decode(value, key)
+        return self._array_values(value, key) if isinstance(value, _Array) else value
+
+    def refuse(self, problem: str, remedy: str = "download it again") -> NoReturn:
+        """Raise a :class:`CheckpointError` with the path, ``problem`` and ``remedy``."""
+        refuse(self.path, f"{problem}; {remedy}")
+
+    def _map_file(self) -> mmap.mmap:
+        try:
+            with self.path.open("rb") as stream:
+                self.state = os.fstat(stream.fileno())
+                if (size := self.state.st_size) < 24:
+                    self.refuse(f"expected a GGUF file, found {size} bytes")
+                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            msg = f"{self.path}: expected a readable file, found {getattr(error, 'strerror', None) or error}"
+            raise CheckpointError(msg) from error
+
+    def _read_file_header(self) -> tuple[int, int]:
+        magic, version = self._read_bytes(4), self._read_number("I")
+        if magic != b"GGUF":
+            self.refuse(f"expected a GGUF file, found one that begins with {magic!r}", "check that it is the right one")
+        if version & 0xFFFF == 0:
+            remedy = "convert it with gguf-py: gguf-convert-endian MODEL little"
+            self.refuse("expected a little-endian file, found a big-endian one", remedy)
+        if version not in (2, 3):
+            remedy = "convert the model with a current llama.cpp"
+            self.refuse(f"expected version 2 or 3 of GGUF, found {version}", remedy)
+        num_tensors, num_pairs = self._read_number("Q"), self._read_number("Q")
+        if num_pairs * _MIN_PAIR_BYTES + num_tensors * _MIN_TENSOR_BYTES > self._num_left:
+            found = f"{num_tensors} tensors and {num_pairs} pairs of metadata announced"
+            self.refuse(f"expected as many as {self._file_size} bytes can hold, found {found}")
+        if max(num_tensors, num_pairs) > _MAX_ENTRIES:
+            found = f"{num_tensors} tensors and {num_pairs} pairs of metadata"
+            self.refuse(f"expected at most {_MAX_ENTRIES} of each, found {found}")
+        return num_tensors, num_pairs
+
+    @property
+    def _num_left(self) -> int:
+        """Number of bytes not read yet."""
+        return self._file_size - self._position
+
+    def _advance(self, size: int) -> int:
+        """Advance the position by ``size`` bytes and return the previous position; refuse a truncated file."""
+        start = self._position
+        if size > self._num_left:
+            self.refuse(f"expected {size} bytes at {start}, found {self._num_left}: the file is truncated or damaged")
+        self._position += size
+        return start
+
+    def _read_bytes(self, size: int) -> bytes:
+        start = self._advance(size)
+        return self.buffer[start : start + size]
+
+    def _read_number(self, format_char: str) -> int:
+        """Read a little-endian number; ``format_char`` is its format character of :mod:`struct`."""
+        return struct.unpack_from(f"<{format_char}", self.buffer, self._advance(struct.calcsize(format_char)))[0]
+
+    def _decode(self, text: bytes, text_name: str) -> str:
+        """Decode UTF-8; the error message begins with ``text_name``."""
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            self._refuse_text(text_name)
+
+    def _refuse_text(self, name: str) -> NoReturn:
+        self.refuse(f"{name:.80}: expected text in UTF-8, found invalid bytes")
+
+    def _read_name(self, owner: str) -> str:
+        size = self._read_number("Q")
+        if size > _MAX_NAME_BYTES:
+            self.refuse(f"expected the name of {owner} in at most {_MAX_NAME_BYTES} bytes, found {size}")
+        name = self._decode(self._read_bytes(size), f"the name of {owner}")
+        if not name.isprintable():
+            self.refuse(f"expected the name of {owner} in printable characters, found {name[:80]!r}")
+        return name
+
+    def _read_pairs(self, count: int) -> dict[str, Any]:
+        pairs: dict[str, Any] = {}
+        for _ in range(count):
+            key = self._read_name("a value")
+            if key in pairs:
+                self.refuse(f"expected {key:.80} once, found it twice")
+            pairs[key] = self._read_value(key, self._read_number("I"))
+        return pairs
+
+    def _read_value(self, key: str, kind: int) -> Any:
+        if key in _NAME_KEYS and kind != STRING:
+            found = "an array" if kind == ARRAY else f"a value of type {kind}"
+            self.refuse(f"{key}: expected a string, found {found}")
+        if kind == STRING:
+            return self._read_bytes(self._read_number("Q"))
+        if kind == ARRAY:
+            return self._read_array(key, self._read_number("I"), self._read_number("Q"))
+        if kind not in SCALARS:
+            self.refuse(f"{key:.80}: expected a value of a known type (0..12), found type {kind}")
+        value = self._read_number(SCALARS[kind])
+        if kind == BOOL and value > 1:
+            self.refuse(f"{key:.80}: expected 0 or 1 for a bool, found {value}")
+        return bool(value) if kind == BOOL else value
+
+    def _read_array(self, key: str, kind: int, count: int) -> _Array:
+        if kind in SCALARS:
+            return _Array(kind, count, self._advance(count * struct.calcsize(SCALARS[kind])))
+        if kind == ARRAY:
+            self.refuse(f"{key:.80}: expected an array of numbers or strings, found an array of arrays")
+        if kind != STRING:
+            self.refuse(f"{key:.80}: expected an array of a known type (0..12), found type {kind}")
+        if count * 8 > self._num_left:
+            found = f"{count} announced"
+            self.refuse(f"{key:.80}: expected as many strings as {self._num_left} bytes can hold, found {found}")
+        start = end = self._position
+        # Do not call _read_number for each string: a vocabulary has hundreds of thousands of strings.
+        read_size, buffer, last, ends = struct.Struct("<Q").unpack_from, self.buffer, self._file_size - 8, array("Q")
+        for _ in range(count):
+            if end > last:
+                end = self._file_size + 1  # beyond the file, so that _advance refuses it
+                break
+            end += 8 + read_size(buffer, end)[0]
+            if end > self._file_size:
+                break
+            ends.append(end)
+        self._advance(end - start)
+        return _Array(kind, count, start, ends)
+
+    def _array_values(self, array: _Array, key: str) -> list[Any]:
+        if array.length > _MAX_ELEMENTS:
+            self.refuse(f"{key:.80}: expected at most {_MAX_ELEMENTS} elements, found {array.length}")
+        if array.type != STRING:
+            values = struct.unpack_from(f"<{array.length}{SCALARS[array.type]}", self.buffer, array.start)
+            return [value != 0 for value in values] if array.type == BOOL else list(values)
+        if not array.length:
+            return []
+        starts = np.array([array.start, *array.ends[:-1]]) - array.start
+        stored = np.frombuffer(self.buffer[array.start : array.ends[-1]], np.uint8).copy()
+        # Replace each length by one zero byte, so that all strings are decoded at once.
+        is_text = np.ones(len(stored), np.bool_)
+        for offset in range(1, 8):
+            is_text[starts + offset] = False
+        stored[starts] = 0
+        try:
+            texts = stored[is_text].tobytes().decode().split("\0")[1:]
+            if len(texts) == array.length:
+                return texts
+            # A string has a zero byte itself.
+            ends = [end - array.start for end in array.ends]
+            return [bytes(stored[start + 8 : end]).decode() for start, end in zip(starts, ends, strict=True)]
+        except UnicodeDecodeError:
+            self._refuse_text(key)
+
+    def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
+        alignment = self._pairs.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment not in _ALIGNMENTS:
+            expected = f"a power of two in {_ALIGNMENTS[0]}..{_ALIGNMENTS[-1]}"
+            self.refuse(f"expected {expected}, found general.alignment = {alignment!r:.40}")
+        infos: dict[str, TensorInfo] = {}
+        for _ in range(count):
+            info = self._read_info(alignment)
+            if info.name in infos:
+                self.refuse(f"expected tensor {info.name:.80} once, found it twice")
+            infos[info.name] = info
+        base = self._position + -self._position % alignment
+        located = {name: info._replace(start=base + info.start) for name, info in infos.items()}
+        self._check_places(located.values())
+        return located
+
+    def _read_info(self, alignment: int) -> TensorInfo:
+        """Read a tensor's description; its ``start`` is the offset in the file minus the end of the padding."""
+        name = self._read_name("a tensor")
+        num_dimensions = self._read_number("I")
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+            self.refuse(f"tensor {name:.80}: expected 1..{_MAX_DIMENSIONS} dimensions, found {num_dimensions}")
+        shape = tuple(self._read_number("Q") for _ in range(num_dimensions))[::-1]
+        kind, start = self._read_number("I"), self._read_number("Q")
+        if kind not in TENSOR_TYPES:
+            self.refuse(f"tensor {name:.80}: expected a known type, found type {kind}", "use another file of the model")
+        type_ = TENSOR_TYPES[kind]
+        if 0 in shape or shape[-1] % type_.values:
+            expected = f"rows of whole blocks of {type_.values} ({type_.name})"
+            self.refuse(f"tensor {name:.80}: expected {expected}, found {list(shape)}")
+        if start % alignment:
+            self.refuse(f"tensor {name:.80}: expected an offset that is a multiple of {alignment}, found {start}")
+        return TensorInfo(name, type_, shape, start, math.prod(shape) // type_.values * type_.size)
+
+    def _check_places(self, infos: Iterable[TensorInfo]) -> None:
+        end = 0
+        for info in sorted(infos, key=lambda info: info.start):
+            if info.start < end:
+                self.refuse(f"tensor {info.name:.80}: expected a place of its own, found an overlap with another one")
+            end = info.start + info.size
+            if end > self._file_size:
+                found = f"its {info.size} bytes at {info.start} of {self._file_size}: the file is truncated or damaged"
+                self.refuse(f"expected all of tensor {info.name:.80}, found {found}")

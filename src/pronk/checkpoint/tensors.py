@@ -1,0 +1,214 @@
+"""Memory-mapped access to the safetensors files of a model folder.
+
+Opening a checkpoint reads only the headers of its files. A tensor is a view of the mapped file: the operating system
+loads its pages on access, and :meth:`Checkpoint.release` frees them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, Array
+from pronk.base.errors import CheckpointError, describe_error, describe_json_error, describe_reason, refuse
+from pronk.base.files.regular import is_file, read_input
+from pronk.checkpoint.formats.scheme import FLOATS
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
+
+SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
+INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
+# Bytes of a JSON file or header. Parsed values need up to 30 times the memory; the largest index of a model has 5 MB.
+MAX_JSON_BYTES = 1 << 24
+_MAX_NESTING = 100  # levels of a JSON file; functions that recurse, such as repr, have a limit of about 1000
+_PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# Supported dtypes by their names in safetensors. Types that are not in FLOATS are for quantized weights only.
+DTYPES = {
+    "F32": FLOAT32,
+    "F16": FLOAT16,
+    "BF16": BFLOAT16,
+    "F8_E4M3": FLOAT8,
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I8": INT8,
+    "U8": UINT8,
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+class _MappedTensor(NamedTuple):
+    """Tensor in a mapped file."""
+
+    file: mmap.mmap
+    dtype: str  # key of ``DTYPES``
+    shape: tuple[int, ...]
+    start: int  # position of the first byte in the file
+    size: int  # number of bytes
+
+
+class Checkpoint:
+    """The tensors of a model folder, by name.
+
+    Safetensors files that are absent, truncated, damaged or do not match the index raise a CheckpointError.
+    """
+
+    config_source = "config.json"  # origin of the expected shapes, named in error messages
+
+    def __init__(self, folder: Path, remedy: str = "download it again", files: Sequence[Path] | None = None) -> None:
+        """Map ``files``, by default those of a model; errors about incomplete files end with ``remedy``."""
+        self.folder = folder
+        self._entries: dict[str, _MappedTensor] = {}
+        for path in files or _safetensors_files(folder, remedy):
+            entries = _map_file(path, remedy)
+            for name in entries.keys() & self._entries.keys():
+                refuse(folder, f"expected tensor {name} in one file, found it in two; remove the leftover shards")
+            self._entries |= entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._entries[name].shape
+
+    def nbytes(self, name: str) -> int:
+        """Return the size of a tensor in the file, in bytes."""
+        return self._entries[name].size
+
+    def check_dtype(self, name: str, dtypes: Sequence[str] = FLOATS) -> None:
+        """Raise a :class:`CheckpointError` if the tensor's safetensors dtype is not in ``dtypes``."""
+        found = self._entries[name].dtype
+        if found in dtypes:
+            return
+        if tuple(dtypes) == FLOATS:
+            expected = f"float32, float16 or bfloat16 ({', '.join(dtypes)})"
+            remedy = "convert the checkpoint to one of them"
+        else:
+            expected = f"the type {' or '.join(dtypes)}"
+            remedy = "check that quantization_config and the weights belong together"
+        refuse(self.folder, f"tensor {name}: expected {expected}, found {found}; {remedy}")
+
+    def tensor(self, name: str) -> Array:
+        """Return a tensor as a view of the mapped file, in its stored dtype; the view keeps the file mapped."""
+        entry = self._entries[name]
+        flat = np.frombuffer(entry.file, DTYPES[entry.dtype], math.prod(entry.shape), entry.start)
+        return flat.reshape(entry.shape)
+
+    def release(self) -> None:
+        """Free the memory of all pages that were read; a later access reads the page again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for file in {id(entry.file): entry.file for entry in self._entries.values()}.values():
+                file.madvise(mmap.MADV_DONTNEED)
+
+
+AnyCheckpoint = Checkpoint | GgufCheckpoint
+
+
+def open_checkpoint(path: Path) -> AnyCheckpoint:
+    """Open a model folder or a GGUF file; raise a CheckpointError if it is damaged or incomplete."""
+    return GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
+
+
+def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
+    """Read a JSON object; raise ``error_type`` if the file cannot be read or holds anything else."""
+    try:
+        data = read_input(path, MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            found = "more; restore the file from its source"
+            refuse(path, f"expected at most {MAX_JSON_BYTES >> 20} MiB of JSON, found {found}", error_type)
+        document = json.loads(data.removeprefix(codecs.BOM_UTF8).decode())
+    except OSError as problem:
+        msg = f"{path}: expected a readable file, found {describe_reason(problem)}"
+        raise error_type(msg) from problem
+    except (ValueError, RecursionError, MemoryError) as problem:
+        msg = f"{path}: expected JSON, found {describe_json_error(problem)}; restore the file from its source"
+        raise error_type(msg) from problem
+    if not isinstance(document, dict):
+        refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
+    if _is_deeper(document, _MAX_NESTING):
+        expected = f"expected at most {_MAX_NESTING} nested brackets, found more"
+        refuse(path, f"{expected}; restore the file from its source", error_type)
+    return document
+
+
+def _is_deeper(document: object, limit: int) -> bool:
+    """Return whether objects and lists are nested deeper than ``limit``."""
+    level: list[Any] = [document]
+    for _ in range(limit + 1):
+        containers = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        if not containers:
+            return False
+        level = [value for container in containers for value in container]
+    return True
+
+
+def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
+    """Return the safetensors files; as in transformers, ``SINGLE`` takes precedence over ``INDEX``."""
+    if is_file(folder / SINGLE):
+        return [folder / SINGLE]
+    if not is_file(folder / INDEX):
+        _refuse_missing_weights(folder)
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        refuse(folder / INDEX, f"expected an object 'weight_map' of file names, found {type(weight_map).__name__}")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        # A name with a path separator could lead out of the folder.
+        if Path(name).name != name or not is_file(folder / name):
+            refuse(folder, f"expected the {len(names)} shards that {INDEX} lists, found no {name:.80}; {remedy}")
+    return [folder / name for name in names]
+
+
+def _refuse_missing_weights(folder: Path) -> NoReturn:
+    pickles = sorted(path.name for pattern in _PICKLE_FILES for path in folder.glob(pattern))
+    if pickles:
+        remedy = "pickle files can run code and are not loaded: convert the checkpoint to safetensors"
+        refuse(folder, f"expected {SINGLE}, found {pickles[0]}; {remedy}")
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    listed = f"only {', '.join(found[:3])}" if found else "no safetensors file"
+    refuse(folder, f"expected {SINGLE} or {INDEX}, found {listed}")
+
+
+def _check_header_size(path: Path) -> None:
+    """Raise a ValueError if the header is larger than that of any model; see ``MAX_JSON_BYTES``."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+    if size > MAX_JSON_BYTES:
+        msg = f"a header of {size} bytes, of which at most {MAX_JSON_BYTES >> 20} MiB are read"
+        raise ValueError(msg)
+
+
+def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
+    """Map a safetensors file: 8 bytes with the length of the header, a JSON header, and the tensors."""
+    try:
+        _check_header_size(path)
+        # safe_open checks the header: all offsets are in the file, and the sizes match shapes and dtypes.
+        with safe_open(path, framework="numpy"):
+            pass
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(length))
+            # Copy on write: a change of a weight in memory does not change the file.
+            file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
+        found = f"a truncated or damaged one ({path.stat().st_size} bytes: {describe_error(error)})"
+        msg = f"{path}: expected a complete safetensors file, found {found}; {remedy}"
+        raise CheckpointError(msg) from error
+    header.pop("__metadata__", None)
+    return {
+        name: _MappedTensor(file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
+        for name, entry in header.items()
+        for begin, end in (entry["data_offsets"],)
+    }

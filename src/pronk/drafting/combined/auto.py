@@ -1,0 +1,112 @@
+"""The drafter ``auto``, the default: all sources that are installed, asked where they pay.
+
+The policy (:mod:`pronk.drafting.policy`) asks the sources one after the other, each only if its expected
+contribution to the draft tokens offered so far is worth its time. The proposal is the union of what they offer.
+Drafters given as ``parts`` are added, and replace the sources of the same kind. ``docs/methods/auto.md`` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pronk.base.checks import check_flag, check_integer
+from pronk.base.errors import PronkError
+from pronk.base.keywords import known_keywords
+from pronk.checkpoint.hub.cache import find_cached
+from pronk.drafting.from_outputs.recycling import Recycling
+from pronk.drafting.from_text.suffix import Suffix
+from pronk.drafting.proposer import DraftContext, Drafter, Outcome, Proposer, ask, bind_proposer, observe
+from pronk.drafting.registry import make_drafter
+from pronk.drafting.shared.composite import Composite, CompositeProposer, States
+from pronk.drafting.target import Target
+from pronk.models.resolve import all_pairs, find_pairs
+from pronk.sampling.tree import TokenTree
+
+# Drafters whose heads may come with a model, the first choice first.
+_HEADS = ("eagle3", "mtp", "multi_token")
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Auto(Composite):
+    """Options of ``auto``.
+
+    Attributes:
+        parts: drafters in addition to those that are found.
+        bundled: whether to use ``pronk-tiny-draft``, in a clone, if no part has a model and the vocabularies are equal.
+        num_nodes: maximum number of draft tokens per step, 1..127.
+    """
+
+    name = "auto"
+
+    parts: tuple[Drafter, ...] = ()
+    bundled: bool = True
+    num_nodes: int = 31
+
+    def __post_init__(self) -> None:
+        if self.parts != ():
+            super().__post_init__()
+        check_flag(f"{self.name}: bundled", self.bundled)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+
+    def bind(self, target: Target) -> AutoProposer:
+        given = self.bind_parts(target)
+        names = _names(given)
+        found = [each for each in (Suffix(store_tokens=0), Recycling()) if each.name not in names]
+        without_model = [*(each.bind(target) for each in found), *(each for each in given if not each.models)]
+        with_model = [each for each in given if each.models] or self._find(target)
+        return AutoProposer(self, [*without_model, *with_model], target)
+
+    def _find(self, target: Target) -> list[Proposer[Any]]:
+        """Return the first drafter with a model that fits and needs no option; an empty list if none does."""
+        heads = [head for head in _heads() if head.find_default(target) is not None]
+        found: list[Drafter | str] = [*heads]
+        if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
+            pairs = [pair for pair in find_pairs(target.folder, target.decoder.config) if find_cached(pair.model)]
+            found += [f'{pair.drafter}(model="{pair.source}")' for pair in pairs]
+        if self.bundled:
+            found += ["cape(draft_model)", "draft_model"]
+        for drafter in found:
+            with suppress(PronkError):  # no clone, another vocabulary, no memory, or no package of the drafter
+                return [bind_proposer(make_drafter(drafter), target)]
+        return []
+
+
+def _heads() -> Iterator[Drafter]:
+    """Yield the drafters whose heads may come with a model, without those of missing packages."""
+    for name in _HEADS:
+        with suppress(PronkError):
+            yield make_drafter(name)
+
+
+def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
+    """Return the names of proposers and, recursively, of their parts."""
+    parts = [part for each in proposers if isinstance(each, CompositeProposer) for part in each.parts]
+    return {each.name for each in proposers} | (_names(parts) if parts else set())
+
+
+class AutoProposer(CompositeProposer):
+    """Asks several sources, each where it pays."""
+
+    name = Auto.name
+
+    def __init__(self, options: Auto, parts: Sequence[Proposer[Any]], target: Target) -> None:
+        super().__init__([part for part in parts if part.capabilities.proposes])
+        self.options, self.target, self.clock = options, target, target.clock
+        wrapped = [part.capabilities for part in self.parts]
+        logits = any(each.logits and each.observes_all_steps for each in wrapped)  # others get them if asked
+        self.capabilities = replace(self.capabilities, logits=logits, self_budgeting=True)
+
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
+        for number, part in enumerate(self.parts):
+            own_contexts = [context.with_state(context.state[number], draws=False) for context in contexts]
+            ask(part, own_contexts, self.clock)
+        num_nodes = self.options.num_nodes
+        return [each.policy.tree(each.tokens[-1], min(num_nodes, each.max_nodes)) for each in contexts]
+
+    def observe(self, outcome: Outcome[States]) -> None:
+        for number, part in enumerate(self.parts):
+            observe(part, outcome, self.clock, number)

@@ -1,0 +1,113 @@
+"""Threshold decoding: end a chain where the drafter's confidence falls below an adaptive threshold.
+
+The rule is that of the code of the survey *How to make LLMs go fast* (section "Threshold decoding"), with the formulas
+in ``docs/methods/threshold.md``. ``c_i`` is the product of the confidences of the first ``i`` draft tokens
+(:class:`~pronk.sampling.draft_token.DraftToken`). The survey's text uses the last accepted token instead: c_k, with
+c_0 = 1 (``toward="accepted"``). This makes chains shorter: the measured speed is within 5 % of that of the best fixed
+length if the drafter is expensive, and 6 to 23 % lower if a draft token costs 1.3 % of a forward pass of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pronk.base.checks import check_choice, check_integer, check_number
+from pronk.base.errors import OptionError
+from pronk.base.keywords import known_keywords
+from pronk.drafting.from_draft._wrapper import Wrapper, WrapperProposer
+from pronk.drafting.proposer import DraftContext, Outcome
+from pronk.drafting.shared.chain import Chain, Stop
+from pronk.drafting.shared.composite import States
+from pronk.drafting.shared.side_cache import common_prefix_length
+from pronk.drafting.target import Target
+
+
+@dataclass
+class _ThresholdState:
+    """One request's threshold, and the chain of its last proposal."""
+
+    threshold: float
+    root_position: int = field(default=-1, compare=False)  # position of the chain's root in the text, from 0
+    tokens: list[int] = field(default_factory=list, compare=False)  # the chain's draft tokens
+    # c_0 = 1, c_1, c_2, …: the product of the confidences of the first i draft tokens
+    cumulative_confidence: list[float] = field(default_factory=list, compare=False)
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Threshold(Wrapper):
+    """Options of threshold decoding.
+
+    Attributes:
+        parts: the inner drafter, ``draft_model`` by default. Its own options that end chains are ignored.
+        max_tokens: most draft tokens of a chain, 1..64.
+        threshold: initial threshold, within ``lowest .. highest``.
+        boost: decrease of the threshold when all tokens were accepted, 0..1.
+        lowest: smallest threshold, 0..1.
+        highest: largest threshold, 0..1.
+        toward: which c_i the threshold moves towards after a rejection: that of the first rejected token
+            (``"rejected"``) or of the last accepted token (``"accepted"``).
+    """
+
+    name = "threshold"
+
+    max_tokens: int = 16
+    threshold: float = 0.4
+    boost: float = 0.1
+    lowest: float = 0.05
+    highest: float = 0.95
+    toward: str = "rejected"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer(f"{self.name}: max_tokens", self.max_tokens, 1, 64)
+        for option in ("boost", "lowest", "highest"):
+            check_number(f"{self.name}: {option}", getattr(self, option), 0, 1)
+        if self.lowest > self.highest:
+            msg = f"{self.name}: lowest: expected at most highest = {self.highest}, found {self.lowest}"
+            raise OptionError(msg)
+        check_number(f"{self.name}: threshold", self.threshold, self.lowest, self.highest)
+        check_choice(f"{self.name}: toward", self.toward, ("accepted", "rejected"))
+
+    def bind(self, target: Target) -> ThresholdProposer:
+        return ThresholdProposer(self, self.bind_inner(target))
+
+
+class ThresholdProposer(WrapperProposer):
+    """Proposes the inner drafter's chains, each ended by the request's threshold."""
+
+    name = Threshold.name
+    options: Threshold
+
+    def start(self, prompt: Sequence[int]) -> States:
+        return (*super().start(prompt), _ThresholdState(self.options.threshold))
+
+    def chains(self, contexts: Sequence[DraftContext[States]], stop: Stop | None = None) -> list[Chain]:
+
+        def is_complete(number: int, chain: Chain) -> bool:
+            is_below = chain.cumulative_confidence[-1] < contexts[number].state[1].threshold
+            return is_below or (stop is not None and stop(number, chain))
+
+        chains = self.inner.chains(self.inner_contexts(contexts, self.options.max_tokens), is_complete)
+        for context, chain in zip(contexts, chains, strict=True):
+            state = context.state[1]
+            state.root_position = len(context.tokens) - 1
+            state.tokens = chain.tokens
+            state.cumulative_confidence = [1.0, *chain.cumulative_confidence]
+        return chains
+
+    def observe(self, outcome: Outcome[States]) -> None:
+        super().observe(outcome)
+        options, state = self.options, outcome.state[1]
+        tokens = state.tokens if outcome.position == state.root_position else []
+        num_verified = outcome.tree.num_matched(tokens)  # the chain's end may have been cut
+        if not num_verified:
+            return
+        num_accepted = common_prefix_length([outcome.tree.tokens[node] for node in outcome.path], tokens, 0)
+        if num_accepted < num_verified:
+            index = num_accepted + 1 if options.toward == "rejected" else num_accepted
+            state.threshold = (state.threshold + state.cumulative_confidence[index]) / 2
+        else:
+            state.threshold -= options.boost
+        state.threshold = min(max(state.threshold, options.lowest), options.highest)

@@ -1,0 +1,213 @@
+"""Token recycling (Luo et al. 2024): propose successors of each token from earlier logits.
+
+A table keeps the ``top_k`` likeliest successors of each token, by the target's latest logits after that token, at all
+nodes of earlier trees, rejected nodes included. The next tree grows from the table, largest gain first. A node's gain
+is the product of the measured acceptance rates of the ranks on its path; the likeliest successor has rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from pronk.base.checks import check_flag, check_integer, check_path
+from pronk.base.errors import OptionError, describe_error
+from pronk.base.files.atomic import replace_file
+from pronk.base.files.regular import check_regular
+from pronk.base.keywords import known_keywords
+from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
+from pronk.drafting.shared.likeliest import top_tokens
+from pronk.drafting.target import Target
+from pronk.drafting.trie import Frontier, Trie
+from pronk.sampling.tree import TokenTree
+
+_FORMAT = "pronk-successors/1"
+
+# Acceptance rates by rank before any measurement: 0.45 for rank 0, and for each further rank 0.35 times the one before.
+_PRIORS = {rank: 0.45 * 0.35**rank for rank in range(32)}
+
+
+@dataclass
+class Successors:
+    """A table with one row per token: the likeliest successors of that token."""
+
+    top_k: int  # maximum number of successors in a row
+    max_tokens: int  # maximum number of rows; a full table evicts the row that was updated longest ago
+    # Maps a token id to its successors' ids, likeliest first. Rows are in order of their last update, the oldest first.
+    rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def get(self, token: int) -> tuple[int, ...]:
+        """Return the successors of ``token``, likeliest first; empty for a token without a row."""
+        return self.rows.get(token, ())
+
+    def put(self, token: int, successors: Sequence[int]) -> None:
+        """Replace the row of ``token`` by the first ``top_k`` of ``successors``; a full table evicts a row."""
+        self.rows.pop(token, None)
+        self.rows[token] = tuple(successors[: self.top_k])
+        if len(self.rows) > self.max_tokens:
+            del self.rows[next(iter(self.rows))]
+
+
+@dataclass
+class RecyclingState:
+    """State of one request."""
+
+    successors: Successors  # the request's own table, or with the option ``shared`` the table of all requests
+    num_read: int = 0  # number of leading tokens of the text that :meth:`read_text` need not read again
+
+    def read_text(self, text: Sequence[int], num_committed: int) -> None:
+        """Make each unread token up to ``num_committed`` the likeliest successor of the token before it."""
+        for token, successor in pairwise(text[max(0, self.num_read - 1) : num_committed]):
+            others = (other for other in self.successors.get(token) if other != successor)
+            self.successors.put(token, (successor, *others))
+        self.num_read = num_committed
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Recycling(Drafter):
+    """Options of token recycling.
+
+    Attributes:
+        num_nodes: maximum number of draft tokens per step, 1..127.
+        top_k: maximum number of successors per token, 1..32.
+        max_tokens: maximum number of rows of a table, 16..1048576; the row updated longest ago is evicted first.
+        shared: whether all requests share one table.
+        table: file written by :meth:`RecyclingProposer.save` with the initial rows of each table, or ``None``.
+    """
+
+    name = "recycling"
+
+    num_nodes: int = 15
+    top_k: int = 4
+    max_tokens: int = 16384
+    shared: bool = False
+    table: str | None = None
+
+    def __post_init__(self) -> None:
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: top_k", self.top_k, 1, 32)
+        check_integer(f"{self.name}: max_tokens", self.max_tokens, 16, 1048576)
+        check_flag(f"{self.name}: shared", self.shared)
+        check_path(f"{self.name}: table", self.table)
+
+    def bind(self, target: Target) -> RecyclingProposer:
+        table = Successors(self.top_k, self.max_tokens)
+        if self.table is not None:
+            load_successors(Path(self.table), table, target.vocabulary)
+        return RecyclingProposer(self, table, target)
+
+    def for_adapter(self) -> Recycling | None:
+        return self if self.shared else None
+
+
+class RecyclingProposer(Proposer[RecyclingState]):
+    """Token recycling for all requests of a target."""
+
+    name = Recycling.name
+    capabilities = Capabilities(logits=True, observes_all_steps=False)
+
+    def __init__(self, options: Recycling, table: Successors, target: Target) -> None:
+        self.options, self.target, self._table = options, target, table
+
+    def save(self, path: str | Path) -> None:
+        """Write the shared table to a safetensors file.
+
+        Raises ``OptionError`` if the table is not shared, or the file cannot be written.
+        """
+        if not self.options.shared:
+            msg = f"{self.name}: expected shared=True to save a table, found one for each request; set shared=True"
+            raise OptionError(msg)
+        save_successors(Path(path), self._table, self.target.vocabulary if self.target else None)
+
+    def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
+        table = self._table
+        return RecyclingState(table if self.options.shared else replace(table, rows=dict(table.rows)))
+
+    def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
+        return [self._build_tree(context) for context in contexts]
+
+    def observe(self, outcome: Outcome[RecyclingState]) -> None:
+        state = outcome.state
+        if outcome.logits is None or (self.options.shared and outcome.params.rejects):
+            return
+        # Count the committed tokens as read: rows from logits take the place of pairs of successive tokens. Later nodes
+        # overwrite the rows of earlier ones.
+        if state.num_read == outcome.position + 1:
+            state.num_read += len(outcome.committed)
+        successors = state.successors
+        for token, likeliest in zip(outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True):
+            successors.put(token, likeliest)
+
+    def _build_tree(self, context: DraftContext[RecyclingState]) -> TokenTree:
+        if not (self.options.shared and context.params.rejects):
+            context.state.read_text(context.tokens, context.root + 1)
+        successors, max_nodes = context.state.successors, min(self.options.num_nodes, context.max_nodes)
+        source = context.policy.acceptance.source(self.name, _PRIORS)
+        rates = [source.rate(rank, 1) for rank in range(self.options.top_k)]
+        # A child enters the queue after its likelier sibling, so rates must not rise with rank: take running minima.
+        rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
+        trie = Trie(context.tokens[-1])
+        candidates = Frontier[tuple[int, int]]()  # (parent node, rank of the candidate)
+
+        def push_candidate(parent: int, rank: int) -> None:
+            if trie.depths[parent] < context.max_depth and rank < len(successors.get(trie.tokens[parent])):
+                candidates.push(trie.gains[parent] * rates[rank], (parent, rank))
+
+        push_candidate(0, 0)
+        while candidates and len(trie) <= max_nodes:
+            gain, (parent, rank) = candidates.pop()
+            if not context.policy.may_pay(gain, len(trie) - 1):
+                break
+            token = successors.get(trie.tokens[parent])[rank]
+            node = trie.add(parent, token, gain, (self.name, rank))
+            push_candidate(node, 0)
+            push_candidate(parent, rank + 1)
+        return trie.tree(max_nodes)
+
+
+def save_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
+    """Write a table to a safetensors file with the int32 tensor ``successors`` ``[rows, 1 + top_k]``.
+
+    A row is a token id and the ids of its successors, padded with -1. The metadata are ``format`` and ``vocabulary``.
+    Raises ``OptionError`` if the file cannot be written.
+    """
+    rows = [[token, *ids, *[-1] * (table.top_k - len(ids))] for token, ids in table.rows.items()]
+    tensor = np.array(rows, np.int32).reshape(len(rows), 1 + table.top_k)
+    content = save({"successors": tensor}, {"format": _FORMAT, "vocabulary": vocabulary or ""})
+    try:
+        with replace_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        msg = f"{path}: expected a writable path for the table, found: {describe_error(error)}; choose another path"
+        raise OptionError(msg) from error
+
+
+def load_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
+    """Load a file's rows into an empty table; if they are more than ``max_tokens``, keep the last ones.
+
+    Raises ``OptionError`` if the file is missing, damaged, or of another vocabulary; the table then stays empty.
+    """
+    try:
+        check_regular(path)
+        with safe_open(path, "np") as file:
+            metadata, tensor = file.metadata() or {}, file.get_tensor("successors")
+    except (OSError, SafetensorError) as error:
+        found = describe_error(error)
+        msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {found}; choose another table"
+        raise OptionError(msg) from error
+    if metadata.get("format") != _FORMAT or tensor.ndim != 2 or tensor.dtype != np.int32 or tensor.shape[1] < 1:
+        found = f"{metadata.get('format')!r}, {tensor.shape}"
+        msg = f"{path}: expected a table of format {_FORMAT}, found {found}; save it again"
+        raise OptionError(msg)
+    if metadata.get("vocabulary") != (vocabulary or ""):
+        msg = f"{path}: expected a table of this model's tokenizer, found one of another; save one with this model"
+        raise OptionError(msg)
+    for token, *successors in tensor.tolist():
+        table.put(token, [successor for successor in successors if successor >= 0])

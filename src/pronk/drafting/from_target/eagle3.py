@@ -1,0 +1,269 @@
+"""EAGLE-3 (Li et al. 2025) and MTP heads: one light layer on the target's hidden states.
+
+:mod:`pronk.drafting.from_target.modules.eagle` has the formulas. MTP heads are part of some checkpoints; EAGLE-3 heads
+are trained afterwards. The two kinds differ only in their input. With ``num_nodes`` the proposal is a tree by the rule
+of EAGLE-2 (Li et al. 2024, section 4.1): at each depth, the ``beam`` likeliest nodes by the product of the head's
+probabilities get children, in one pass of the head; in the end, the draft tokens of largest gain are proposed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from pronk.base.arrays import Array
+from pronk.base.checks import check_choice, check_integer
+from pronk.base.errors import CheckpointError, ConfigError, OptionError
+from pronk.base.keywords import known_keywords
+from pronk.checkpoint.tensors import Checkpoint, read_json
+from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
+from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
+from pronk.drafting.from_target.modules.eagle_names import find_mtp_names
+from pronk.drafting.proposer import DraftContext
+from pronk.drafting.shared.chain import Chain, Stop, extend_chains
+from pronk.drafting.shared.side_cache import SideLane
+from pronk.drafting.shared.stepwise import MAX_COUNTED, StepwiseDrafter, StepwiseProposer
+from pronk.drafting.step_value import Offer
+from pronk.drafting.target import Target
+from pronk.drafting.trie import Trie
+from pronk.models.linear import WEIGHTS
+from pronk.models.loader import describe_architecture
+from pronk.models.resolve import resolve_model
+from pronk.sampling.draft_token import DraftIds
+from pronk.sampling.tree import TokenTree
+
+_FOLDER = "eagle3"  # folder of the default head in the target's folder
+_PACKAGED = Path(__file__).parents[2] / "heads"  # folders of the heads that come with pronk; each has a card
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Eagle3(StepwiseDrafter):
+    """Options of EAGLE-3.
+
+    Attributes:
+        model: folder or Hub id of a head, in the layouts of EAGLE, SpecForge, speculators or DeepSpec. ``None`` is the
+            folder ``eagle3`` in the target's folder, or the head that comes with pronk for this architecture.
+        num_tokens: most draft tokens of a path, 1..64.
+        num_nodes: most draft tokens of a tree, 1..127; ``None`` proposes chains.
+        beam: number of nodes of each depth that get children, and of children of a node, 1..16; for trees only.
+        weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for :class:`~pronk.llm.LLM`.
+    """
+
+    name = "eagle3"
+
+    num_tokens: int = 6
+    num_nodes: int | None = None
+    beam: int = 4
+    weights: str = "plain"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_nodes is not None:
+            check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: beam", self.beam, 1, 16)
+        check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
+
+    @property
+    def proposes_tree(self) -> bool:
+        return self.num_nodes is not None
+
+    def find_default(self, target: Target) -> Path | None:
+        """Return the folder of the default head, or ``None`` if there is none."""
+        folder = None if target.folder is None else target.folder / _FOLDER
+        if folder is not None and (folder / "config.json").is_file():
+            return folder
+        # A packaged head is used whatever the weights: quantizations and fine-tunes of its target accept many of its
+        # draft tokens, and the policy does not ask a head that does not pay.
+        architecture = describe_architecture(target.decoder.config)
+        for config in sorted(_PACKAGED.glob("*/config.json")):
+            if read_json(config, ConfigError)["pronk"]["target"]["architecture"] == architecture:
+                return config.parent
+        return None
+
+    def bind(self, target: Target) -> Eagle3Proposer:
+        folder = self.find_default(target) if self.model is None else resolve_model(self.model).absolute()
+        if folder is None:
+            msg = f'{self.name}: expected model="…", a folder or a Hub id of a head for this target, found none'
+            raise OptionError(msg)
+        if not target.cache.can_project:
+            msg = f"{self.name}: expected a target in one process, found one on several; load it without workers"
+            raise OptionError(msg)
+
+        def load_runner() -> EagleRunner:
+            head = load_head(self.name, folder, target.decoder, self.weights)
+            if folder.parent != _PACKAGED:
+                _check_target(self.name, folder, head, target)
+            return EagleRunner(target, head)
+
+        return Eagle3Proposer(self, target.load_shared(folder, self.name, self.weights, load=load_runner))
+
+
+@known_keywords
+@dataclass(frozen=True)
+class Mtp(Eagle3):
+    """Options of MTP: those of :class:`Eagle3`. ``model=None`` is the head in the target's own checkpoint."""
+
+    name = "mtp"
+
+    num_tokens: int = 3
+
+    def find_default(self, target: Target) -> Path | None:
+        """Return the target's folder if its checkpoint has an MTP head, or ``None``."""
+        folder = target.folder
+        if folder is not None and folder.is_dir():
+            with suppress(CheckpointError):  # the files have changed since the target was loaded
+                return folder if find_mtp_names(tuple(Checkpoint(folder))) is not None else None
+        return None
+
+
+class Eagle3Proposer(StepwiseProposer[SideLane]):
+    """Proposes chains or trees; ``runner`` runs the head."""
+
+    options: Eagle3
+
+    def __init__(self, options: Eagle3, runner: EagleRunner) -> None:
+        super().__init__(options, runner, runner.cache)
+        self.runner = runner
+
+    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
+        if len(chains) == 1:
+            ((number, chain),) = chains.items()
+            if self.runner.supports_draft_chain(chain.context):
+                self.runner.draft_chain(chain, partial(is_complete, number))
+                return
+        most = max([chain.max_tokens for chain in chains.values()], default=0)
+        drafts = self.runner.begin({number: chain.context for number, chain in chains.items()}, most)
+
+        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
+            own = [drafts[number] for number in numbers]
+            if chains[numbers[0]].draft_tokens:  # otherwise all chains are empty
+                for number, draft in zip(numbers, own, strict=True):
+                    draft.add(len(draft.outputs) - 1, chains[number].tokens[-1])
+                self.runner.extend(own)
+            return [draft.logits[-1] for draft in own]
+
+        empty = {number: chains[number] for number in drafts}
+        extend_chains(empty, next_logits, is_complete, self.runner.head.draft_ids)
+        self.runner.end([*drafts.values()])
+
+    def propose(self, contexts: Sequence[DraftContext[SideLane]]) -> list[TokenTree]:
+        if self.options.num_nodes is None:
+            return super().propose(contexts)
+        trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
+        active = {number: context for number, context in enumerate(contexts) if self.begins(context)}
+        drafts = self.runner.begin(active, self.options.num_tokens * self.options.beam)
+        ids = self.runner.head.draft_ids
+        searches = {number: _Search(draft, self.options, self.source, ids) for number, draft in drafts.items()}
+        live = [*searches.values()]
+        while live := [search for search in live if search.expand() and self._pays(search)]:
+            for search in live:
+                search.add_best()
+            self.runner.extend([search.draft for search in live])
+        for number, search in searches.items():
+            trees[number] = search.trie.tree(search.max_nodes)
+        self.runner.end([*drafts.values()])
+        return trees
+
+    def shadow(self, context: DraftContext[SideLane]) -> bool:
+        if not self.can_count(context, context.root - 1 - len(context.state.tokens)):
+            return False
+        read = self.runner.read(context, MAX_COUNTED)
+        if read is None:
+            return False
+        self.count_choices(context, *read, self.runner.head.draft_ids)
+        return True
+
+    def _pays(self, search: _Search) -> bool:
+        """Return whether children of the best nodes raise the step's expected tokens per second."""
+        policy = search.draft.context.policy
+        price = policy.chain_price(self, search.draft.context)
+        if price is None:
+            return True
+        requests, gains, rate = policy.num_requests, search.trie.gains[1:], policy.chain_rate(self)
+        drafting = price.start + search.depth * price.token / requests
+        more_drafting = drafting + price.token / requests
+        if not policy.affords(price.reading + more_drafting):
+            return False
+        now = Offer.of(gains, price.curve, requests)
+        more = Offer.of([*gains, *(gain * rate for gain, *_ in search.best)], price.curve, requests)
+        return more.tokens * (now.seconds + drafting) > now.tokens * (more.seconds + more_drafting)
+
+    def num_unread(self, context: DraftContext[SideLane]) -> int:
+        return max(0, context.block_table.length - len(context.state.tokens) - 1)
+
+
+@dataclass
+class _Search:
+    """Growth of one request's tree, depth by depth.
+
+    Attributes:
+        draft: rows of the nodes that get children.
+        depth: depth of the deepest nodes.
+        best: the likeliest nodes of this depth: gain, probability, node of ``trie``, parent's node in ``draft``,
+            tokens of the path.
+    """
+
+    draft: HeadDraft
+    options: Eagle3
+    source: str
+    ids: DraftIds | None  # the target's token of each logit; ``None``: 0, 1, …
+    depth: int = 0
+    best: list[tuple[float, float, int, int, tuple[int, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        context = self.draft.context
+        self.trie = Trie(context.tokens[-1])
+        self.max_nodes = min(self.options.num_nodes or 0, context.max_nodes)
+        self._max_depth = min(self.options.num_tokens, context.max_depth)
+        self._rates = context.policy.acceptance.source(self.source)
+        # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of the path.
+        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [(len(self.draft.outputs) - 1, 0, 1.0, ())]
+
+    def expand(self) -> bool:
+        """Add children of the computed nodes to the tree; return whether some of them can get children."""
+        self.depth += 1
+        found = list[tuple[float, float, int, int, tuple[int, ...]]]()
+        for own, node, probability, path in self._level:
+            for token, prob in self._children(own, path):
+                kind = SourceRates.confidence_kind(prob)
+                gain = self.trie.gains[node] * self._rates.rate(kind, self.depth)
+                child = self.trie.add(node, token, gain, (self.source, kind))
+                found.append((gain, probability * prob, child, own, (*path, token)))
+        found.sort(key=lambda each: -each[1])
+        self.best = found[: self.options.beam]
+        return bool(found) and self.depth < self._max_depth
+
+    def add_best(self) -> None:
+        """Have the next pass of the head compute the likeliest nodes."""
+        add = self.draft.add
+        self._level = [(add(own, path[-1]), node, probability, path) for _, probability, node, own, path in self.best]
+
+    def _children(self, own: int, path: tuple[int, ...]) -> list[tuple[int, float]]:
+        """Return the likeliest tokens after a computed node, with their probabilities."""
+        sampler = self.draft.context.sampler
+        with sampler.after(path):
+            drawn = sampler.draft_token(self.draft.logits[own], self.draft.context.root, draw=False, ids=self.ids)
+        return [] if drawn is None else drawn.top_tokens(self.options.beam)
+
+
+def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:
+    """Refuse a head of another architecture, and warn about one of another target."""
+    own, verifier = head.eagle.fingerprint, head.eagle.verifier
+    fingerprint = None if own is None else target.fingerprint  # reads a part of every tensor of the target
+    if own is not None and fingerprint is not None:
+        if own.architecture != fingerprint.architecture:
+            msg = f"{drafter}: {folder.name}: expected a head of this target ({fingerprint}), found one of {own}"
+            raise OptionError(msg)
+        if own.weights != fingerprint.weights and not target.matches(own):
+            warnings.warn(f"{drafter}: {folder.name} was trained on {own}, which is not this target", stacklevel=4)
+    elif verifier is not None and target.folder is not None:
+        name = Path(verifier).name.lower()
+        if not any(part.lower().startswith(name) or name in part.lower() for part in target.folder.parts):
+            found = target.folder.name
+            warnings.warn(f"{drafter}: {folder.name} was trained on {verifier}, found {found}", stacklevel=4)

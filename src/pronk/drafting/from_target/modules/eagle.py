@@ -1,0 +1,281 @@
+"""A trained head: EAGLE-3 (Li et al. 2025) or MTP, its weights and what it computes.
+
+A row of the head belongs to a position ``i`` of the text. With the feature ``f`` of the position (:class:`HeadFeature`)
+and the embedding ``e`` of the *next* token ``i + 1``, the head predicts token ``i + 2``::
+
+    EAGLE-3   x = concat(norm(e), norm(f))             y = r + attention(x)       r is f or norm(f)
+              a = y + mlp(norm(y))                     logits = head(norm(a))
+    MTP       x = W concat(norm(e), norm(f))           a = decoder layer of x     logits = head(norm(a))
+
+A draft token's row has no feature of the target. It takes the head's own output in the row before instead: ``a``, or
+``norm(a)`` with ``norm_output``. EAGLE-3's further layers are ordinary ones, or have the embedding as input as well.
+Embedding and LM head are those of the target if the file has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from pronk.base.arrays import FLOAT32, Array, DType
+from pronk.base.errors import CheckpointError, ConfigError, OptionError
+from pronk.base.files.regular import is_file
+from pronk.checkpoint.tensors import Checkpoint, read_json
+from pronk.drafting.from_target.modules.eagle_config import EagleConfig
+from pronk.models.backend import Backend
+from pronk.models.decoder import Decoder, Layer
+from pronk.models.inventory import Inventory
+from pronk.models.linear import Linear, Norm, choose_linear
+from pronk.models.loader import parse_dtype
+from pronk.models.placer import WeightPlacer
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
+from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_layer, plan_linear, plan_norm
+from pronk.sampling.draft_token import DraftIds
+
+
+class EagleLayer(Layer):
+    """A decoder layer; in a *wide* one, attention reads both the embedding and the feature."""
+
+    hidden_norm: Norm  # norm of the feature, in wide layers
+
+
+class EagleHead(Decoder):
+    """The weights of a head.
+
+    Attributes:
+        eagle: configuration.
+        fc: EAGLE-3: hidden states of the target to the feature. MTP: embedding and feature to the layer's input.
+        fc_norm: norm before ``fc``, if any.
+        token_norm: MTP's norm of the embedding.
+        feature_norm: MTP's norm of the feature.
+        draft_ids: the target's ids of the tokens that the head can propose, ``[draft_vocab]``; ``None``: all.
+    """
+
+    layers: list[EagleLayer]  # type: ignore[assignment]
+    fc: Linear
+    token_norm: Norm
+    feature_norm: Norm
+
+    def __init__(self, eagle: EagleConfig, backend: Backend) -> None:
+        super().__init__(eagle.layers, backend)
+        self.eagle = eagle
+        self.layers = [EagleLayer(eagle.layers) for _ in range(eagle.layers.num_layers)]
+        self.fc_norm: Norm | None = None
+        self.draft_ids: DraftIds | None = None
+
+    def linears(self) -> Iterator[Linear]:
+        """Yield the linear layers with one matrix each, the LM head first."""
+        yield from super().linears()
+        yield self.fc
+
+    def compile_pass(self, program: Program, *, logits: bool) -> None:
+        """Append a forward pass; with ``logits``, also norm and LM head of the requested rows.
+
+        The stream holds the rows' features. It becomes the output of the layers, which takes the place of the feature
+        in the row of the next draft token.
+        """
+        if self.eagle.kind == "mtp":
+            self._compile_input(program, self.token_norm, self.feature_norm)
+            program.linear(self.fc, source="A")
+        for index, layer in enumerate(self.layers):
+            if index < self.eagle.num_wide:
+                assert program.cache is not None
+                norm_before = index == 0 and self.eagle.norm_before_residual
+                self._compile_input(program, layer.attention_norm, layer.hidden_norm, norm_before=norm_before)
+                program.project(layer.qkv, None, layer.config, index, (layer.q_norm, layer.k_norm), source="A")
+                program.attend(layer.config, program.cache, index)
+                program.linear(layer.out, source="A", residual=True)
+                program.mlp(layer)
+            else:
+                layer.compile(program, index)
+        if self.eagle.norm_output:
+            program.norm(self.norm)
+        if logits:
+            norm = None if self.eagle.norm_output else self.norm
+            program.linear(self.head, norm=norm, to="logits", only_logits_rows=True)
+
+    def _compile_input(
+        self, program: Program, token_norm: Norm | None, norm: Norm, *, norm_before: bool = False
+    ) -> None:
+        """Append ``A``: normed embeddings and normed stream side by side.
+
+        With ``norm_before``, the stream is normed, too.
+        """
+        names = self.eagle.names
+        part = 0 if names.embedding_first else 1
+        program.embed(self, norm=token_norm, part=(part, 2), zero_first=names.zero_first_embedding)
+        if norm_before:
+            program.norm(norm)
+        program.norm(None if norm_before else norm, part=(1 - part, 2))
+
+
+class HeadFeature:
+    """The feature of a position, which the target's KV cache keeps for every token.
+
+    EAGLE-3: ``fc`` of the concatenated outputs of several layers. MTP: the last layer's output after the final norm.
+
+    Attributes:
+        layers: layers of the target that are read, from 1; 0 is the embedding.
+        width: number of values.
+    """
+
+    def __init__(self, head: EagleHead, target: Decoder, dtype: DType) -> None:
+        eagle, backend = head.eagle, head.backend
+        self.layers = eagle.sources_of(len(target.layers))
+        self.width, self._dtype = eagle.layers.hidden_size, dtype
+        norms = [getattr(head, f"fc_norm_{index}") for index in range(len(self.layers))] if eagle.fc_norm else []
+        self._weights = (eagle, head.fc, head.fc_norm, norms)
+        # Whether the program reads the layers' outputs one by one, instead of side by side.
+        self._separate, count = bool(norms), len(self.layers)
+        self._program = backend.program(eagle.target_hidden_size * (1 if norms else count), dtype)
+        if eagle.kind == "mtp":
+            self._program.norm(target.norm)
+            return
+        for index, norm in enumerate(norms):
+            self._program.norm(norm, collected=index, part=(index, count))
+        self._program.linear(head.fc, norm=head.fc_norm, source="A" if norms else "stream", to="logits")
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of the weights of the feature; MTP's feature has only weights of the target."""
+        eagle, fc, fc_norm, norms = self._weights
+        digest = sha256(f"{eagle.kind} {self.layers} {self._dtype} {fc.packed.format}".encode())
+        if eagle.kind == "eagle3":
+            for norm in (fc_norm, *norms):
+                digest.update(b"no norm" if norm is None else norm.weight.tobytes())
+            digest.update(fc.packed.unpack().tobytes())
+        return digest.hexdigest()
+
+    def project(self, outputs: Sequence[Array]) -> Array:
+        """Return features ``[rows, width]``, given the output ``[rows, hidden]`` of each of the layers."""
+        rows = ProgramRows.without_segments(len(outputs[0]))
+        if self._weights[0].kind == "mtp":
+            features = np.array(outputs[0])
+            self._program.run(rows, features)
+            return features
+        features = np.empty((rows.count, self.width), FLOAT32)
+        if self._separate:
+            collected = np.stack(outputs)
+            self._program.run(rows, collected[0], features, collected)
+        else:
+            self._program.run(rows, np.concatenate(outputs, axis=1), features)
+        return features.astype(self._dtype, copy=False)
+
+
+def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHead:
+    """Load a head; ``kind`` is ``"eagle3"`` or ``"mtp"``, and ``weights`` as in :class:`~pronk.llm.LLM`.
+
+    Raises:
+        CheckpointError: the files are missing or damaged, or no head of this kind.
+        OptionError: the head has other sizes than the target, or ``weights`` needs kernels.
+    """
+    checkpoint = Checkpoint(folder)
+    config = folder / "config.json"
+    if not is_file(config):
+        msg = f"{folder}: expected config.json of a head, found none"
+        raise ConfigError(msg)
+    try:
+        eagle = EagleConfig.parse(kind, read_json(config, ConfigError), tuple(checkpoint))
+        sources = eagle.sources_of(len(target.layers))
+    except ConfigError as error:
+        msg = f"{folder}: {error}"
+        raise ConfigError(msg) from error
+    stored = {eagle.names.canonical(name): name for name in checkpoint}
+    _check_target(folder, eagle, target, stored)
+    parts = list(plan_head(eagle, len(sources), stored))
+    head = EagleHead(eagle, target.backend)
+    inventory = Inventory(checkpoint, eagle.layers, parts, eagle.names)
+    linear = choose_linear(target.backend, weights, checkpoint.release)
+    placer = WeightPlacer(head, inventory, parse_dtype("auto", eagle.layers), linear, None)
+    for part in parts:
+        placer.place(part)
+    if not _has(stored, "embed_tokens"):
+        head.embedding, head.table = target.embedding, target.table
+    if not _has(stored, "lm_head"):
+        head.head = target.head
+    head.draft_ids = _read_draft_ids(checkpoint, eagle, stored)
+    return head
+
+
+def _has(stored: Collection[str], module: str) -> bool:
+    """Return whether the head's file has the weight of a module, quantized or not."""
+    return any(name.startswith(f"{module}.") for name in stored)
+
+
+def plan_head(eagle: EagleConfig, num_sources: int, stored: dict[str, str]) -> Iterator[DecoderPart]:
+    """Yield the parts of a head, by the names of the layout speculators."""
+    config, size, names = eagle.layers, eagle.layers.hidden_size, eagle.names
+    if _has(stored, "embed_tokens"):
+        table = CheckpointTensor("embed_tokens.weight", (config.vocab_size, size))
+        yield DecoderPart("embedding", "table", (table,))
+    if _has(stored, "lm_head"):
+        yield plan_linear("head", ("lm_head",), (eagle.draft_vocab_size,), size)
+    yield plan_norm(config, "norm", "norm", size)
+    if eagle.kind == "mtp":
+        yield plan_norm(config, "token_norm", "token_norm", size)
+        yield plan_norm(config, "feature_norm", "feature_norm", size)
+        yield plan_linear("fc", ("fc",), (size,), 2 * size)
+    else:
+        width = eagle.target_hidden_size
+        yield plan_linear("fc", ("fc",), (size,), num_sources * width)
+        if eagle.norm_before_fc:
+            yield plan_norm(config, "fc_norm", "input_norm", num_sources * width)
+        for index in range(num_sources if eagle.fc_norm else 0):
+            yield plan_norm(config, f"fc_norm_{index}", f"fc_norm.{index}", width)
+    for index in range(config.num_layers):
+        for part in plan_layer(config, names, index):
+            wide = index < eagle.num_wide and part.target.endswith(".qkv")
+            weight = tuple(CheckpointTensor(each.name, (each.shape[0], 2 * size)) for each in part.weight)
+            yield replace(part, weight=weight) if wide else part
+        if index < eagle.num_wide:
+            yield plan_norm(config, f"layers.{index}.hidden_norm", f"layers.{index}.hidden_norm", size)
+
+
+def _check_target(folder: Path, eagle: EagleConfig, target: Decoder, stored: dict[str, str]) -> None:
+    """Raise an OptionError unless the head's sizes are those of the target."""
+    config, size = target.config, eagle.layers.hidden_size
+    wanted = {
+        "vocab_size": (config.vocab_size, eagle.layers.vocab_size),
+        "target_hidden_size": (config.hidden_size, eagle.target_hidden_size),
+    }
+    if not _has(stored, "embed_tokens") or not _has(stored, "lm_head") or eagle.kind == "mtp":
+        wanted["hidden_size"] = config.hidden_size, size
+    if not _has(stored, "lm_head"):
+        wanted["draft_vocab_size"] = config.vocab_size, eagle.draft_vocab_size
+    for key, (expected, found) in wanted.items():
+        if expected != found:
+            msg = f"{folder}: {key}: expected {expected}, that of the target, found {found}; use a head of this target"
+            raise OptionError(msg)
+
+
+def _read_draft_ids(checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str, str]) -> DraftIds | None:
+    """Return the target's ids of the draft vocabulary; ``None`` if it is the whole one."""
+    count, vocab = eagle.draft_vocab_size, eagle.layers.vocab_size
+    if "d2t" not in stored:
+        if count == vocab:
+            return None
+        msg = f"{checkpoint.folder}: tensor d2t: expected {count} offsets, found none; use a complete head"
+        raise CheckpointError(msg)
+    found = checkpoint.shape(stored["d2t"])
+    if found != (count,):
+        msg = f"{checkpoint.folder}: tensor d2t: expected shape [{count}] from draft_vocab_size, found {list(found)}"
+        raise CheckpointError(msg)
+    checkpoint.check_dtype(stored["d2t"], ("I64", "I32"))
+    ids = np.arange(count) + checkpoint.tensor(stored["d2t"])
+    if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < count:
+        msg = f"{checkpoint.folder}: tensor d2t: expected offsets to different tokens below {vocab}, found others"
+        raise CheckpointError(msg)
+    if "t2d" in stored:
+        name = stored["t2d"]
+        checkpoint.check_dtype(name, ("BOOL", "U8", "I64"))
+        mask = checkpoint.tensor(name).astype(bool)
+        if mask.shape != (vocab,) or not np.array_equal(np.flatnonzero(mask), np.sort(ids)):
+            msg = f"{checkpoint.folder}: tensor t2d: expected the tokens of d2t, found others; use one head's tensors"
+            raise CheckpointError(msg)
+    return ids.astype(np.int32)

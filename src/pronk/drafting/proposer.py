@@ -1,0 +1,344 @@
+"""The interface of drafters.
+
+A :class:`Drafter` holds options. :meth:`Drafter.bind` makes a :class:`Proposer` for a target model. The proposer
+proposes one token tree per request (``propose``) and receives the verification result of each step (``observe``). It
+may keep state per request. The state must be a function of the committed tokens and the outcomes, so that equal
+histories give equal states; ``propose`` must not change the state. A proposer affects the number of forward passes and,
+under the coupled rule, never the text. If a proposer raises an exception, the request continues without draft tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from pronk.base.arrays import Array
+from pronk.base.errors import OptionError
+from pronk.cache.blocks import BlockTable
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.step_value import ChainPrice
+from pronk.drafting.target import Target
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.sampling.tree import TokenTree
+
+State = TypeVar("State")
+Other = TypeVar("Other")
+
+# Former to present attribute names of proposers. The engine ignores former names, so a proposer with one is refused.
+_FORMER_ATTRIBUTES = {
+    "needs": "capabilities",
+    "listens": "capabilities.observes_all_steps",
+    "chooses": "capabilities.self_budgeting",
+    "insists": "capabilities.bypass_budget",
+    "give_way": "on_preempt",
+    "expands": "proposes_tree",
+    "proposes": "capabilities.proposes",
+}
+
+# Former fields of DraftContext and Outcome and what to use instead, for the message when a drafter reads a former one.
+_FORMER_FIELDS = {
+    "costs": "policy",
+    "prune_unprofitable": "policy",
+    "ignore_backoff": "policy",
+    "max_seconds": "policy",
+    "chooser": "sampler",
+    "table": "block_table",
+}
+
+
+class _FormerFields:
+    """Base class whose ``AttributeError`` for a former field name names the present one."""
+
+    if not TYPE_CHECKING:  # if type checkers saw __getattr__, they would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            new = _FORMER_FIELDS.get(name)
+            hint = f"; use {new}" if new in getattr(self, "__dataclass_fields__", ()) else ""
+            msg = f"expected a field of {type(self).__name__}, found {name}{hint}"
+            raise AttributeError(msg)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Inputs that a proposer needs, and its behaviour.
+
+    Attributes:
+        hidden: numbers of the layers to report in ``Outcome.hidden``, from 1 (the first layer).
+        logits: whether to fill ``Outcome.logits``, also for nodes that are not ``TokenTree.acceptable``.
+        proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft tokens.
+        observes_all_steps: whether ``observe`` is also called for steps in which the proposer was not asked; if False,
+            the proposer finds the tokens of these steps in the next context.
+        self_budgeting: whether ``propose`` decides by ``DraftContext.policy`` itself what pays, as combinations of
+            drafters do; if False, ``propose`` is called only if it is expected to pay.
+        bypass_budget: whether ``propose`` is called and all draft tokens are verified regardless of cost.
+    """
+
+    hidden: tuple[int, ...] = ()
+    logits: bool = False
+    proposes: bool = True
+    observes_all_steps: bool = True
+    self_budgeting: bool = False
+    bypass_budget: bool = False
+
+
+@dataclass  # not frozen, because frozen objects take four times as long to create
+class DraftContext(_FormerFields, Generic[State]):
+    """Input of :meth:`Proposer.propose` for one request; read-only.
+
+    Attributes:
+        state: return value of :meth:`Proposer.start`.
+        tokens: read-only text so far; the last token is the root of the tree to propose. If a composite proposer calls
+            this one, the text may end with draft tokens of the composite proposer.
+        max_depth: maximum depth of a draft token.
+        max_nodes: maximum number of draft tokens.
+        params: sampling options of the request.
+        sampler: the request's sampler, positioned after ``tokens``; it samples draft tokens by the request's options.
+            A proposer that advances the sampler must roll it back.
+        block_table: target's KV blocks, which hold all committed tokens but the last.
+        policy: acceptance rates of the request's draft tokens, and the value of further ones in this step.
+        salt: hashed into the keys of prefix caches, so that only requests with equal salts share cached blocks.
+        draws: whether to draw draft tokens at random under the rejection and block rules. False if a composite proposer
+            selects from the proposal, because the selected tokens would no longer have the drafter's distribution.
+    """
+
+    state: State
+    tokens: Sequence[int]
+    max_depth: int
+    max_nodes: int
+    params: SamplingParams
+    sampler: Sampler
+    block_table: BlockTable
+    policy: RequestPolicy = field(default_factory=RequestPolicy)
+    salt: bytes = b""
+    draws: bool = True
+
+    @property
+    def root(self) -> int:
+        """Position of the last committed token in ``tokens``; a composite proposer's draft tokens may follow."""
+        return self.block_table.length
+
+    def with_state(self, state: Other, **changes: Any) -> DraftContext[Other]:
+        """Return a copy with the state of another proposer, and perhaps other changes."""
+        return _with_state(self, state, changes)
+
+
+@dataclass
+class Outcome(_FormerFields, Generic[State]):
+    """Verification result of one request's tree; read-only.
+
+    Under the rejection and block rules (``params.rejects``) the result depends on the request's random numbers. Another
+    request may have the same seed, hence the same numbers. Draft tokens must be independent of these numbers, so an
+    outcome must not affect proposals for other requests.
+
+    Attributes:
+        state: the proposer's state of the request.
+        tree: verified tree: the proposal, from which the engine may have removed nodes.
+        path: accepted nodes in order, without the root.
+        committed: tokens added to the text: those of ``path``, the bonus token, and the tokens forced by the guide
+            (``guide_mode="jump"``). Tokens after the end of the text are left out.
+        position: position of the tree's root in the text, from 0.
+        params: sampling options of the request.
+        logits: ``[nodes, vocab]`` if requested, else ``None``.
+        hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` if not requested.
+        policy: that of the context, which knows the sources that were asked in this step.
+    """
+
+    state: State
+    tree: TokenTree
+    path: tuple[int, ...]
+    committed: tuple[int, ...]
+    position: int
+    params: SamplingParams
+    logits: Array | None = None
+    hidden: Mapping[int, Array] = field(default_factory=dict)
+    policy: RequestPolicy = field(default_factory=RequestPolicy)
+
+    def with_state(self, state: Other) -> Outcome[Other]:
+        """Return a copy with the state of another proposer."""
+        return _with_state(self, state, {})
+
+
+def _with_state(original: Any, state: Any, changes: Mapping[str, Any]) -> Any:
+    """Copy an object with another state; faster than :func:`dataclasses.replace`."""
+    copy = object.__new__(type(original))
+    copy.__dict__.update(original.__dict__, state=state, **changes)
+    return copy
+
+
+class Drafter(ABC):
+    """Options of a drafting method.
+
+    A new drafting method is one file and one line in the registry (:mod:`pronk.drafting.registry`). Equal options share
+    one proposer per model, so a drafter must be hashable, like a frozen dataclass.
+
+    Attributes:
+        name: name in the registry, on the command line and in messages.
+    """
+
+    name: str = "drafter"
+
+    @abstractmethod
+    def bind(self, target: Target) -> Proposer[Any]:
+        """Create a proposer for a target model.
+
+        Raises:
+            OptionError: the options do not fit the target.
+            CheckpointError: a file of the drafter, such as a draft model, a table or a datastore, cannot be loaded.
+        """
+
+    def find_default(self, target: Target) -> Path | None:  # noqa: ARG002 - for overrides
+        """Return the file or folder of this drafter that comes with the target; ``None`` if there is none.
+
+        The drafter ``auto`` asks the drafters that it knows for theirs.
+        """
+        return None
+
+    def for_adapter(self) -> Drafter | None:
+        """Return the options of a proposer for the requests of one adapter; ``None``: one proposer serves all.
+
+        A drafter that keeps texts of other requests overrides this method: texts of another adapter would be a worse
+        source of draft tokens, and would show in response times. A proposer that a caller passes in place of its
+        options serves all adapters.
+        """
+        return None
+
+
+class Proposer(Drafter, Generic[State]):
+    """A drafter bound to a target model.
+
+    A drafting method with neither a model nor memory across requests may subclass ``Proposer`` alone: ``bind`` returns
+    the proposer itself.
+
+    Attributes:
+        capabilities: needed inputs and behaviour; set on the class or on the object.
+        target: bound model; ``None`` if the proposer works with any model.
+        models: models from :meth:`~pronk.drafting.target.Target.load_shared`, for inner proposers too.
+    """
+
+    capabilities: Capabilities = Capabilities()
+    target: Target | None = None
+    models: tuple[object, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Name in ``TokenTree.origin`` and in the statistics; different for each draft model."""
+        return self.name
+
+    @property
+    def chain_source(self) -> str:
+        """Name in the statistics of draft tokens that are drafted one by one, without siblings."""
+        return self.source
+
+    def chain_price(self, context: DraftContext[State]) -> ChainPrice | None:  # noqa: ARG002 - for overrides
+        """Return the price of draft tokens that are drafted one by one; ``None`` for other proposers."""
+        return None
+
+    def shadow(self, context: DraftContext[State]) -> bool:  # noqa: ARG002 - for overrides
+        """Count the drafter's choices at the last tokens of the text, instead of proposing.
+
+        The counts go to its acceptance rates. A drafter with a model learns more by one forward pass over tokens that
+        are known than by draft tokens. Return False if it cannot, or if fewer than 16 tokens are unread; it is then
+        asked for draft tokens.
+        """
+        return False
+
+    def bind(self, target: Target) -> Self:
+        """Return the proposer itself; raise ``OptionError`` if the proposer is bound to another model."""
+        if self.target is not None and self.target is not target:
+            msg = f"drafter {self.name}: expected its own model, found another; bind the options to the other model"
+            raise OptionError(msg)
+        return self
+
+    @abstractmethod
+    def start(self, prompt: Sequence[int]) -> State:
+        """Return a request's initial state; a resumed request has its earlier output at the end of ``prompt``."""
+
+    @abstractmethod
+    def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
+        """Return one tree per context, with the last token of ``context.tokens`` as the root.
+
+        After an exception the requests continue without draft tokens. Whether an exception occurs must not depend on
+        randomly drawn tokens: the draft tokens of the other steps would not have the distribution ``TokenTree.probs``.
+        """
+
+    @abstractmethod
+    def observe(self, outcome: Outcome[State]) -> None:
+        """Receive the verification result of one request in one step.
+
+        Not called after steps in which the proposer was not asked, unless it ``observes_all_steps``.
+        """
+
+    def on_preempt(self, state: State) -> None:
+        """Release the KV blocks that a preempted request holds in the proposer's own caches.
+
+        The request resumes later or stops. If it resumes, its proposals must be the same as without the preemption.
+        """
+
+    def stop(self, state: State) -> None:
+        """Release the resources of a request that has ended."""
+
+
+def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
+    """Return ``drafter.bind(target)``; check that it is a proposer without former attribute names.
+
+    Raises:
+        OptionError: the options do not fit the target, or the result is no :class:`Proposer` or has a former attribute.
+    """
+    proposer: object = drafter.bind(target)
+    name = getattr(drafter, "name", type(drafter).__name__)
+    if not isinstance(proposer, Proposer):
+        msg = f"drafter {name}: expected bind() to return a Proposer, found {type(proposer).__name__}; return one there"
+        raise OptionError(msg)
+    for old, new in _FORMER_ATTRIBUTES.items():
+        if hasattr(proposer, old):
+            msg = f"drafter {name}: expected no attribute {old}, found one; rename it to {new}"
+            raise OptionError(msg)
+    return proposer
+
+
+def ask(
+    proposer: Proposer[Any],
+    contexts: Sequence[DraftContext[Any]],
+    clock: Callable[[], float],
+    check: Callable[[DraftContext[Any], TokenTree], TokenTree] = lambda _, tree: tree,
+) -> None:
+    """Ask a source for the requests where that is worthwhile; the policies of the contexts take its trees.
+
+    ``check`` returns a proposed tree if it is valid, and raises an error otherwise; then no policy takes a tree.
+    """
+    reasons = [(context, context.policy.reason(proposer, context)) for context in contexts]
+    asked = [(context, reason) for context, reason in reasons if reason is not None]
+    if not asked:
+        return
+    contexts[0].policy.policy.sources[proposer.source].calls += 1
+    began = clock()
+    wanted = [context for context, reason in asked if reason != "explores" or not proposer.shadow(context)]
+    proposed = zip(wanted, proposer.propose(wanted) if wanted else (), strict=True)
+    trees = {id(context): check(context, tree) for context, tree in proposed}
+    seconds = (clock() - began) / len(asked)
+    for context, reason in asked:
+        began = clock()
+        # A drafter that has only counted its choices offers nothing.
+        tree = trees.get(id(context)) or TokenTree.chain(context.tokens[-1:], gain=[1.0])
+        context.policy.take(proposer, reason, seconds, tree, context.tokens[context.root + 1 :])
+        context.policy.charge(proposer, seconds + clock() - began)
+
+
+def observe(
+    proposer: Proposer[Any], outcome: Outcome[Any], clock: Callable[[], float], part: int | None = None
+) -> None:
+    """Pass an outcome to a source that was asked in this step, or that observes all steps.
+
+    The duration is a part of the price of the source's proposals. ``part`` is the index of the source's state in that
+    of a composite, whose outcome this is.
+    """
+    asked = outcome.policy.was_asked(proposer)
+    if asked or proposer.capabilities.observes_all_steps:
+        began = clock()
+        proposer.observe(outcome if part is None else outcome.with_state(outcome.state[part]))
+        if asked:
+            outcome.policy.charge(proposer, clock() - began)

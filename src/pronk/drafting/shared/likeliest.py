@@ -1,0 +1,59 @@
+"""Functions for the drafters of this package: likeliest tokens after a node, and initial draft tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pronk.base.arrays import Array
+from pronk.drafting.proposer import Outcome
+from pronk.sampling.truncation import likeliest
+
+_GROUP = 64  # number of ids in a group
+
+
+def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
+    """Return the ``count`` tokens of largest logits after each of ``nodes`` (default: all), best first.
+
+    The request's logit bias is applied first. Temperature and truncation do not change the order. Penalties are not
+    applied, since they depend on the tokens before each node.
+    """
+    logits = outcome.logits
+    assert logits is not None, "expected a drafter with Capabilities(logits=True)"
+    remaining = logits if nodes is None else logits[list(nodes)]
+    if outcome.params.logit_bias:
+        remaining = logits.copy() if nodes is None else remaining
+        ids, values = zip(*outcome.params.logit_bias.items(), strict=True)
+        remaining[:, list(ids)] += np.array(values, np.float32)
+    return [row.tolist() for row in _likeliest(remaining, min(count, remaining.shape[-1]))]
+
+
+def _likeliest(logits: Array, count: int) -> list[Array]:
+    """Return the ids of each row's ``count`` largest logits, largest first, equal ones by ascending id.
+
+    The ids are divided into groups. The ``count`` largest logits are in the ``count`` groups of the largest maxima, so
+    that only these groups, and ids without a group, are sorted.
+    """
+    rows, size = logits.shape
+    num_groups = size // _GROUP
+    if count == 1 or num_groups <= count:
+        return [likeliest(row, count) if count > 1 else row.argmax(keepdims=True) for row in logits]
+    grouped = num_groups * _GROUP
+    maxima = logits[:, :grouped].reshape(rows, _GROUP, num_groups).max(1)  # group i: the ids i, i + num_groups, …
+    members, rest, best = np.arange(0, grouped, num_groups)[:, None], np.arange(grouped, size), []
+    for row, row_maxima in zip(logits, maxima, strict=True):
+        lowest = np.partition(row_maxima, num_groups - count)[num_groups - count]
+        if np.isnan(lowest):
+            best.append(likeliest(row, count))
+            continue
+        ids = np.concatenate([(members + np.flatnonzero(row_maxima >= lowest)).ravel(), rest])
+        best.append(ids[np.lexsort((ids, -row[ids]))[:count]])
+    return best
+
+
+def initial_draft_token(prompt: Sequence[int], position: int) -> int:
+    """Return a token of the prompt as the draft token for ``position``, for which no target output exists."""
+    # 7919 is a large prime, so neighbouring positions get distant tokens of the prompt.
+    return prompt[position * 7919 % len(prompt)]

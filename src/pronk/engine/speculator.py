@@ -1,0 +1,283 @@
+"""Call proposers, choose the draft tokens to verify, and record what drafting costs and saves."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pronk.base.errors import PronkError, describe_error
+from pronk.base.interrupts import interruptible
+from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
+from pronk.drafting.account import Policy
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.proposer import DraftContext, Outcome, Proposer, ask, observe
+from pronk.drafting.step_value import select_nodes
+from pronk.engine.request import Request
+from pronk.engine.request_step import RequestStep
+from pronk.engine.scheduler import ScheduledRequest
+from pronk.engine.validate_draft import validate_draft
+from pronk.models.adapters import Adapter
+from pronk.models.cost_model import CostCurve
+from pronk.models.model_runner import ModelRunner
+from pronk.sampling.tree import TokenTree
+
+_log = logging.getLogger(__name__)
+
+
+class Speculator:
+    """Calls each proposer once per step, for all of its requests together.
+
+    If a proposer raises an exception or returns an invalid tree, the request continues without draft tokens.
+    :attr:`~pronk.engine.stats.Stats.draft_error` and a line in the log give the reason.
+    """
+
+    def __init__(self, runner: ModelRunner, *, budget: bool, stats: AcceptanceStats | None) -> None:
+        """Create a speculator; with ``budget``, the policy decides what is drafted, otherwise all is.
+
+        ``stats`` are the acceptance statistics of all requests without an adapter; ``None``: each request has its own.
+        """
+        self.runner, self.budget = runner, budget
+        self.vocab_size = runner.decoder.config.vocab_size
+        self.policy = Policy()
+        # Costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to be measured.
+        self.costs: CostCurve | None = None
+        self.seconds = 0.0  # duration of all proposer calls of this step
+        self._num_decoding = 1
+        self._stats_by_adapter: dict[Adapter | None, AcceptanceStats] | None = None
+        if stats is not None:
+            self._stats_by_adapter = defaultdict(AcceptanceStats, {None: stats})
+
+    def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
+        """Begin a step: call the proposers' ``on_preempt`` for preempted requests, ``start`` for new ones."""
+        self.runner.early_tokens.clear()  # of the previous step: tokens whose first layers drafters have computed
+        for request in preempted:
+            if request.proposer is not None and request.draft_started:
+                try:
+                    request.proposer.on_preempt(request.draft_state)
+                except Exception as error:  # noqa: BLE001 - proposers are user code
+                    self._give_up(request, error)
+        self.seconds = 0.0
+        for request in (scheduled.request for scheduled in batch):
+            request.policy.begin()
+            if request.draft_started or request.proposer is None:
+                continue
+            params, began = request.params, self.runner.clock()
+            stats = None if self._stats_by_adapter is None else self._stats_by_adapter[request.adapter]
+            acceptance = RequestAcceptance(stats, params.temperature, private=params.rejects)
+            request.policy = RequestPolicy(self.policy, acceptance)
+            request.stats.regret = request.policy.regret
+            try:
+                request.draft_state = request.proposer.start(list(request.tokens))
+                request.draft_started = True
+            except Exception as error:  # noqa: BLE001 - proposers are user code
+                self._give_up(request, error)
+            self._record_draft_time([request], began)
+
+    def propose(self, batch: Sequence[ScheduledRequest]) -> dict[Request, TokenTree]:
+        """Return the token trees to verify, only for requests that have draft tokens."""
+        began = self.seconds
+        drafts: dict[Request, TokenTree] = {}
+        draft_slots = {scheduled.request: scheduled.num_draft_slots for scheduled in batch if scheduled.num_draft_slots}
+        context = sum(scheduled.request.block_table.length for scheduled in batch)
+        self.costs, self._num_decoding = self.runner.cost_model.costs(context), max(1, _count_plain_rows(batch)[0])
+        for proposer, group in _group_by_proposer(draft_slots):
+            governed = self.budget and not proposer.capabilities.bypass_budget
+            if governed and self.costs is None:
+                continue  # a forward pass without draft tokens has to be measured first
+            # A guide may force text, which costs nothing to draft, whatever the policy says of other sources.
+            requests = [r for r in group if not (governed and r.params.guide is None and r.policy.is_quiet())]
+            if not requests:
+                continue
+            allowance = self.policy.allowance / len(draft_slots)
+            for request in requests:
+                request.policy.set_prices(self.costs if governed else None, self._num_decoding, allowance)
+            drafts.update(self._call(proposer, requests, draft_slots))
+        return self._select(batch, drafts, self.seconds - began)
+
+    def update(
+        self,
+        steps: Sequence[RequestStep],
+        outcomes: Mapping[Request, Outcome[Any]],
+        context: int,
+        began: float,
+        *,
+        touched: float | None = None,
+    ) -> None:
+        """End a step: pass outcomes to proposers; record durations, and what drafting cost and saved.
+
+        ``outcomes`` are those of the decoding requests. The step began at ``began`` by the runner's clock. ``context``
+        and ``touched`` are those of :class:`~pronk.models.model_runner.ForwardResult`.
+        """
+        self._observe(outcomes)
+        seconds = self.runner.clock() - began - self.seconds
+        self._record_step(steps, outcomes, seconds)
+        plain = not any(step.draft.num_draft_tokens for step in steps)
+        self.runner.record_duration([step.job for step in steps], context, seconds, plain=plain, touched=touched)
+        for step in steps:
+            decision_trace, outcome = step.request.decision_trace, outcomes.get(step.request)
+            if decision_trace is not None and outcome is not None:
+                costs = self.costs if self.budget else None
+                decision_trace.record_step(outcome, costs, self._num_decoding, seconds, self.policy.allowance)
+
+    def stop(self, request: Request) -> None:
+        """Free the draft state of a request that has ended."""
+        if request.proposer is not None and request.draft_started:
+            request.draft_started = False
+            try:
+                request.proposer.stop(request.draft_state)
+            except Exception as error:  # noqa: BLE001 - proposers are user code
+                self._give_up(request, error)
+
+    def _record_step(
+        self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float
+    ) -> None:
+        """Record what drafting cost and saved; ``seconds`` is the duration of the step without drafters.
+
+        The seconds of draft rows are those of the cost model, because other processes may prolong a single pass.
+        """
+        policy = self.policy
+        if any(step.request.needs_draft_slots for step in steps):  # time without any drafter allows no loss
+            policy.elapsed += seconds + self.seconds
+        decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
+        if not self.budget or self.costs is None or not decoding:
+            return
+        curve = self.runner.costs_for([step.job for step in steps], self.costs)
+        rows, draft_rows = prompt_rows + decoding, sum(step.draft.num_draft_tokens for step in steps)
+        if not prompt_rows:  # a disturbed pass counts as twice the estimated one at most
+            policy.longest = max(policy.longest, min(seconds, 2.0 * curve.at(rows + draft_rows)))
+        saved = sum(max(0, min(len(outcome.path), len(outcome.committed) - 1)) for outcome in outcomes.values())
+        for request in outcomes:
+            if not request.params.rejects:
+                request.policy.regret.seconds += (seconds + self.seconds) / decoding
+        policy.spent += curve.at(rows + draft_rows) - curve.at(rows)
+        policy.saved += saved * self.costs.at(decoding) / decoding
+
+    def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
+        """Count the draft tokens that the text has passed, and pass outcomes to proposers."""
+        for proposer, requests in _group_by_proposer(outcomes):
+            if not (proposer.capabilities.proposes or proposer.capabilities.observes_all_steps):
+                continue
+            began = self.runner.clock()
+            for request in requests:
+                outcome = outcomes[request]
+                request.policy.acceptance.advance(outcome.committed)
+                if not outcome.params.rejects:
+                    accepted = max(0, min(len(outcome.path), len(outcome.committed) - 1))
+                    request.policy.close(outcome.committed, accepted, outcome.tree.num_draft_tokens)
+                try:
+                    if proposer.capabilities.self_budgeting:
+                        proposer.observe(outcome)
+                    else:
+                        observe(proposer, outcome, self.runner.clock)
+                except Exception as error:  # noqa: BLE001 - proposers are user code
+                    self._give_up(request, error)
+            self._record_draft_time(requests, began)
+
+    def _call(
+        self, proposer: Proposer[Any], requests: Sequence[Request], draft_slots: Mapping[Request, int]
+    ) -> dict[Request, TokenTree]:
+        """Return a proposer's token trees; if the call for all requests raises, call it once per request."""
+
+        def check(context: DraftContext[Any], tree: TokenTree) -> TokenTree:
+            return validate_draft(proposer.name, context, tree, self.vocab_size)
+
+        began = self.runner.clock()
+        for request in requests:  # a proposer that raised may have left draft tokens in the context of a sampler
+            request.sampler.recover()
+        contexts: list[DraftContext[Any]] = [
+            DraftContext(
+                request.draft_state,
+                request.tokens,
+                max(0, request.num_remaining - 1),
+                draft_slots[request],
+                request.params,
+                request.sampler,
+                request.block_table,
+                request.policy,
+                request.cache_salt,
+            )
+            for request in requests
+        ]
+        try:
+            with interruptible():
+                if proposer.capabilities.self_budgeting:
+                    proposed = zip(contexts, proposer.propose(contexts), strict=True)
+                    trees = [check(context, tree) for context, tree in proposed]
+                else:
+                    ask(proposer, contexts, self.runner.clock, check)
+                    trees = [context.policy.tree(context.tokens[-1], context.max_nodes) for context in contexts]
+        except Exception as error:  # noqa: BLE001 - proposers are user code
+            if len(requests) == 1:
+                self._give_up(requests[0], error)
+                return {}
+            calls = [self._call(proposer, [request], draft_slots) for request in requests]
+            return {request: tree for drafts in calls for request, tree in drafts.items()}
+        for request, tree in zip(requests, trees, strict=True):
+            if request.decision_trace is not None:
+                request.decision_trace.offered = tree
+        self._record_draft_time(requests, began)
+        return {request: tree for request, tree in zip(requests, trees, strict=True) if tree.num_draft_tokens}
+
+    def _record_draft_time(self, requests: Sequence[Request], began: float) -> None:
+        """Record the time since ``began``, which drafting for ``requests`` has taken."""
+        seconds = self.runner.clock() - began
+        self.seconds += seconds
+        for request in requests:
+            request.policy.charge_rest(seconds / len(requests))
+            request.stats.draft_seconds += seconds
+            if request.decision_trace is not None:
+                request.decision_trace.draft_seconds += seconds / len(requests)
+
+    def _select(
+        self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree], drafting: float
+    ) -> dict[Request, TokenTree]:
+        """Drop draft tokens that cost more time than they save."""
+        if not self.budget or not drafts:
+            return drafts
+        decoding, prompt_rows = _count_plain_rows(batch)
+        # The acceptance rules rejection and block are exact only if draft tokens are distributed as ``probs``. Dropping
+        # tokens by their gain could change this distribution. Under these rules, trees with ``probs`` stay whole.
+        whole = {
+            request
+            for request, tree in drafts.items()
+            if request.capabilities.bypass_budget or (request.params.rejects and tree.probs is not None)
+        }
+        candidates = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
+        kept = select_nodes(
+            candidates, decoding, self.costs, prompts=prompt_rows, drafting=drafting, allowance=self.policy.allowance
+        )
+        selected = zip(drafts.items(), kept, strict=True)
+        return {request: tree if request in whole else cut for (request, tree), cut in selected if cut.num_draft_tokens}
+
+    def _give_up(self, request: Request, error: Exception) -> None:
+        proposer, request.proposer = request.proposer, None
+        if proposer is None:
+            return
+        is_pronk_error = isinstance(error, PronkError)  # its message is clear without the type
+        reason = str(error) if is_pronk_error else f"{type(error).__name__}: {describe_error(error)}"
+        request.stats.draft_error = reason
+        _log.warning("%s: %s; the request continues without draft tokens", proposer.name, request.stats.draft_error)
+        _log.debug("traceback of %s", proposer.name, exc_info=error)
+        if request.draft_started:
+            request.draft_started = False
+            with suppress(Exception):  # only ``error``, the first one, is reported
+                proposer.stop(request.draft_state)
+
+
+def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
+    """Return the numbers of decoding requests and of prompt tokens: the rows without draft tokens."""
+    decoding = sum(scheduled.num_tokens == 1 for scheduled in batch)
+    return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
+
+
+def _group_by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any], list[Request]]]:
+    """Group requests by proposer object; proposers that compare equal may hold different states."""
+    groups: dict[int, tuple[Proposer[Any], list[Request]]] = {}
+    for request in requests:
+        if request.proposer is not None:
+            groups.setdefault(id(request.proposer), (request.proposer, []))[1].append(request)
+    return list(groups.values())

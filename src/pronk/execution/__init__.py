@@ -1,1 +1,0 @@
-"""Forward passes over draft trees: jobs, executors and the model runner."""

@@ -1,0 +1,121 @@
+"""From the name of a model to its folder or GGUF file, and to the drafters that make it faster."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from pronk.base.errors import OptionError, refuse
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.gguf.checkpoint import is_gguf
+from pronk.checkpoint.hub.cache import find_cached
+from pronk.checkpoint.hub.clone_models import clone_model, clone_names
+from pronk.checkpoint.hub.names import HubModel, close_names, known_models, parse_name
+from pronk.models.loader import Fingerprint, describe_architecture
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.hub.download import Progress
+
+DEFAULT_MODEL = "smollm2"
+
+
+def resolve_model(name: str | Path | None, *, progress: Progress | None = None) -> Path:
+    """Return the folder or GGUF file of a model, downloaded if it is not on this machine.
+
+    ``name`` is a folder, a GGUF file, or a name as in :mod:`pronk.checkpoint.hub.names`; in a clone of the repository, also a
+    folder in its ``models/``. ``None`` means ``smollm2``, which is not downloaded by this call. ``progress`` is
+    called with the number of bytes downloaded so far and the total.
+
+    Raises:
+        CheckpointError: there is no such folder, file or model, or the download fails.
+        OptionError: ``name`` is of another type, or ``None`` and ``smollm2`` is not on this machine.
+    """
+    if not isinstance(name, str | Path | None) or name == "":
+        refuse("model", f"expected a folder, a GGUF file or a name, found {name!r:.60}", OptionError)
+    text = DEFAULT_MODEL if name is None else str(name)
+    local = clone_model(text) if name is None else _local_model(name)  # a folder ./smollm2 has to be named
+    if local is not None:
+        return local
+    model = None if isinstance(name, Path) else parse_name(text)
+    if model is None:
+        _refuse_name(text)
+    found = find_cached(model)
+    if found is None and name is None:
+        msg = f"model: found no {text} on this machine; run `pronk pull {text}` (98 MB), or name another"
+        raise OptionError(msg)
+    if found is not None:
+        return found
+    from pronk.checkpoint.hub.download import download  # noqa: PLC0415 - most models are on this machine
+
+    return download(model, known_models().get(text), progress)
+
+
+def _local_model(name: str | Path) -> Path | None:
+    """Return a folder or file of this machine, or ``None``; raise CheckpointError if it holds no model.
+
+    Of a folder with GGUF files instead of a checkpoint, the only one is returned.
+    """
+    text = str(name)
+    try:
+        path = Path(name).expanduser()
+        if is_gguf(path):
+            return path
+        if path.is_dir():
+            ggufs = sorted(path.glob("*.gguf"))
+            if not ggufs or (path / "config.json").is_file():
+                return path
+            if len(ggufs) > 1:
+                names = ", ".join(each.name for each in ggufs)
+                refuse(path, f"expected config.json or one GGUF file, found {names}; name one")
+            return ggufs[0]
+    except (RuntimeError, OSError, ValueError) as error:
+        _refuse_name(text, error)
+    if path.exists():
+        expected = "expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf"
+        refuse("model", f"{expected}, found the file {text}")
+    model = None if isinstance(name, Path) else parse_name(text)
+    if path.suffix.lower() == ".gguf" and (model is None or not model.file):
+        refuse("model", f"expected a GGUF file, or a model folder, found no such file: {text!r}; check the path")
+    return clone_model(text)
+
+
+def _refuse_name(name: str, cause: Exception | None = None) -> NoReturn:
+    """Raise CheckpointError for a name that is neither a folder of this machine nor a name on the Hub."""
+    expected = "expected a model folder, a GGUF file, or owner/name of a model on the Hugging Face Hub"
+    near = close_names(name, *clone_names())
+    refuse("model", f"{expected}, found no such folder: {name[:80]!r}{near}", cause=cause)
+
+
+class Pair(NamedTuple):
+    """A drafter with a model that was measured to make a target faster: a row of ``pairs.json``."""
+
+    target: Fingerprint
+    drafter: str  # name of a drafter with the option ``model``
+    source: str  # the drafter's model
+
+    @property
+    def model(self) -> HubModel:
+        """The drafter's model on the Hub."""
+        model = parse_name(self.source)
+        assert model is not None, self.source
+        return model
+
+
+@cache
+def all_pairs() -> tuple[Pair, ...]:
+    """Return the rows of the table."""
+    rows = json.loads((Path(__file__).parent / "pairs.json").read_bytes())
+    return tuple(Pair(Fingerprint(row["architecture"], row["weights"]), row["drafter"], row["source"]) for row in rows)
+
+
+def find_pairs(path: Path, config: ModelConfig) -> list[Pair]:
+    """Return the pairs of a target.
+
+    Its weights are hashed only if a pair has a target of the same architecture.
+    """
+    architecture = describe_architecture(config)
+    pairs = [pair for pair in all_pairs() if pair.target.architecture == architecture]
+    fingerprint = Fingerprint.of(path) if pairs else None
+    return [pair for pair in pairs if pair.target == fingerprint]

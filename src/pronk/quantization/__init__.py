@@ -1,1 +1,0 @@
-"""Quantized weights: checkpoint formats, GGUF files, and the quantization of a checkpoint."""

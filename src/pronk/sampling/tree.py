@@ -1,0 +1,278 @@
+"""The token tree: one request's draft tokens for one forward pass.
+
+The root is the last committed token; the other nodes are draft tokens. Each node attends to the committed tokens, its
+ancestors and itself. Its position is the root's position plus its depth. For the tree ::
+
+    0 ─ 1 ─ 2          tokens   [the, cat, sat, dog, ran]
+    └── 3 ─ 4          parents  [ -1,   0,   1,   0,   3]
+
+the nodes have depths 0 1 2 1 2, and the attention mask (rows attend to columns) is ::
+
+          0 1 2 3 4
+        0 x
+        1 x x
+        2 x x x
+        3 x . . x
+        4 x . . x x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.base.arrays import Array
+
+# Source of a draft token: drafter name, and a number with a drafter-specific meaning.
+Origin = tuple[str, int]
+
+# Token id of a node, and the distribution that it was drawn from; ``None`` if it was not drawn at random.
+DraftSample = tuple[int, Array | None]
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Draft tokens of one request for one forward pass, parents before children.
+
+    The *main chain* is the longest run of nodes ``0, 1, 2, …`` in which each node is the child of the previous one; put
+    the most likely path there. Its KV rows are already consecutive, so accepting them moves no rows.
+
+    Attributes:
+        tokens: token ids; node 0 is the last committed token.
+        parents: index of each node's parent: -1 for node 0, and ``0 <= parents[i] < i`` for every other node.
+        verify: for each node, whether it may be accepted; ``None`` means all. False marks nodes that are computed but
+            never accepted, like the window of the drafter ``lookahead``; their descendants are not accepted either.
+        probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) that its token was drawn from,
+            given all earlier nodes. Of siblings drawn without replacement, the earlier ones have probability 0 and the
+            other probabilities sum to 1. An entry is ``None`` if the token was not drawn at random; ``None`` instead of
+            the tuple means that no token was. A node must not be dropped because of the token drawn for it: the
+            remaining tokens would not be distributed as ``probs``.
+        gain: for each node, the estimated probability of acceptance, at most that of its parent; ``None`` if unknown.
+        origin: for each node, the drafter that proposed it, as a key of acceptance statistics; ``None`` if unknown.
+        acceptable: for each node, whether the node and all its ancestors may be accepted; derived from ``verify``.
+
+    Raises:
+        ValueError: the parents are not a tree in this order, lengths differ, or two acceptable siblings carry the same
+            token.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    verify: tuple[bool, ...] | None = None
+    probs: tuple[Array | None, ...] | None = None
+    gain: tuple[float, ...] | None = None
+    origin: tuple[Origin, ...] | None = None
+    acceptable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
+    _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tokens, parents, verify = self.tokens, self.parents, self.verify
+        size = len(tokens)
+        if size == 0 or len(parents) != size or parents[0] != -1:
+            msg = f"expected one parent per token, the first -1; found {size} tokens, parents {parents}"
+            raise ValueError(msg)
+        for name in ("verify", "gain", "probs", "origin"):
+            values = getattr(self, name)
+            if values is not None and len(values) != size:
+                msg = f"expected {size} entries in {name}, found {len(values)}"
+                raise ValueError(msg)
+        children: list[dict[int, int]] = [{} for _ in tokens]
+        acceptable = [True] * size
+        for node in range(1, size):
+            parent, token = parents[node], tokens[node]
+            if not 0 <= parent < node:
+                msg = (
+                    f"expected parents before their children, found node {node} with parent {parent}; reorder the nodes"
+                )
+                raise ValueError(msg)
+            if not acceptable[parent] or (verify is not None and not verify[node]):
+                acceptable[node] = False
+            elif token in children[parent]:
+                msg = f"expected distinct children, found token {token} twice below node {parent}; merge them"
+                raise ValueError(msg)
+            else:
+                children[parent][token] = node
+        object.__setattr__(self, "_children", tuple(children))
+        object.__setattr__(self, "acceptable", tuple(acceptable))
+
+    @classmethod
+    def chain(
+        cls,
+        tokens: Iterable[int],
+        gain: Iterable[float] | None = None,
+        probs: Iterable[Array | None] | None = None,
+    ) -> TokenTree:
+        """Return a tree without branches; the first token is the root."""
+        ids = tuple(tokens)
+        return cls(
+            ids,
+            tuple(range(-1, len(ids) - 1)),
+            probs=None if probs is None else tuple(probs),
+            gain=None if gain is None else tuple(gain),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Number of nodes without the root."""
+        return len(self.tokens) - 1
+
+    def num_matched(self, tokens: Sequence[int]) -> int:
+        """Return how many of ``tokens``, from the first one on, are on a path from the root."""
+        node = 0
+        for count, token in enumerate(tokens):
+            child = self.child(node, token)
+            if child is None:
+                return count
+            node = child
+        return len(tokens)
+
+    def child(self, node: int, token: int) -> int | None:
+        """Return the acceptable child of ``node`` with ``token``, or ``None``."""
+        return self._children[node].get(token)
+
+    def children(self, node: int) -> Mapping[int, int]:
+        """Return the acceptable children of ``node`` by token, in node order."""
+        return self._children[node]
+
+    def draft_sample(self, node: int) -> DraftSample:
+        """Return the token of ``node`` and its distribution; see :data:`DraftSample`."""
+        return self.tokens[node], None if self.probs is None else self.probs[node]
+
+    def draft_samples(self, node: int) -> tuple[DraftSample, ...]:
+        """Return token and distribution of each acceptable child of ``node``, in node order."""
+        return tuple(self.draft_sample(child) for child in self._children[node].values())
+
+    def first_chain(self, node: int) -> tuple[int, ...]:
+        """Return the nodes below ``node`` reached by taking the first acceptable child until there is none."""
+        chain: list[int] = []
+        while self._children[node]:
+            node = next(iter(self._children[node].values()))
+            chain.append(node)
+        return tuple(chain)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; the root has depth 0."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def main_chain(self) -> int:
+        """Number of nodes of the main chain (see the class), the root included."""
+        return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self))
+
+    @cached_property
+    def visible(self) -> NDArray[np.bool_]:
+        """Attention mask ``[nodes, nodes]``: ``[i, j]`` is True if ``j`` is ``i`` or an ancestor of ``i``."""
+        size, main = len(self), self.main_chain
+        seen = np.zeros((size, size), dtype=np.bool_)
+        seen[:main, :main] = np.tri(main, dtype=np.bool_)
+        for node in range(main, size):
+            seen[node] = seen[self.parents[node]]
+            seen[node, node] = True
+        return seen
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Return the nodes on the path from the root (excluded) to ``node`` (included)."""
+        path: list[int] = []
+        while node > 0:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def hang_below(self, chain: Sequence[int]) -> TokenTree:
+        """Return a tree of the tokens ``chain``, with this tree below; drop ``gain`` and ``origin``."""
+        num_above = len(chain)
+        if not num_above:
+            return self
+        parents_above = range(-1, num_above - 1)
+        return TokenTree(
+            (*chain, *self.tokens),
+            (*parents_above, num_above - 1, *(parent + num_above for parent in self.parents[1:])),
+            None if self.verify is None else ((True,) * num_above + (True, *self.verify[1:])),
+            None if self.probs is None else ((None,) * num_above + self.probs),
+        )
+
+    def with_unacceptable(self, other: TokenTree) -> TokenTree:
+        """Return this tree with unacceptable nodes of ``other`` added.
+
+        A node of ``other`` is added if the node and all its ancestors below the root are unacceptable. Children of the
+        other root become children of this root. Neither tree may have ``probs``.
+        """
+        new_index = {0: 0}
+        for node, parent in enumerate(other.parents):
+            if not other.acceptable[node] and parent in new_index:
+                new_index[node] = len(self) + len(new_index) - 1
+        nodes = [*new_index][1:]  # nodes of ``other`` to add
+        other_origins = other.origin or (("", 0),) * len(other)
+        return TokenTree(
+            (*self.tokens, *(other.tokens[node] for node in nodes)),
+            (*self.parents, *(new_index[other.parents[node]] for node in nodes)),
+            (*(self.verify or (True,) * len(self)), *(False,) * len(nodes)),
+            gain=None if self.gain is None else (*self.gain, *(0.0,) * len(nodes)),
+            origin=(*(self.origin or (("", 0),) * len(self)), *(other_origins[node] for node in nodes)),
+        )
+
+    def keep(self, nodes: Iterable[int]) -> TokenTree:
+        """Return a tree of the root and those of ``nodes`` whose ancestors are all in ``nodes``, too."""
+        kept_nodes = set(nodes) | {0}
+        new_index: dict[int, int] = {-1: -1}
+        for node, parent in enumerate(self.parents):
+            if node in kept_nodes and parent in new_index:
+                new_index[node] = len(new_index) - 1
+        kept = [node for node in new_index if node >= 0]
+        return TokenTree(
+            tuple(self.tokens[i] for i in kept),
+            tuple(new_index[self.parents[i]] for i in kept),
+            None if self.verify is None else tuple(self.verify[i] for i in kept),
+            None if self.probs is None else tuple(self.probs[i] for i in kept),
+            None if self.gain is None else tuple(self.gain[i] for i in kept),
+            None if self.origin is None else tuple(self.origin[i] for i in kept),
+        )
+
+    def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
+        """Return this tree without nodes deeper than ``max_depth``; keep the first ``max_nodes`` draft tokens."""
+        if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
+            return self
+        fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
+        return self.keep(fitting[: max_nodes + 1])
+
+
+class TokenView(Sequence[int]):
+    """A text and draft tokens after it as one sequence, without a copy of the text, which may be long.
+
+    ``more`` must not change. A slice is a list.
+    """
+
+    def __init__(self, text: Sequence[int], more: Sequence[int]) -> None:
+        self._text, self._more, self._size = text, more, len(text)
+
+    def __len__(self) -> int:
+        return self._size + len(self._more)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """Return a token, or a list of the tokens of a slice."""
+        size = self._size
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return [self[i] for i in range(start, stop, step)]
+            return [*self._text[start:stop], *self._more[max(0, start - size) : max(0, stop - size)]]
+        place = index if index >= 0 else index + len(self)
+        if not 0 <= place < len(self):
+            raise IndexError(index)
+        return self._text[place] if place < size else self._more[place - size]

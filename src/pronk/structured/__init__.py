@@ -1,1 +1,0 @@
-"""Structured output: guides compiled for one tokenizer, and logits processors that enforce them."""

@@ -1,0 +1,138 @@
+"""Compilation and rendering of chat templates in a limited child process.
+
+This is the program of :mod:`pronk.text.chat.template`. It imports no module of pronk. Requests and replies
+are lines of JSON. A request without ``values`` only compiles the template::
+
+    {"source": "{{ x }}", "values": {"x": "a"}}         ->  {"text": "a", "loops_over_content": false}
+    {"source": "{{"}                                    ->  {"error": "unexpected 'end of template'"}
+    {"source": "{{ 'x' * 10**8 }}", "values": {}}       ->  {"over_limit": true}
+
+``loops_over_content`` is true if the template loops over the parts of a message's content; other templates expect a
+string. ``over_limit`` means that memory, recursion or the length of the text exceeded a limit.
+
+The Jinja environment is that of transformers (``utils/chat_template_utils.py``), so a template gives the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_MAX_TEXT = 2**25  # maximum characters of a rendered text: some 8 million tokens, more than any context window
+_MAX_ERROR = 300  # maximum characters of an error message, which may come from the template
+
+
+class _DictFunction:
+    """Replacement of ``dict`` in templates; unlike the class, it gives no access to Python's internals."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _PublicNamespace(Namespace):
+    """A namespace that refuses names with a leading underscore, which could reach Python's internals."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        values = dict(*args, **kwargs)
+        for name in values:
+            _check_public(name)
+        super().__init__(values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+class _Generation(Extension):
+    """The tag ``{% generation %}``, which marks text for training; its block is rendered like other text."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _check_public(name: object) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        msg = f"a namespace cannot have an attribute {name!r}"
+        raise SecurityError(msg)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without the HTML escapes of Jinja's own ``tojson``, as transformers does."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - without a zone, as in transformers
+
+
+_JINJA = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+_JINJA.filters["tojson"] = _tojson
+_JINJA.globals |= {
+    "dict": _DictFunction(),
+    "namespace": _PublicNamespace,
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
+}
+del _JINJA.globals["lipsum"]  # the function lipsum returns random text
+
+
+@lru_cache(8)  # a model has one or two templates
+def _compile(source: str) -> tuple[Template, bool]:
+    """Return the compiled template, and whether it loops over the parts of a message's content."""
+    tree = _JINJA.parse(source)
+    loops = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    return Template.from_code(_JINJA, _JINJA.compile(tree), _JINJA.make_globals(None)), loops
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """Return whether ``node`` is a message's content, like ``m.content`` or ``m["content"][1:] | list``."""
+    if isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
+        return node.node is not None and _is_content(node.node)
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    # an attribute ``m.content``, or a variable ``content``
+    return getattr(node, "attr" if isinstance(node, nodes.Getattr) else "name", None) == "content"
+
+
+def answer(line: bytes) -> bytes:
+    """Return the reply to a request: compile the template and, if there are ``values``, render it."""
+    reply: dict[str, Any]
+    try:
+        request = json.loads(line.decode("utf-8", "surrogatepass"))
+        template, loops = _compile(request["source"])
+        text = template.render(request["values"]) if "values" in request else ""
+        over_limit = len(text) > _MAX_TEXT
+        reply = {"over_limit": True} if over_limit else {"text": text, "loops_over_content": loops}
+        return json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    except (MemoryError, RecursionError):
+        reply = {"over_limit": True}
+    except Exception as error:  # noqa: BLE001 - a template is a program that can raise any exception
+        lines = str(error).strip().splitlines()
+        reply = {"error": lines[0][:_MAX_ERROR] if lines else type(error).__name__}
+    return json.dumps(reply).encode()

@@ -1,0 +1,312 @@
+r"""Grammar of an answer: thoughts, then tool calls, text or a required form such as JSON.
+
+The grammar is written in llguidance's dialect of Lark. It fixes every character of a call except the name of the tool
+and the arguments, which fit the tool's schema. If calls are optional, the grammar allows any text up to the beginning
+of a call, but then requires the call. Tools with equal schemas share their rules, here ``f`` and ``g``, so that a
+grammar of a thousand tools stays small.
+
+Example: Qwen3, optional calls. ``<tool_call>`` is token 7, ``<think>`` 8 and ``</think>`` 9: added tokens that are not
+special. Token 5 is another added token that llguidance matches only by its id. The rules of text are::
+
+    start: (<[8]> thoughts GAP)? answer
+    thoughts: text <[9]> | (TEXT <[5]>)* thoughts_marker
+    thoughts_marker[lazy]: TEXT "</think>"
+    answer: (call_start body){0,16} text
+    call_start: text <[7]> | (TEXT <[5]>)* call_start_marker
+    call_start_marker[lazy]: TEXT "<tool_call>"
+    text: (TEXT <[5]>)* TEXT
+    TEXT: /(.|\n)*/
+
+The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other tokens. ``lazy``
+makes a marker end at its first occurrence.
+
+If a call without markers may be the whole answer (:class:`~pronk.text.chat.calls.BareCallReader`), text does
+not begin like such a call, so that only the rule ``bare`` continues one::
+
+    answer: bare | first_call body (call_start body){0,15} text | first
+    bare: OPENING_0_0 SPACE? arguments_0 SPACE? "}" SPACE? | …
+    OPENING_0_0: OPENING_0 NAME_0 AFTER_NAME
+    NAME_0: /"(?:f|g)"/
+    BARE: (OPENING_0 | OPENING_1 | OPENING_2) (NAME_0 | NAME_1) AFTER_NAME TEXT
+    first: PLAIN? | PLAIN? <[5]> (TEXT <[5]>)* TEXT
+    PLAIN: TEXT & ~BARE
+    first_call: first <[7]> | first_call_marker | PLAIN? <[5]> (TEXT <[5]>)* call_start_marker
+    first_call_marker[lazy]: MARKED
+    MARKED: (TEXT "<tool_call>") & ~BARE
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
+from operator import itemgetter
+from typing import Any, Literal
+
+from pronk.base.errors import OptionError, refuse
+from pronk.text.chat.calls import AFTER_NAME, BEFORE_NAME, OPENINGS
+from pronk.text.chat.dialects import MAX_IDENT, ReasoningFormat, TokenSymbols, ToolDialect
+from pronk.text.chat.keywords import keyword_rules
+from pronk.text.guide import MAX_SIZE, Guide, schema_text
+from pronk.text.json_schema.relax import Relaxed, check, relax
+from pronk.text.json_schema.translation import TYPES
+
+# Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins with thoughts.
+Thinking = Literal["never", "optional", "open"]
+
+# Maximum characters of the rules of all schemas of a grammar together; the rest is left to names and to a form.
+_MAX_SCHEMAS_SIZE = MAX_SIZE // 2
+_RULES_SIZE = 500  # characters of the rules around a schema, at most
+_MAX_SPACE = 16  # characters of white space at one place of a call without markers, so that it cannot go on for ever
+MAX_CALLS = 16  # calls of one answer; small models repeat calls until they may not
+_CALLS, _MORE_CALLS = f"{{0,{MAX_CALLS}}}", f"{{0,{MAX_CALLS - 1}}}"  # repetitions of a call: any, and after the first
+_SPACES = r"[ \t\r\n]*"
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an escaped character, or a slash, which Lark needs escaped
+
+
+@dataclass(frozen=True)
+class AnswerGrammar:
+    """Builder of the grammars for one model's answers."""
+
+    symbols: TokenSymbols
+    dialect: ToolDialect | None  # ``None`` if the answer calls no tools
+    reasoning: ReasoningFormat | None
+
+    def guide(
+        self,
+        schemas: Mapping[str, str],
+        *,
+        form: Guide | None = None,
+        allow_text: bool = True,
+        allow_multiple: bool = True,
+        thinking: Thinking = "never",
+    ) -> Guide | None:
+        """Return the guide of an answer; ``None`` if it may be any text.
+
+        ``schemas`` has the schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the tool's name.
+        ``form`` is the required form of the text. ``allow_text``: allow text, in this form, instead of calls.
+        ``allow_multiple``: allow more than one call. ``thinking`` is the place of thoughts. Schemas that are too large
+        together raise an OptionError; those of :func:`relax_tools` are not.
+        """
+        # Whether an answer without calls may have anything besides its text.
+        has_headers = self.reasoning is not None and (thinking != "never" or bool(self.reasoning.before_text))
+        if not schemas and (form is None or not has_headers):
+            return form
+        rules = [self._start(thinking)]
+        rules += [] if thinking == "never" or self.reasoning is None else self._until("thoughts", self.reasoning.end)
+        rules += ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
+        rules += self._answer(schemas, form, allow_text=allow_text, allow_multiple=allow_multiple)
+        grammar = "\n".join(rules)
+        if schemas and len(grammar) > MAX_SIZE:
+            expected = f"tools and a form whose grammar has at most {MAX_SIZE} characters"
+            refuse("tools", f"expected {expected}, found {len(grammar)}; use fewer or smaller ones", OptionError)
+        return Guide(grammar=grammar)
+
+    @property
+    def _other_ids(self) -> str:
+        """Tokens of free text, which has no markers, that grammars match by id only: ``<[5]>``, or nothing."""
+        calls = [self.dialect.begin] if self.dialect else []
+        return self.symbols.other_ids(*calls, *([self.reasoning.begin, self.reasoning.end] if self.reasoning else []))
+
+    @property
+    def _others(self) -> str:
+        """Text that ends with such tokens: ``(TEXT <[5]>)*``, or nothing."""
+        return f"(TEXT {self._other_ids})*" if self._other_ids else ""
+
+    @property
+    def _first_others(self) -> str:
+        """The same for the beginning of an answer, with at least one such token."""
+        return f"PLAIN? {self._other_ids} {self._others}"
+
+    def _first_text(self) -> list[str]:
+        """Return the rules for an answer's text that does not begin like a call without markers (``BARE``)."""
+        more = f" | {self._first_others} TEXT" if self._other_ids else ""
+        return ["PLAIN: TEXT & ~BARE", f"first: PLAIN?{more}"]
+
+    def _start(self, thinking: Thinking) -> str:
+        reasoning = self.reasoning
+        if thinking == "never" or reasoning is None:
+            return "start: answer"
+        gap = self.symbols.grammar(reasoning.after_end) or '("\\n\\n" | "\\n")?'
+        begin = "" if thinking == "open" else f"{self.symbols.grammar(reasoning.begin)} "
+        return f"start: ({begin}thoughts {gap}){'' if thinking == 'open' else '?'} answer"
+
+    def _until(self, rule: str, marker: str) -> list[str]:
+        """Return the rules for free text up to a marker and for the marker itself."""
+        alternatives, rules = [], []
+        if marker in self.symbols.id_only:
+            alternatives.append(f"text {self.symbols.grammar(marker)}")
+        if marker not in self.symbols.of_marker:
+            alternatives.append(f"{self._others} {rule}_marker")
+            rules.append(f"{rule}_marker[lazy]: TEXT {json.dumps(marker)}")
+        return [f"{rule}: {' | '.join(alternatives)}", *rules]
+
+    def _answer(
+        self, schemas: Mapping[str, str], form: Guide | None, *, allow_text: bool, allow_multiple: bool
+    ) -> list[str]:
+        rules, dialect = [], self.dialect
+        if form is not None:
+            rules.append(f"form: {_form(form)}")
+        header = self.dialect.before_text if self.dialect else self.reasoning.before_text if self.reasoning else ""
+        content = f"{self.symbols.grammar(header)} {'text' if form is None else 'form'}"
+        if not schemas or dialect is None:
+            return [f"answer: {content}", *rules]
+        rules += self._calls(dialect, schemas, allow_multiple=allow_multiple)
+        if allow_text and form is None and not header:
+            return [*self._text_and_calls(dialect, schemas, allow_multiple=allow_multiple), *rules]
+        call = "body" if dialect.marker_optional else f"{self.symbols.grammar(dialect.begin)} body"
+        if allow_multiple and dialect.repeats_markers:
+            call += f" ({self.symbols.grammar(dialect.between)} {call}){_MORE_CALLS}"
+        return [f"answer: {call} | {content}" if allow_text else f"answer: {call}", *rules]
+
+    def _calls(self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool) -> list[str]:
+        """Return the rules for the text after the begin marker."""
+        text = self.symbols.grammar
+        more = f" ({text(dialect.separator)} call){_MORE_CALLS}" if dialect.separator and allow_multiple else ""
+        end = f"{text(dialect.before_end)} {text(dialect.end)}"
+        rules = [f"body: {text(dialect.after_begin)} call{more} {end}"]
+        rules.append(f"call: {text(dialect.before_name)} tool {text(dialect.after_arguments)}")
+        groups = _names_by_schema(schemas)
+        rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(groups))))
+        ident = f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?" if dialect.before_ident else ""
+        values = dict[str, str]()
+        for number, (schema, names) in enumerate(groups.items()):
+            name = f"/{_one_of(names)}/"
+            rules.append(f"tool_{number}: {name} {ident} {text(dialect.before_arguments)} arguments_{number}")
+            rule = f"arguments_{number}"
+            rules += keyword_rules(rule, schema, values) if dialect.has_keywords else [f"{rule}: %json {schema}"]
+        return rules
+
+    def _text_and_calls(self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool) -> list[str]:
+        """Return the rules for free text with calls in it."""
+        if dialect.marker_optional:
+            begin = f" ({self.symbols.grammar(dialect.begin)} body)?" if dialect.begin else ""
+            bare = f"BARE: {json.dumps(dialect.before_name)} TEXT"
+            return [f"answer: body | first{begin}", bare, *self._first_text()]
+        several, rules = allow_multiple and dialect.repeats_markers, self._until("call_start", dialect.begin)
+        if not dialect.allows_bare:
+            return [f"answer: {f'(call_start body){_CALLS} text' if several else 'call_start body | text'}", *rules]
+        rest = f" (call_start body){_MORE_CALLS} text" if several else ""
+        rules += [*self._first_text(), *self._first_call(dialect.begin), *_bare_calls(schemas)]
+        return [f"answer: bare | first_call body{rest} | first", *rules]
+
+    def _first_call(self, marker: str) -> list[str]:
+        """Return the rules for text up to the first marker that does not begin like a call without markers."""
+        alternatives, rules = [], []
+        if marker in self.symbols.id_only:
+            alternatives.append(f"first {self.symbols.grammar(marker)}")
+        if marker not in self.symbols.of_marker:
+            alternatives.append("first_call_marker")
+            alternatives += [f"{self._first_others} call_start_marker"] if self._other_ids else []
+            rules += ["first_call_marker[lazy]: MARKED", f"MARKED: (TEXT {json.dumps(marker)}) & ~BARE"]
+        return [f"first_call: {' | '.join(alternatives)}", *rules]
+
+
+def _bare_calls(schemas: Mapping[str, str]) -> list[str]:
+    """Return the rules for a call without markers: ``bare``, and ``BARE`` for texts that begin like one."""
+    groups = list(_names_by_schema(schemas).values())
+    openings = [f"OPENING_{number}" for number in range(len(OPENINGS))]
+    names = [f"NAME_{number}" for number in range(len(groups))]
+    rules = [f"SPACE: /[ \\t\\r\\n]{{1,{_MAX_SPACE}}}/", f"AFTER_NAME: /{_spaced(AFTER_NAME)}/"]
+    for name, group in zip(names, groups, strict=True):
+        rules.append(f'{name}: /"{_one_of(group)}"/')
+    rules.append(f"BARE: ({' | '.join(openings)}) ({' | '.join(names)}) AFTER_NAME TEXT")
+    bare = list[str]()
+    for opening, (before, after) in zip(openings, OPENINGS.items(), strict=True):
+        rules.append(f"{opening}: /{_spaced(before + BEFORE_NAME)}{_SPACES}/")
+        end = f"SPACE? {json.dumps(after)} SPACE?" if after else "SPACE?"
+        for number, name in enumerate(names):
+            rules.append(f"{opening}_{number}: {opening} {name} AFTER_NAME")
+            bare.append(f'{opening}_{number} SPACE? arguments_{number} SPACE? "}}" {end}')
+    return [*rules, f"bare: {' | '.join(bare)}"]
+
+
+def _one_of(names: Collection[str]) -> str:
+    """Return a regular expression for some names: a trie, because lexers follow each branch at every byte."""
+    first, last = min(names), max(names)  # all names share what these share
+    prefix = first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))]
+    rests = sorted(name.removeprefix(prefix) for name in names)
+    branches = [_one_of([*branch]) for _, branch in groupby(filter(None, rests), key=itemgetter(0))]
+    escaped = re.escape(prefix).replace("/", r"\/")
+    if not branches:
+        return escaped
+    return f"{escaped}(?:{'|'.join(branches)})" + ("" if rests[0] else "?")
+
+
+def _names_by_schema(schemas: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names of the tools with each schema."""
+    groups = dict[str, list[str]]()
+    for name, schema in schemas.items():
+        groups.setdefault(schema, []).append(name)
+    return groups
+
+
+def _spaced(text: str) -> str:
+    """Return a regular expression for a text, with white space before each string or other character."""
+    return "".join(f"{_SPACES}{re.escape(part)}" for part in re.findall('"[^"]*"|.', text))
+
+
+def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
+    """Return the JSON schema of a tool's arguments, relaxed by :func:`relax_arguments`."""
+    return json.dumps(relax_arguments(parameters).schema, ensure_ascii=False)
+
+
+def relax_tools(parameters: Sequence[Mapping[str, Any] | None]) -> list[Relaxed]:
+    """Return the schemas of the arguments of all tools of an answer, which fit into one grammar together.
+
+    If they do not fit, the largest schemas are left out, so that these tools' arguments are any objects.
+
+    Raises:
+        OptionError: see :func:`relax_arguments`.
+    """
+    relaxed = list[Relaxed]()
+    multiple = 1
+    for each in parameters:
+        relaxed.append(relax_arguments(each, multiple))
+        multiple = relaxed[-1].multiple
+    texts = [json.dumps(each.schema, ensure_ascii=False) for each in relaxed]
+    sizes = {text: len(text) + _RULES_SIZE for text in texts}
+    left_out = set[str]()
+    total = sum(sizes.values())
+    for text in sorted(sizes, key=len, reverse=True):
+        if total <= _MAX_SCHEMAS_SIZE:
+            break
+        total -= sizes[text]
+        left_out.add(text)
+    anything = replace(relax_arguments({}), dropped=("",))
+    return [anything if text in left_out else each for text, each in zip(texts, relaxed, strict=True)]
+
+
+def relax_arguments(parameters: Mapping[str, Any] | None, multiple: int = 1) -> Relaxed:
+    """Return the schema of a tool's arguments, an object, without all that a grammar cannot enforce.
+
+    Args:
+        parameters: schema of an object; ``None``: the tool has no arguments.
+        multiple: ``multiple`` of the schemas of the other tools.
+
+    Raises:
+        OptionError: the schema is not one of JSON values.
+    """
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    value = parameters.get("type", "object")
+    names = value if isinstance(value, list) else [value]
+    is_valid = bool(names) and all(name in TYPES for name in names)
+    allows_objects = is_valid and "object" in names
+    relaxed = relax(json.loads(schema_text({**parameters, "type": "object"})), multiple)
+    return relaxed if allows_objects else replace(relaxed, dropped=("type", *relaxed.dropped))
+
+
+def _form(guide: Guide) -> str:
+    """Return the right side of a Lark rule that matches the texts of a guide."""
+    if guide.choice is not None:
+        return " | ".join(json.dumps(text, ensure_ascii=False) for text in guide.choice)
+    if guide.regex is not None:
+        escaped = _SLASH.sub(lambda match: match[1] or "\\/", guide.regex)
+        return f"/{escaped}/".replace("\n", "\\n")
+    if guide.grammar is not None:
+        return f"%lark {{\n{guide.grammar}\n}}"
+    schema = check(json.loads(guide.source), whitespace=guide.whitespace)
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"

@@ -1,0 +1,311 @@
+"""Streaming parsers that separate the tool calls in an answer from its text.
+
+A parser holds text back only while that text may be the beginning of a call. Text that turns out to be no call (it
+names an unknown tool, for instance) is emitted as text. The arguments of a call are emitted as the model writes them,
+even if the answer ends within them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from secrets import token_hex
+
+from pronk.text.chat.dialects import MAX_IDENT, TOOL_NAME, TokenSymbols, ToolDialect, plain_text
+from pronk.text.chat.keywords import KeywordArguments
+
+_MAX_CALL_START = 264  # maximum characters from a call's beginning to the end of its tool's name, which has up to 128
+_OUTSIDE_STRING = re.compile(r'["{}\[\]]')  # characters of JSON that begin a string or change the nesting
+_INSIDE_STRING = re.compile(r'["\\]')  # characters of JSON that end a string or escape the next character
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """Streamed part of a tool call."""
+
+    index: int  # number of the call within the answer, from 0
+    arguments: str = ""  # next characters of the arguments' JSON
+    ident: str | None = None  # id of the call; ``None`` except in the call's first part
+    name: str | None = None  # name of the tool; ``None`` except in the call's first part
+
+
+def new_call_id() -> str:
+    """Return a random id of a call."""
+    return f"call_{token_hex(12)}"
+
+
+class JsonEnd:
+    """Incremental search for the end of a JSON object or list; the first character read is its bracket."""
+
+    def __init__(self) -> None:
+        # Number of open brackets; whether in a string; whether right after a backslash.
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    @property
+    def found(self) -> bool:
+        """Whether all brackets are closed."""
+        return self._depth == 0
+
+    def read(self, text: str, at: int) -> tuple[int, str]:
+        """Read from an offset up to the last bracket or the end; return the next offset, and the text read."""
+        stop = at
+        while stop < len(text):
+            if self._escaped:
+                self._escaped, stop = False, stop + 1
+                continue
+            match = (_INSIDE_STRING if self._quoted else _OUTSIDE_STRING).search(text, stop)
+            if match is None:
+                return len(text), text[at:]
+            mark, stop = match[0], match.end()
+            if mark == "\\":
+                self._escaped = True
+            elif mark == '"':
+                self._quoted = not self._quoted
+            else:
+                self._depth += 1 if mark in "{[" else -1
+                if self.found:
+                    break
+        return stop, text[at:stop]
+
+
+class CallReader:
+    """Streaming parser that splits the symbols of one answer into text and calls of the tools ``names``.
+
+    White space at the beginning or after a call is dropped unless other text follows; an answer of white space is text.
+    """
+
+    def __init__(self, dialect: ToolDialect, symbols: TokenSymbols, names: Collection[str]) -> None:
+        self._dialect, self._names = dialect, frozenset(names)
+        text = symbols.of_text
+        self._trigger = text(dialect.begin)  # symbols of the begin marker, if any
+        after_begin = text(dialect.after_begin)
+        # Some tokenizers drop a space at the beginning of a text, so a leading space may be missing.
+        self._before_name = {f"{each}{text(dialect.before_name)}" for each in (after_begin, after_begin.lstrip(" "))}
+        self._before_ident = text(dialect.before_ident)
+        self._before_arguments = text(dialect.before_arguments)
+        # Symbols up to the beginning of the arguments; method to call after them.
+        self._openings = {self._before_arguments + ("" if dialect.has_keywords else "{"): self._begin_arguments}
+        self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
+        next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
+        self._next_call = next_call if dialect.separator else ""
+        self._output: list[str | CallPart] = []
+        self._num_calls = 0  # number of calls so far
+        self._held_space: list[str] = []  # white space that is not emitted yet
+        self._only_space = True  # whether the answer, or the text after its last call, is only white space so far
+        self._expected: Mapping[str, Callable[[], None]] = {}  # symbols that may come next; method to call after each
+        self._seen = ""  # the part of an expected text that was read so far, and the name of the tool after it
+        self._before = ""  # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
+        self._name = ""  # the name of the tool as far as it was read
+        self.in_call = False  # whether the text read last is within a call, after the name of the tool
+        self._arguments: JsonEnd | KeywordArguments = JsonEnd()
+        # State of the parser: the method that reads the text from an offset on and returns the next offset.
+        self._read: Callable[[str, int], int] = self._read_text
+        if dialect.marker_optional:
+            self._expect_call("")
+
+    def push(self, symbols: str) -> list[str | CallPart]:
+        """Parse the next symbols of the answer; return texts and call parts that later symbols cannot change."""
+        at = 0
+        while at < len(symbols):
+            at = self._read(symbols, at)
+        return self._take_output()
+
+    def flush(self) -> list[str | CallPart]:
+        """End the answer; return the text held back, without an incomplete call after a complete one."""
+        if not self.in_call and not (self._num_calls and self._only_space):
+            while self._read in (self._read_expected, self._read_name):
+                self._release()
+        if self._held_space and not self._num_calls:
+            self._output.append("".join(self._held_space))
+        self._held_space = []
+        return self._take_output()
+
+    def _take_output(self) -> list[str | CallPart]:
+        parts, self._output = self._output, []
+        return [part for part in parts if part != ""]
+
+    def _read_text(self, text: str, at: int) -> int:
+        """Read text that is no call, up to the next character that may begin a begin marker (``<``)."""
+        stop = text.find(self._trigger[0], at) if self._trigger else -1
+        stop = len(text) if stop < 0 else stop
+        self._emit_text(text[at:stop])
+        if stop < len(text):
+            self._expect({self._trigger: lambda: self._expect_call(self._trigger)})
+        return stop
+
+    def _emit_text(self, symbols: str) -> None:
+        symbols = plain_text(symbols)
+        if self._only_space:
+            stripped = symbols.lstrip()
+            self._held_space.append(symbols[: len(symbols) - len(stripped)])
+            if stripped:
+                self._output += [*self._held_space, stripped]
+                self._held_space, self._only_space = [], False
+        elif symbols:
+            self._output.append(symbols)
+
+    def _expect(self, expected: Mapping[str, Callable[[], None]], before: str = "") -> None:
+        self._expected, self._seen, self._before = expected, "", before
+        self._read = self._read_expected
+        if "" in expected:  # nothing has to come
+            expected[""]()
+
+    def _read_expected(self, text: str, at: int) -> int:
+        seen = self._seen + text[at]
+        if seen in self._expected:
+            self._seen = seen
+            self._expected[seen]()
+        elif any(expected.startswith(seen) for expected in self._expected):
+            self._seen = seen
+        else:
+            self._release()
+            return at
+        return at + 1
+
+    def _expect_call(self, before: str) -> None:
+        """Begin to read the text between the begin marker, whose symbols are ``before``, and the tool's name."""
+        self._expect(dict.fromkeys(self._before_name, self._begin_name), before)
+
+    def _begin_name(self) -> None:
+        self._read, self._name = self._read_name, ""
+
+    def _read_name(self, text: str, at: int) -> int:
+        character = text[at]
+        if TOOL_NAME.fullmatch(character) is not None and len(self._seen) <= _MAX_CALL_START:
+            self._seen += character
+            self._name += character
+            return at + 1
+        if character not in {self._before_arguments[0], *self._before_ident[:1]} or self._name not in self._names:
+            self._release()
+            return at
+        self._output.append(CallPart(self._num_calls, "", new_call_id(), self._name))
+        self._num_calls += 1
+        self._held_space, self._only_space, self.in_call = [], True, True
+        ident = {self._before_ident: self._begin_ident} if self._before_ident else {}
+        self._expect({**self._openings, **ident})
+        return at  # the character at this offset is the first one of an expected text
+
+    def _begin_ident(self) -> None:
+        self._read = self._read_ident
+
+    def _read_ident(self, text: str, at: int) -> int:
+        """Read an id and drop it: the ids that models write may repeat, those of :func:`new_call_id` do not."""
+        ident = self._seen.removeprefix(self._before_ident)
+        if text[at] == self._before_arguments[0]:
+            self._expect(self._openings)
+        elif text[at].isalnum() and len(ident) < MAX_IDENT:
+            self._seen += text[at]
+            return at + 1
+        else:
+            self._release()
+        return at
+
+    def _begin_arguments(self) -> None:
+        self._read = self._read_arguments
+        if self._dialect.has_keywords:
+            self._arguments = KeywordArguments()
+        else:
+            self._arguments = JsonEnd()
+            self._read_arguments("{", 0)
+
+    def _read_arguments(self, text: str, at: int) -> int:
+        stop, arguments = self._arguments.read(text, at)
+        if arguments:
+            self._output.append(CallPart(self._num_calls - 1, plain_text(arguments)))
+        if self._arguments.found:  # the end marker or the next call follows
+            next_call = {self._next_call: self._begin_name} if self._next_call else {}
+            self._expect({self._end_of_call: self._end, **next_call})
+        return stop
+
+    def _end(self) -> None:
+        self._read, self.in_call = self._read_text, False
+
+    def _release(self) -> None:
+        """Emit the text held back, but parse ``_seen`` once more if a call may begin within it."""
+        in_trigger, seen, before = self._trigger in self._expected, self._seen, self._before
+        self._end()
+        self._seen = self._before = ""
+        if in_trigger or not self._trigger:
+            # No other begin marker begins within ``seen``: no marker contains its first character twice.
+            self._emit_text(before + seen)
+        else:
+            self._emit_text(before)
+            at = 0
+            while at < len(seen):
+                at = self._read(seen, at)
+
+
+# Parts of a call without markers (:class:`BareCallReader`), also for its grammar; without the white space that may be
+# around each part and between its characters outside strings.
+OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object: text after it
+BEFORE_NAME, AFTER_NAME = '{"name":', ',"arguments":'
+SPACE = " \t\r\n"  # characters of white space in JSON
+
+
+class BareCallReader:
+    """Streaming reader that holds an answer back while the whole of it may be a call without markers.
+
+    Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer, alone or as a block of
+    code between three backticks. Such an answer is a call if ``f`` is one of ``names``. Whether anything follows
+    the object is known at the end of the answer only.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        # Keys: text up to the first brace of the arguments. Values: name of the tool, text after the arguments.
+        self._heads = {
+            f'{opening}{BEFORE_NAME}"{name}"{AFTER_NAME}{{': (name, f"}}{closing}")
+            for name in names
+            for opening, closing in OPENINGS.items()
+        }
+        self._head = ""  # the part of such a beginning that was read so far
+        self._symbols: list[str] = []
+        self._arguments: list[str] = []
+        self._end = JsonEnd()
+        self._tail = ""  # the part of the text after the arguments that was read so far
+
+    @property
+    def held(self) -> str:
+        """The symbols that are held back."""
+        return "".join(self._symbols)
+
+    def push(self, symbols: str) -> bool:
+        """Read the next symbols; return whether the whole answer may still be a call."""
+        self._symbols.append(symbols)
+        at = 0
+        while at < len(symbols):
+            if self._head not in self._heads:
+                character = symbols[at]
+                is_quoted = self._head.count('"') % 2 == 1
+                self._head += character if is_quoted or character not in SPACE else ""
+                if not any(head.startswith(self._head) for head in self._heads):
+                    return False
+                at += 1
+                if self._head in self._heads:
+                    self._read_arguments("{", 0)
+            elif not self._end.found:
+                at = self._read_arguments(symbols, at)
+            else:
+                self._tail += plain_text(symbols[at]).strip(SPACE)  # without the token that ends the answer
+                if not self._heads[self._head][1].startswith(self._tail):
+                    return False
+                at += 1
+        return True
+
+    def _read_arguments(self, symbols: str, at: int) -> int:
+        stop, arguments = self._end.read(symbols, at)
+        self._arguments.append(arguments)
+        return stop
+
+    def flush(self) -> list[CallPart]:
+        """End the answer; return the parts of its call, none if the answer is no complete call."""
+        arguments = "".join(self._arguments)
+        name, tail = self._heads.get(self._head, ("", ""))
+        if not name or self._tail != tail:
+            return []
+        try:
+            json.loads(arguments)
+        except (ValueError, RecursionError):
+            return []
+        return [CallPart(0, "", new_call_id(), name), CallPart(0, arguments)]

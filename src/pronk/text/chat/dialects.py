@@ -1,0 +1,276 @@
+"""Formats in which models call tools and think, and the symbols in which parsers read answers.
+
+A model writes calls as its chat template writes the calls of earlier messages. Therefore the template is applied to a
+conversation with one call, and the text around that call selects the row of :data:`TOOL_DIALECTS`. ``hermes`` is also
+the format of Qwen, SmolLM3 and Granite 4 (the object may also be the whole answer, without markers:
+:class:`~pronk.text.chat.calls.BareCallReader`), ``granite`` that of Granite 3, ``phi`` of Phi-4-mini,
+``mistral`` of Mistral since 2025, ``llama`` of Llama 3, ``lfm2`` of LFM2 (arguments in Python's syntax:
+:mod:`pronk.text.chat.keywords`), ``channels`` of gpt-oss.
+
+A new family adds a row there or to :data:`REASONING_FORMATS`. The rows are read by
+:mod:`pronk.text.chat.answer_grammar`, which forces calls, and by the parsers in
+:mod:`pronk.text.chat.answers`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from pronk.base.errors import PromptError
+from pronk.text.tokenizer import Tokenizer
+
+# Markers of all formats that may be special tokens. The position of a marker in this list determines its symbol.
+_MARKERS = (
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>",
+    "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>",
+    "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>",
+)  # fmt: skip
+_FIRST = 0xD800  # first lone surrogate
+OTHER_SYMBOL = "\udfff"  # symbol of every special token that is not in _MARKERS
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class TokenSymbols:
+    """Symbols of one tokenizer's tokens and of the markers of formats.
+
+    A decoded text lacks special tokens, and their names may also be written with ordinary tokens. Therefore parsers of
+    answers read *symbols*: decoded text in which a lone surrogate, which no decoded text contains, stands for a special
+    token. The markers of formats, such as ``[TOOL_CALLS]``, are converted in the same way: to a lone surrogate if the
+    tokenizer has the marker as a special token, otherwise to their own text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.backend.get_added_tokens_decoder()
+        special = {token.content: token_id for token_id, token in added.items() if token.special}
+        # Symbols of the markers that are special tokens, which decoded texts lack.
+        self.of_marker = {name: chr(_FIRST + number) for number, name in enumerate(_MARKERS) if name in special}
+        self._symbols = {special[name]: symbol for name, symbol in self.of_marker.items()}
+        # Ids of the added tokens that llguidance matches by their ids only, not by their texts.
+        self.id_only = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
+
+    def of_token(self, token: int) -> str:
+        """Return the symbols of a token; those of a part of a character are not defined."""
+        return self.of_special(token) or self._tokenizer.token_text(token) or ""
+
+    def of_special(self, token: int | None) -> str:
+        """Return the symbol of a special token; ``""`` for another token."""
+        if token in self._symbols:
+            return self._symbols[token]
+        return OTHER_SYMBOL if token in self._tokenizer.special_ids else ""
+
+    def of_text(self, text: str) -> str:
+        """Return the symbols of a text with markers, such as ``[TOOL_CALLS]add[ARGS]``."""
+        for name, symbol in self.of_marker.items():
+            text = text.replace(name, symbol)
+        return text
+
+    def grammar(self, text: str) -> str:
+        """Return the Lark expression of a text with markers: ``"a" <[7]> "b"``; ``""`` for an empty text."""
+        if not text:
+            return ""
+        names = [re.escape(name) for name in _MARKERS if name in self.id_only]
+        parts = re.split(f"({'|'.join(names)})", text) if names else [text]
+        return " ".join(
+            f"<[{self.id_only[part]}]>" if part in self.id_only else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part
+        )
+
+    def other_ids(self, *markers: str) -> str:
+        """Return the id-only tokens but ``markers`` and the end of text as a Lark expression: ``<[3,7-9]>``."""
+        ids = {token_id for text, token_id in self.id_only.items() if text not in markers} - {*self._tokenizer.eos_ids}
+        spans = []
+        for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
+            run = [token for _, token in group]
+            spans.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+        return f"<[{','.join(spans)}]>" if spans else ""
+
+
+def plain_text(symbols: str) -> str:
+    """Return symbols without those of special tokens."""
+    return _SURROGATES.sub("", symbols)
+
+
+# Names of tools. OpenAI's API allows up to 64 letters, digits, _ and -; those of MCP servers are longer.
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
+MAX_IDENT = 40  # characters of a call's id that a model may write; Mistral's have 9
+
+_PROBE = "zanzibar_9"  # name of a tool for a trial rendering; no template contains this name
+
+
+@dataclass(frozen=True)
+class ToolDialect:
+    r"""Format of a model's calls, which are JSON objects unless a row says otherwise.
+
+    Names of the texts in a call, for example of Hermes::
+
+        <tool_call>  \n           {"name": "   f  ", "arguments":    {…}  }                \n          </tool_call>
+        begin        after_begin  before_name     before_arguments      after_arguments   before_end  end
+    """
+
+    name: str
+    template: str  # regular expression for the call of the trial rendering; its groups replace fields of the row
+    begin: str = ""  # marker before calls, if the format has one
+    after_begin: str = ""
+    before_name: str = '{"name": "'
+    before_ident: str = ""  # marker between the name and an id that the model may write, if the template has one
+    before_arguments: str = '", "arguments": '
+    after_arguments: str = "}"
+    before_end: str = ""
+    end: str = ""
+    separator: str = ""  # text between calls within one pair of markers; empty if each call has its own pair
+    marker_optional: bool = False  # whether the begin marker may be missing before a call at the beginning of an answer
+    allows_bare: bool = False  # whether a call without markers may be the whole answer
+    repeats_markers: bool = False  # whether each of several calls has its own markers
+    between: str = ""  # text between calls that have their own markers
+    before_text: str = ""  # header of text; not empty in channels only
+    has_keywords: bool = False  # whether arguments have Python's syntax, not JSON's; the closing parenthesis ends them
+
+
+_CALL_START = rf'\{{"name": "{_PROBE}", '
+_ARGUMENTS = r'"arguments": \{"x": 1\}'
+
+TOOL_DIALECTS = (
+    ToolDialect(
+        "hermes",
+        rf"<tool_call>(?P<after_begin>[ \n]*){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>[ \n]*)</tool_call>",
+        begin="<tool_call>",
+        end="</tool_call>",
+        allows_bare=True,
+        repeats_markers=True,
+        between="\n",
+    ),
+    ToolDialect(
+        "phi",
+        rf"<\|tool_call\|>(?P<after_begin>\[?){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>\]?)<\|/tool_call\|>",
+        begin="<|tool_call|>",
+        end="<|/tool_call|>",
+        repeats_markers=True,
+    ),
+    ToolDialect(
+        "granite",
+        # Templates may write the list in several lines; the model writes it in one.
+        rf'<\|tool_call\|>\s*\[\s*\{{\s*"name": "{_PROBE}",\s*"arguments": \{{\s*"x": 1',
+        begin="<|tool_call|>",
+        after_begin="[",
+        before_end="]",
+        separator=", ",
+    ),
+    ToolDialect(
+        "mistral list",
+        rf"\[TOOL_CALLS\](?P<after_begin> ?\[){_CALL_START}{_ARGUMENTS}",  # then an id may precede the last brace
+        begin="[TOOL_CALLS]",
+        before_end="]",
+        separator=", ",
+    ),
+    ToolDialect(
+        "mistral",
+        rf'\[TOOL_CALLS\]{_PROBE}((?P<before_ident>\[CALL_ID\])\w*)?\[ARGS\]\{{"x": 1\}}',
+        begin="[TOOL_CALLS]",
+        before_name="",
+        before_arguments="[ARGS]",
+        after_arguments="",
+        repeats_markers=True,
+    ),
+    ToolDialect(
+        "llama",
+        rf'{_CALL_START}"parameters": \{{"x": 1\}}\}}',
+        begin="<|python_tag|>",
+        before_arguments='", "parameters": ',
+        marker_optional=True,
+    ),
+    ToolDialect(
+        "lfm2",
+        rf"<\|tool_call_start\|>\[{_PROBE}\(x=1\)\]<\|tool_call_end\|>",
+        begin="<|tool_call_start|>",
+        after_begin="[",
+        before_name="",
+        before_arguments="(",
+        after_arguments="",
+        before_end="]",
+        end="<|tool_call_end|>",
+        separator=", ",
+        has_keywords=True,
+    ),
+    ToolDialect(
+        "channels",
+        rf"to=functions\.{_PROBE}<\|channel\|>commentary",
+        begin="<|channel|>commentary to=functions.",
+        before_name="",
+        before_arguments=" <|constrain|>json<|message|>",
+        after_arguments="",
+        before_text="<|channel|>final<|message|>",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """Format of a model's thoughts before its answer."""
+
+    name: str
+    template: str  # text that the chat templates of such models contain
+    begin: str  # marker before the thoughts
+    end: str  # marker after the thoughts
+    after_end: str = ""  # text between the end marker and the answer, besides line breaks
+    before_text: str = ""  # header of text; not empty in channels only
+
+
+REASONING_FORMATS = (
+    ReasoningFormat(
+        "channels",
+        "<|channel|>analysis",
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "<|channel|>final<|message|>",
+    ),
+    ReasoningFormat("think", "</think>", "<think>", "</think>"),  # Qwen3, DeepSeek-R1, SmolLM3
+    ReasoningFormat("mistral", "[/THINK]", "[THINK]", "[/THINK]"),  # Magistral
+)
+
+
+def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
+    """Find the format of a model's tool calls by rendering its chat template.
+
+    Raises:
+        PromptError: the chat template does not render tools, or writes calls in an unknown format.
+        TokenizerError: the model has no chat template.
+    """
+    names = "Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3, LFM2 or gpt-oss"
+    try:
+        without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
+        with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)
+    except PromptError:
+        without_call = with_call = ""  # makes the next condition true, so that a PromptError is raised
+    if not 0 < without_call.count(_PROBE) < with_call.count(_PROBE):
+        msg = f"tools: expected a model whose chat template has tools and calls of {names}, found another template"
+        raise PromptError(msg)
+    for row in TOOL_DIALECTS:
+        *_, match = None, *re.finditer(row.template, with_call)  # the last match: templates may show examples
+        if match is not None:
+            changes: dict[str, Any] = {name: text for name, text in match.groupdict().items() if text is not None}
+            if row.marker_optional and row.begin not in TokenSymbols(tokenizer).id_only:
+                changes["begin"] = ""
+            return replace(row, **changes)
+    shown = with_call[: with_call.rindex(_PROBE) + len(_PROBE)][-40:]
+    msg = f"tools: expected calls as {names} write them, found {shown!r}"
+    raise PromptError(msg)
+
+
+_PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer", "description": "A number."}}}
+_TOOLS = [{"type": "function", "function": {"name": _PROBE, "description": "Nothing.", "parameters": _PARAMETERS}}]
+_CALL = {"id": "abcdef123", "type": "function", "function": {"name": _PROBE, "arguments": {"x": 1}}}
+_PROBE_CONVERSATION: list[dict[str, Any]] = [
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+]

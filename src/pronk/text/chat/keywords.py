@@ -1,0 +1,236 @@
+"""Arguments of calls in Python's syntax, as LFM2 writes them: ``f(city="Oslo", exact=True)``.
+
+:class:`KeywordArguments` converts arguments to JSON while the model writes them, one argument at a time. A value is a
+literal of Python or JSON; any other value becomes a string. An argument without a name gets its number as its name.
+:func:`keyword_rules` returns the grammar that guides them, and :func:`write_call` writes calls of earlier messages.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pronk.text.json_schema.trial import accepts
+
+_NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
+_SPECIAL = re.compile("[\ud800-\udfff]")  # symbols of special tokens
+_MARKS = re.compile(r"""["'()\[\]{},]""")
+# A string, which is not changed, or a constant of JSON.
+_CONSTANTS = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(true|false|null)\b""", re.DOTALL)
+_PYTHON = {"true": "True", "false": "False", "null": "None"}
+# Backslashes that begin no escape of a Python string; Python would warn of them.
+_NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
+
+_ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'  # expression for the name of an argument
+
+# Keywords of a translated schema that keyword arguments do not follow.
+_CONSTRAINTS = frozenset({"allOf", "anyOf", "$ref", "const", "enum", "minProperties", "maxProperties"})
+
+
+class KeywordArguments:
+    """Incremental conversion of the text after a call's opening parenthesis."""
+
+    def __init__(self) -> None:
+        self.found = False  # whether the closing parenthesis was read
+        self._quote, self._escaped, self._depth = "", False, 0
+        self._argument: list[str] = []  # pieces of the argument that is being read
+        self._names: set[str] = set()
+
+    def read(self, text: str, at: int) -> tuple[int, str]:
+        """Read from an offset up to the end of the arguments or of the text; return the next offset, and JSON."""
+        written = ""
+        while at < len(text) and not self.found:
+            if self._quote:
+                at = self._read_string(text, at)
+                continue
+            match = _MARKS.search(text, at)
+            stop = len(text) if match is None else match.start()
+            self._argument.append(text[at:stop])
+            at = stop
+            if match is None:
+                break
+            mark, at = match[0], match.end()
+            if self._depth == 0 and mark in ",)":
+                self.found = mark == ")"
+                written += self._take_argument()
+                continue
+            self._argument.append(mark)
+            if mark in "\"'":
+                self._quote = mark
+            else:
+                self._depth += mark in "([{"
+                self._depth -= mark in ")]}" and self._depth > 0
+        return at, written
+
+    def _read_string(self, text: str, at: int) -> int:
+        start = at
+        while at < len(text) and self._quote:
+            character, at = text[at], at + 1
+            if self._escaped:
+                self._escaped = False
+            elif character == "\\":
+                self._escaped = True
+            elif character == self._quote:
+                self._quote = ""
+        self._argument.append(text[start:at])
+        return at
+
+    def _take_argument(self) -> str:
+        """Return the JSON of the argument read last, with the braces and commas around it."""
+        argument, self._argument = _SPECIAL.sub("", "".join(self._argument)), []
+        written, opening = "", "" if self._names else "{"
+        if argument.strip():
+            match = _NAMED.match(argument)
+            name = str(len(self._names)) if match is None else match[1]
+            value = argument if match is None else argument[match.end() :]
+            written = f"{', ' if self._names else opening}{json.dumps(name)}: {_json(value.strip())}"
+            opening = ""
+            self._names.add(name)
+        return f"{written}{opening}}}" if self.found else written
+
+
+def _json(value: str) -> str:
+    """Return a value of Python or JSON as JSON; a string if it is neither."""
+    python = _CONSTANTS.sub(lambda match: _PYTHON[match[2]] if match[2] else _escaped(match[1]), value)
+    for parse, text in ((json.loads, value), (ast.literal_eval, python)):
+        try:
+            found = json.dumps(parse(text), ensure_ascii=False, allow_nan=False)
+            found.encode()  # an escaped half of a character raises a ValueError
+            return found
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _escaped(string: str) -> str:
+    """Return the literal of a string with backslashes doubled that begin no escape."""
+    return _NO_ESCAPE.sub(lambda match: match[1] or "\\\\", string)
+
+
+def write_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return a call, such as ``f(city="Oslo", exact=True)``."""
+    return f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in arguments.items())})"
+
+
+def _literal(value: object) -> str:
+    """Return a literal of Python, with strings in double quotes as JSON writes them."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
+    return str(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+
+
+def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) -> list[str]:
+    """Return the rules for keyword arguments that fit a schema, and for the closing parenthesis.
+
+    The arguments are in the order of the schema's properties. The rules follow the schemas of the properties and
+    ``required``; :func:`not_followed` returns the rest. If any object fits, the arguments may have any names.
+
+    Example, for an optional ``a`` and a required ``b`` of one type::
+
+        args: "a=" value_0 args_after_1 | "b=" value_0 ")"
+        args_after_1: ", b=" value_0 ")"
+        value_0: %json {…}
+
+    Args:
+        rule: name of the first rule.
+        schema: schema of an object, translated by :mod:`pronk.text.json_schema`.
+        values: names of the rules for values by their expressions, shared by all tools of a grammar; extended.
+    """
+    arguments = _Arguments.of(json.loads(schema))
+    values = {} if values is None else values
+    names = [*arguments.values]
+    required = arguments.required
+    rules, first = list[str](), list[str]()
+
+    def value(schema: object) -> str:
+        expression = _value(schema, arguments.shared)
+        if expression not in values:
+            values[expression] = f"value_{len(values)}"
+            rules.append(f"{values[expression]}: {expression}")
+        return values[expression]
+
+    if arguments.others is not None:
+        argument = f"{_ANY_NAME} {value(arguments.others)}"
+        rules.append(f"{rule}_any: {argument}")
+        first.append(f'{rule}_any (", " {rule}_any)* ")"')
+    for number, name in enumerate(names):
+        after = f"{rule}_after_{number + 1}" if number + 1 < len(names) else '")"'
+        text = value(arguments.values[name])
+        if all(earlier not in required for earlier in names[:number]):
+            first.append(f"{json.dumps(f'{name}=')} {text} {after}")
+        if number:
+            written = f"{json.dumps(f', {name}=')} {text} {after}"
+            rules.append(f"{rule}_after_{number}: {written}" + ("" if name in required else f" | {after}"))
+    if not required:
+        first.append('")"')
+    return [f"{rule}: {' | '.join(first)}", *rules]
+
+
+def not_followed(schema: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the keywords of a translated schema that :func:`keyword_rules` leaves out.
+
+    Calls in Python's syntax have no place for properties whose names are not identifiers.
+    """
+    return _Arguments.of(schema).not_followed
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Keyword arguments of a schema.
+
+    Attributes:
+        values: schema of each argument's value, by the argument's name.
+        required: names of arguments that a call must have.
+        others: schema of the values of arguments with any names; ``None`` if there are none of these.
+        shared: keys for the schema of each value: definitions and options.
+        not_followed: paths of the keywords that are left out.
+    """
+
+    values: Mapping[str, Any]
+    required: Collection[str]
+    others: Mapping[str, Any] | bool | None
+    shared: Mapping[str, Any]
+    not_followed: list[str]
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> _Arguments:
+        shared = {key: schema[key] for key in ("$defs", "x-guidance") if key in schema}
+        root = {key: value for key, value in schema.items() if key not in shared}
+        while {*root} <= {"type", "$ref"} and "$ref" in root:
+            target = schema["$defs"][root["$ref"].removeprefix("#/$defs/")]
+            root = {} if isinstance(target, bool) else target
+        properties = root.get("properties", {})
+        others = root.get("additionalProperties", True) or True
+        values = {name: properties.get(name, others) for name in [*properties, *root.get("required", [])]}
+        followed = {
+            name: value for name, value in values.items() if name.isidentifier() and _is_possible(value, shared)
+        }
+        unnamed = [name for name in values if not name.isidentifier()]
+        required = [name for name in root.get("required", []) if name in followed]
+        left_out = [key for key in root if key in _CONSTRAINTS]
+        left_out += ["required"] if len(required) < len(root.get("required", [])) else []
+        left_out += [f"properties.{name}" for name in unnamed]
+        allows_any = values == {} and "patternProperties" not in root and root.get("additionalProperties") is not False
+        return cls(followed, required, others if allows_any else None, shared, left_out)
+
+
+def _is_possible(schema: Any, shared: Mapping[str, Any]) -> bool:
+    """Return whether some value matches a schema; a property without one is never given."""
+    return schema is not False and accepts(_with_shared(schema, shared))
+
+
+def _value(schema: object, shared: Mapping[str, Any]) -> str:
+    """Return the expression for a value: of JSON, but booleans as Python writes them."""
+    if isinstance(schema, Mapping) and schema.get("type") == "boolean" and not {"const", "enum"} & {*schema}:
+        return '"True" | "False"'
+    return f"%json {json.dumps(_with_shared(schema, shared), ensure_ascii=False)}"
+
+
+def _with_shared(schema: object, shared: Mapping[str, Any]) -> dict[str, Any]:
+    return {**schema, **shared} if isinstance(schema, Mapping) else {**shared}

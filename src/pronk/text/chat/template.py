@@ -1,0 +1,237 @@
+"""Chat templates: Jinja sources in checkpoints that convert a conversation to a prompt.
+
+A template comes with the model and is not trusted. It receives the messages, the tools and the special tokens as plain
+data. Jinja's sandbox keeps it from files and from Python's internals, but not from running forever. One child process
+with limits renders all templates of this process, because starting it takes longer (0.1 s) than rendering (1 ms).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from pronk.base.errors import OptionError, PromptError, TokenizerError, describe_error, refuse
+from pronk.text.chat.messages import (
+    Messages,
+    TemplateOptions,
+    Tools,
+    check_messages,
+    join_parts,
+    shorten_ids,
+    write_calls,
+)
+from pronk.text.limited_process import LimitedProcess
+
+
+class Renderer:
+    """Compiles and renders chat templates in a child process that is started on demand, for any thread.
+
+    A request is limited to ``seconds`` of processor time: a usual prompt takes 1 ms, one of a million tokens 1 s.
+    ``memory`` is the maximum size of the child's address space in bytes (:class:`LimitedProcess`).
+    """
+
+    def __init__(self, seconds: float = 10.0, memory: int = 2**30) -> None:
+        program = Path(__file__).with_name("_child.py")
+        self._process = LimitedProcess(program, purpose="chat template", needs="jinja2", seconds=seconds, memory=memory)
+
+    def ask(self, source: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Compile a template in Jinja and, if ``values`` (its variables, nested JSON) are given, render it.
+
+        The result has ``text`` and ``loops_over_content`` (whether the template handles content parts), or ``error``
+        (one line), or ``over_limit`` (limit of time, memory or text length exceeded).
+
+        Raises:
+            TokenizerError: the child process does not start, or is ended from outside.
+            TypeError, ValueError, RecursionError: ``values`` is not JSON.
+        """
+        request = {"source": source} if values is None else {"source": source, "values": values}
+        line = json.dumps(request, ensure_ascii=False, default=_to_dict)
+        reply = self._process.ask(line.encode("utf-8", "surrogatepass"))
+        if reply is None:
+            return {"over_limit": True}
+        return json.loads(reply.line.decode("utf-8", "surrogatepass"))
+
+    def close(self) -> None:
+        """End the child process; the next request starts another one."""
+        self._process.close()
+
+
+def _to_dict(value: object) -> dict[Any, Any]:
+    """Convert a mapping to ``dict`` for ``json.dumps``; raise a ``TypeError`` for any other value."""
+    if not isinstance(value, Mapping):
+        raise TypeError(type(value).__name__)
+    return dict(value)
+
+
+default_renderer = Renderer()
+
+
+# Each effort of OpenAI's API that gpt-oss does not know, and the nearest one that it knows.
+_NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def in_channels(source: str) -> bool:
+    """Return whether a template writes the harmony format of gpt-oss."""
+    return "<|channel|>" in source and "<|message|>" in source
+
+
+def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with at most one call each, followed by the results of the call, for gpt-oss.
+
+    Its template writes one call per message, and fails if a message with a call has both thoughts and text: such a text
+    is appended to the thoughts. Source: OpenAI's cookbook, ``openai-harmony.md``.
+    """
+    separated, at = list[dict[str, Any]](), 0
+    while at < len(messages):
+        message = dict(messages[at])
+        at += 1
+        calls = message.get("tool_calls")
+        if message.get("role") != "assistant" or not isinstance(calls, (list, tuple)) or not calls:
+            separated.append(message)
+            continue
+        results = list(takewhile(lambda each: each.get("role") == "tool", messages[at:]))
+        at += len(results)
+        for call in calls[:-1]:
+            separated.append(_with_call(message, call))
+            message = {"role": "assistant", "content": ""}  # thoughts and text belong to the first call
+            ident = call.get("id") if isinstance(call, Mapping) else None
+            found = next((each for each in results if each.get("tool_call_id") in (None, ident)), None)
+            if found is not None:
+                results.remove(found)
+                separated.append(dict(found))
+        separated += [_with_call(message, calls[-1]), *map(dict, results)]
+    return separated
+
+
+def _with_call(message: Mapping[str, Any], call: object) -> dict[str, Any]:
+    """Return a message with one call, and with its text joined to its thoughts if it has both."""
+    content, thoughts = message.get("content"), message.get("thinking")
+    if content and isinstance(content, str) and isinstance(thoughts, str):
+        message = {**message, "thinking": f"{thoughts}\n\n{content}", "content": ""}
+    return {**message, "tool_calls": [call]}
+
+
+def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the tools with an empty description where one is missing."""
+    described = list[Mapping[str, Any]]()
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and function.get("description") is None:
+            described.append({**tool, "function": {**function, "description": ""}})
+        else:
+            described.append(tool)
+    return described
+
+
+def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a template with an effort that gpt-oss knows: low, medium or high.
+
+    gpt-oss always thinks, so that thoughts that are switched off become the lowest effort.
+    """
+    effort = options.get("reasoning_effort")
+    if effort is None and options.get("enable_thinking") is False:
+        effort = "none"
+    if isinstance(effort, str):
+        return {**options, "reasoning_effort": _NEAREST_EFFORTS.get(effort, effort)}
+    return dict(options)
+
+
+# Templates that describe tools but write no calls: a text of such a template, then the texts before, between and after
+# calls, and whether the calls have Python's syntax (LFM2). Granite 3 asks for a list; SmolLM3 for objects between tags.
+_LFM2_CALLS = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
+_UNWRITTEN_CALLS = (
+    ("<|tool_list_start|>", _LFM2_CALLS, True),
+    ("List of tools: [", _LFM2_CALLS, True),  # LFM2.5
+    ("<|tool_call|>", ("<|tool_call|>[", ", ", "]"), False),
+    ("</tool_call>", ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"), False),
+)
+_MAX_SOURCE = 100_000  # maximum characters of a template; those of well-known models have up to a third of that
+
+
+class ChatTemplate:
+    """A chat template in Jinja, and the special tokens that it inserts.
+
+    ``special_tokens`` has their texts by the names that templates use (``bos_token``, ``eos_token``, …). A source that
+    is not valid Jinja, or too long, raises a TokenizerError.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, renderer: Renderer = default_renderer
+    ) -> None:
+        self._source, self._special_tokens, self._renderer = source, dict(special_tokens), renderer
+        if len(source) > _MAX_SOURCE:
+            msg = f"chat template: expected at most {_MAX_SOURCE} characters, found {len(source)}; use another one"
+            raise TokenizerError(msg)
+        reply = renderer.ask(source)
+        if "text" not in reply:
+            reason = reply.get("error", "it takes too long, or too much memory, to compile")
+            refuse("chat template", f"expected valid Jinja, found an error: {reason}", TokenizerError)
+        self._loops_over_content = reply["loops_over_content"]
+        self._in_channels = in_channels(source)
+        writes_none = "tool_calls" not in source
+        forms = ((texts, keywords) for marker, texts, keywords in _UNWRITTEN_CALLS if marker in source and writes_none)
+        self._call_form = next(forms, None)
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        options: TemplateOptions | None = None,
+    ) -> str:
+        """Return the prompt of a conversation; arguments and errors as in :meth:`Tokenizer.chat`."""
+        self._check_options(options or {})
+        checked = check_messages(messages)
+        # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
+        prepared = [{key: value for key, value in message.items() if value is not None} for message in checked]
+        if self._call_form is not None:
+            (begin, separator, end), keywords = self._call_form
+            prepared = [write_calls(message, begin, separator, end, keywords=keywords) for message in prepared]
+        if not self._loops_over_content:
+            prepared = [join_parts(message) for message in prepared]
+        if "[TOOL_CALLS]" in self._source:
+            prepared = [shorten_ids(message) for message in prepared]
+        if self._in_channels:
+            prepared, options = separate_calls(prepared), nearest_effort(options or {})
+            tools = None if tools is None else describe_tools(tools)
+        values = {
+            "documents": None,
+            **(options or {}),
+            "messages": prepared,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None if tools is None else [*tools],
+            **self._special_tokens,
+        }
+        try:
+            reply = self._renderer.ask(self._source, values)
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = describe_error(error)
+            msg = f"messages, tools: expected JSON values, found another ({reason:.80}); use texts, numbers and lists"
+            raise PromptError(msg) from error
+        if "over_limit" in reply:
+            msg = (
+                "the model's chat template: expected one that ends, found one that loops or repeats for too long with "
+                "these messages; use another template, or a model that you trust"
+            )
+            raise PromptError(msg)
+        if "error" in reply:
+            refuse("the model's chat template refuses these messages", reply["error"], PromptError)
+        return reply["text"]
+
+    def _check_options(self, options: TemplateOptions) -> None:
+        """Raise ``OptionError`` if an option has the name of a variable with another source."""
+        if not isinstance(options, Mapping):
+            msg = f"template_options: expected names with a value each, found {options!r:.60}"
+            raise OptionError(msg)
+        reserved = ("messages", "tools", "add_generation_prompt", *self._special_tokens)
+        for name in options:
+            if name in reserved:
+                msg = (
+                    f"template_options: expected names other than {', '.join(reserved)}, found {name!r}, which the "
+                    "conversation or the model determines; leave it out"
+                )
+                raise OptionError(msg)

@@ -1,0 +1,195 @@
+"""Streaming parsers that separate the thoughts of an answer from the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from pronk.text.chat.calls import CallPart, JsonEnd, new_call_id
+from pronk.text.chat.dialects import ReasoningFormat, TokenSymbols, plain_text
+from pronk.text.stream import prefix_at_end
+
+
+@dataclass(frozen=True)
+class Thought:
+    """Streamed part of a model's thoughts."""
+
+    text: str
+
+
+class ThoughtReader:
+    r"""Streaming parser that splits the symbols of one answer into thoughts and the symbols after them.
+
+    Line breaks after the begin marker and around the end marker are dropped: ``<think>\na\n</think>\n\nb`` is the
+    thought ``a`` and the text ``b``. Thoughts are recognized at the beginning of an answer only, or before it if the
+    prompt ends with the begin marker (``opened``).
+    """
+
+    def __init__(self, reasoning: ReasoningFormat | None, symbols: TokenSymbols, *, opened: bool) -> None:
+        self._begin = symbols.of_text(reasoning.begin) if reasoning else ""
+        self._end = symbols.of_text(reasoning.end) if reasoning else ""
+        self.in_thought = bool(reasoning) and opened
+        self._may_begin = bool(reasoning) and not opened
+        self._space: list[str] = []  # white space at the beginning of the answer
+        self._held = ""  # symbols that may be the beginning of a marker
+        self._at_start = opened  # whether the thoughts, or the text after them, have only line breaks so far
+        self._num_lines = 0  # number of line breaks at the end of the thoughts that are not emitted yet
+
+    def push(self, symbols: str) -> list[Thought | str]:
+        """Parse the next symbols; return parts that later symbols cannot change."""
+        if self._may_begin:
+            if not self._held:
+                stripped = symbols.lstrip()
+                self._space.append(symbols[: len(symbols) - len(stripped)])
+                symbols = stripped
+            start = self._held + symbols
+            if self._begin.startswith(start) and start != self._begin:
+                self._held = start
+                return []
+            self._may_begin, self._held, self.in_thought = False, "", start.startswith(self._begin)
+            self._at_start = self.in_thought
+            symbols = start.removeprefix(self._begin) if self.in_thought else "".join([*self._space, start])
+        return self._think(symbols) if self.in_thought else self._after(symbols)
+
+    def flush(self) -> list[Thought | str]:
+        """End the answer; return what was held back."""
+        held, self._held = self._held, ""
+        if self.in_thought:
+            return self._emit(held)
+        return ["".join([*self._space, held])] if self._may_begin and (held or any(self._space)) else []
+
+    def _think(self, symbols: str) -> list[Thought | str]:
+        thought, end, rest = (self._held + symbols).partition(self._end)
+        if end:
+            self._held, thoughts = "", self._emit(thought)
+            self.in_thought, self._at_start = False, True
+            return [*thoughts, *self._after(rest)]
+        self._held = prefix_at_end(thought, self._end)
+        return self._emit(thought.removesuffix(self._held))
+
+    def _emit(self, symbols: str) -> list[Thought | str]:
+        """Return thoughts without the line breaks at their beginning and end."""
+        text = plain_text(symbols)
+        if self._at_start:
+            text = text.lstrip("\n")
+            self._at_start = not text
+        stripped = text.rstrip("\n")
+        lines, self._num_lines = self._num_lines, len(text) - len(stripped)
+        if not stripped:
+            self._num_lines += lines
+            return []
+        return [Thought("\n" * lines + stripped)]
+
+    def _after(self, symbols: str) -> list[Thought | str]:
+        if self._at_start:
+            symbols = symbols.lstrip("\n")
+            self._at_start = not symbols
+        return [symbols] if symbols else []
+
+
+_TOOL = re.compile(r"to=functions\.([a-zA-Z0-9_-]{1,64})")
+_MAX_HEADER = 256  # characters of a header; a longer one is text
+
+
+class ChannelReader:
+    """Streaming parser that splits the symbols of one answer into thoughts, text and calls of ``names``.
+
+    An answer of gpt-oss is a sequence of messages. A header names the channel and, for a call, the tool::
+
+        <|channel|>analysis<|message|>thoughts<|end|>
+        <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
+        <|start|>assistant<|channel|>final<|message|>text<|return|>
+
+    ``<|call|>`` and ``<|return|>`` end the answer, so the parser does not see these two tokens. Models also write the
+    name of the tool before the channel: ``<|start|>assistant to=functions.f<|channel|>commentary json<|message|>``.
+    """
+
+    def __init__(self, symbols: TokenSymbols, names: Collection[str]) -> None:
+        text = symbols.of_text
+        self._names = frozenset(names)
+        self._channel, self._message = text("<|channel|>"), text("<|message|>")
+        self._ends = (text("<|end|>"), text("<|start|>"), self._channel)  # markers that end a message
+        self._analysis = f"{self._channel}analysis"
+        self._held = ""  # symbols that are not parsed yet
+        self._kind: Literal["header", "thought", "text", "call"] = "header"
+        self._num_calls = 0
+        self._arguments = JsonEnd()
+        self._is_object: bool | None = None  # whether the call's arguments begin like a JSON object; None before them
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the symbols read last are within the arguments of a call."""
+        return self._kind == "call" and not (self._is_object and self._arguments.found)
+
+    @property
+    def in_thought(self) -> bool:
+        """Whether the symbols read last are within thoughts or their header."""
+        return self._kind == "thought" or (self._kind == "header" and self._held.startswith(self._analysis))
+
+    def push(self, symbols: str) -> list[str | Thought | CallPart]:
+        """Parse the next symbols; return parts that later symbols cannot change."""
+        self._held += symbols
+        output: list[str | Thought | CallPart] = []
+        while self._held and (self._read_header(output) if self._kind == "header" else self._read_body(output)):
+            pass
+        return output
+
+    def flush(self) -> list[str | Thought | CallPart]:
+        """End the answer; return what was held back, but drop an incomplete header."""
+        held, self._held = self._held, ""
+        is_header = self._kind == "header" and held.startswith((*self._ends[1:], " to="))
+        text = "" if is_header or self._kind == "call" else plain_text(held)
+        return [self._part(text)] if text else []
+
+    def _read_header(self, output: list[str | Thought | CallPart]) -> bool:
+        """Read the header of a message; return False if more symbols are needed."""
+        starts = (*self._ends[1:], " to=", "assistant")
+        if not any(self._held.startswith(start) or start.startswith(self._held) for start in starts):
+            self._kind = "text"  # an answer without a header
+            return True
+        header, message, rest = self._held.partition(self._message)
+        if len(header) > _MAX_HEADER:
+            self._kind = "text"
+            return True
+        if not message:
+            return False
+        self._held = rest
+        tool = _TOOL.search(header)
+        if tool is not None and tool[1] in self._names:
+            self._kind, self._arguments, self._is_object = "call", JsonEnd(), None
+            output.append(CallPart(self._num_calls, "", new_call_id(), tool[1]))
+            self._num_calls += 1
+        else:
+            self._kind = "thought" if self._analysis in header else "text"
+        return True
+
+    def _read_body(self, output: list[str | Thought | CallPart]) -> bool:
+        """Read the body of a message; return False if more symbols are needed."""
+        stops = [at for end in self._ends if (at := self._held.find(end)) >= 0]
+        stop = min(stops, default=len(self._held))
+        if not stops:
+            stop -= max(len(prefix_at_end(self._held, end)) for end in self._ends)
+        body, self._held = plain_text(self._held[:stop]), self._held[stop:]
+        if body and self._kind == "call":
+            self._read_arguments(body, output)
+        elif body:
+            output.append(self._part(body))
+        if stops:
+            end = self._ends[0]
+            self._kind, self._held = "header", self._held.removeprefix(end)
+        return bool(stops)
+
+    def _read_arguments(self, text: str, output: list[str | Thought | CallPart]) -> None:
+        if self._is_object is None:
+            text = text.lstrip()
+            self._is_object = text.startswith("{") if text else None
+        elif self._is_object and self._arguments.found:
+            return  # text after the last brace
+        if text:
+            _, arguments = self._arguments.read(text, 0) if self._is_object else (None, text)
+            output.append(CallPart(self._num_calls - 1, arguments))
+
+    def _part(self, text: str) -> str | Thought:
+        return Thought(text) if self._kind == "thought" else text

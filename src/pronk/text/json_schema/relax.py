@@ -1,0 +1,187 @@
+"""Schemas that llguidance follows exactly, made from schemas of any draft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pronk.base.errors import GuideError, refuse
+from pronk.text.guide import JSON_DUMPS_STYLE, WHITESPACE_STYLE
+from pronk.text.json_schema.finite import is_finite
+from pronk.text.json_schema.references import Path, References, SchemaPart
+from pronk.text.json_schema.translation import (
+    Fault,
+    TranslatedSchema,
+    parts,
+    referenced,
+    translate,
+)
+from pronk.text.json_schema.trial import MAX_UNTRIED_CHARS, accepts
+
+_CACHE_SIZE = 256  # schemas; that of a tool usually has a few thousand characters
+_MAX_CACHED_SIZE = 2**16  # characters of a schema
+_MAX_MENDS = 16  # times that a part is left out because llguidance does not accept it
+_MAX_SAFE_SIZE = 2**14  # characters up to which a schema without risky keywords always compiles
+_ESCAPES = 'nrbtf\\"'  # of strings, without that of control characters
+_MAX_SHOWN = 200  # characters of a path in an error
+# Keywords that are tried first when llguidance accepts a schema only without one of them.
+_LEAST_IMPORTANT = (
+    "minProperties", "maxProperties", "pattern", "format", "multipleOf", "minLength", "maxLength", "minItems",
+    "maxItems", "exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum", "patternProperties", "not", "allOf",
+    "oneOf", "anyOf", "$ref", "required", "additionalProperties", "items", "prefixItems", "enum", "const",
+    "properties",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """Schema that llguidance follows exactly.
+
+    Every value of the original schema fits ``schema``. Every text of the grammar of ``schema`` fits the original schema
+    without the keywords in ``dropped``.
+
+    Attributes:
+        schema: the schema, with llguidance's options in the key ``x-guidance``.
+        dropped: paths of the keywords and schemas that were left out, such as ``properties.m.uniqueItems``.
+        multiple: least common multiple of the digits of all ``multipleOf`` values, for the next schema of a grammar.
+    """
+
+    schema: Mapping[str, Any]
+    dropped: Sequence[str]
+    multiple: int = 1
+
+
+def relax(schema: Mapping[str, Any] | bool, multiple: int = 1) -> Relaxed:
+    """Leave out of a schema whatever a grammar cannot enforce.
+
+    Args:
+        schema: schema of JSON values, of any draft; may be invalid.
+        multiple: ``multiple`` of the schemas in the same grammar.
+    """
+    found, faults = _translated(json.dumps(schema), multiple)
+    relaxed = _with_options(found)
+    return Relaxed(relaxed, tuple(_text(fault.path) for fault in faults), found.multiple)
+
+
+def check(schema: Mapping[str, Any] | bool, *, whitespace: bool = False) -> Mapping[str, Any]:
+    """Return a schema that llguidance follows exactly, and that has the same values.
+
+    Args:
+        schema: schema of JSON values, of any draft.
+        whitespace: whether texts may have white space wherever the standard allows it.
+
+    Raises:
+        GuideError: names the path and the keyword that a grammar cannot enforce, or that is invalid.
+    """
+    found, faults = _translated(json.dumps(schema), 1)
+    for fault in faults:
+        if not fault.is_annotation:
+            refuse("guide: json", _message(fault), GuideError)
+    return _with_options(found, WHITESPACE_STYLE if whitespace else JSON_DUMPS_STYLE)
+
+
+def _translated(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]]:
+    """Return the result of :func:`_cached`, which keeps no long schemas."""
+    return _cached(text, multiple) if len(text) <= _MAX_CACHED_SIZE else _cached.__wrapped__(text, multiple)
+
+
+@lru_cache(_CACHE_SIZE)
+def _cached(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]]:
+    """Return the translation of a schema that llguidance accepts, and all that it leaves out."""
+    schema = json.loads(text)
+    references = References(schema)
+    left_out = set[Path]()
+    for _ in range(_MAX_MENDS):
+        found = translate(references.root, references, left_out, multiple)
+        if () in left_out or _can_be_followed(found):
+            return found, found.faults
+        if _size(found) <= MAX_UNTRIED_CHARS:
+            left_out |= _failing_part(references, left_out)
+        else:
+            left_out |= _failing_properties(references, left_out) or {()}
+    found = translate(references.root, references, {()}, multiple)
+    return found, found.faults
+
+
+def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
+    """Return the paths of the keywords, or else of the innermost schema, that llguidance does not accept."""
+    target = references.root
+    inner: SchemaPart | None = references.root
+    candidates = [*referenced(target, references, left_out), *parts(target)]
+    while inner is not None:
+        target = inner
+        inner = next((each for each in candidates if not _is_accepted(each, references, left_out)), None)
+        candidates = [] if inner is None else [*parts(inner)]
+    keywords = target.schema if isinstance(target.schema, Mapping) else {}
+    paths = [(*target.path, keyword) for keyword in _LEAST_IMPORTANT if keyword in keywords]
+    found = set[Path]()
+    for path in paths:
+        found.add(path)
+        if _is_accepted(target, references, left_out | found):
+            break
+    else:
+        return {target.path}
+    for path in paths:  # keep those that are harmless without the others
+        if _is_accepted(target, references, left_out | (found - {path})):
+            found.discard(path)
+    return found
+
+
+def _failing_properties(references: References, left_out: set[Path]) -> set[Path]:
+    """Return the paths of the root's properties that llguidance does not accept, or else of the long ones.
+
+    A schema of many characters is compiled in another process, which may take seconds, so long parts are not tried.
+    """
+    failing = set[Path]()
+    long = set[Path]()
+    for part in parts(references.root):
+        if part.path[0] != "properties" or part.path in left_out:
+            continue
+        found = translate(part, references, left_out)
+        if _size(found) > MAX_UNTRIED_CHARS:
+            long.add(part.path)
+        elif not _can_be_followed(found):
+            failing.add(part.path)
+    return failing or long
+
+
+def _is_accepted(target: SchemaPart, references: References, left_out: set[Path]) -> bool:
+    return _can_be_followed(translate(target, references, left_out))
+
+
+def _can_be_followed(found: TranslatedSchema) -> bool:
+    if not found.is_risky and _size(found) <= _MAX_SAFE_SIZE:
+        return True
+    return is_finite(found.schema) and accepts(_with_options(found))
+
+
+def _size(found: TranslatedSchema) -> int:
+    return len(json.dumps(found.schema))
+
+
+def _with_options(found: TranslatedSchema, style: Mapping[str, Any] = JSON_DUMPS_STYLE) -> Mapping[str, Any]:
+    """Return the schema with llguidance's options."""
+    options = {**style}
+    if not found.has_control_escapes:
+        options["json_allowed_escapes"] = _ESCAPES
+    schema = found.schema
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    return {**schema, "x-guidance": options}
+
+
+def _text(path: Path) -> str:
+    return ".".join(path)
+
+
+def _message(fault: Fault) -> str:
+    """Return "properties.m: expected …, found …; do this"."""
+    if fault.found:
+        where, found, advice = _text(fault.path), fault.found, "change it"
+    else:
+        where, found, advice = _text(fault.path[:-1]), repr(fault.path[-1]), "remove it"
+    place = f"{where[:_MAX_SHOWN]}: " if where else ""
+    return f"{place}expected {fault.expected}, found {found}; {advice}"

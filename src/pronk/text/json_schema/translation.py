@@ -1,0 +1,526 @@
+"""TranslatedSchema of a JSON schema of any draft to the keywords that llguidance follows exactly.
+
+The result has no annotations and no ``$id``; its references are ``#/$defs/d0``, ``#/$defs/d1``, …. Every keyword that
+has no exact counterpart becomes a :class:`Fault`, and the result is the translation of the schema without it. Leaving
+a keyword out never forbids a value: keywords that depend on it, such as ``additionalProperties`` on ``properties``,
+are left out, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+from pronk.text.json_schema.disjoint import are_disjoint
+from pronk.text.json_schema.formats import FORMATS, NOT_ENFORCED
+from pronk.text.json_schema.patterns import other_than, to_rust
+from pronk.text.json_schema.references import (
+    MAPS_OF_SCHEMAS,
+    Path,
+    References,
+    SchemaPart,
+    base_within,
+)
+from pronk.text.json_schema.values import (
+    MAX_EXACT,
+    MAX_INTEGER,
+    digits_of,
+    has_controls,
+    has_type,
+    is_exact,
+    is_exact_value,
+    is_number,
+    plain_value,
+    without_integer_bounds,
+)
+
+Schema = dict[str, Any] | bool
+Given = Mapping[str, Any]  # keywords of one schema
+
+TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+_NUMBERS = frozenset({"number", "integer"})
+
+_MAX_DEPTH = 64  # maximum number of keys and indices between the root and a schema
+MAX_MULTIPLE = 10_000  # maximum common multiple of multipleOf digits: states of llguidance's automaton
+_MAX_SAFE_COUNT = 256  # minItems, maxLength, … up to which every grammar compiles
+_MAX_SAFE_REFERENCES = 64  # targets of references up to which no chain of them is too long
+
+LEFT_TO_RIGHT = "keywords that can be checked from left to right"
+_SMALLER = "a schema that is simpler, and that some value matches"
+# Keywords without a counterpart: the type of value that they constrain, and values that ask for nothing.
+_NOT_CHECKABLE: Mapping[str, tuple[str, Sequence[Any]]] = {
+    "not": ("", [False]),
+    "uniqueItems": ("array", [False]),
+    "unevaluatedItems": ("array", [True, {}]),
+    "dependentRequired": ("object", [{}]),
+    "dependentSchemas": ("object", [{}]),
+    "dependencies": ("object", [{}]),
+    "unevaluatedProperties": ("object", [True, {}]),
+    "$dynamicRef": ("", []),
+    "$recursiveRef": ("", []),
+}
+_CONSTRAIN_STRINGS = frozenset(
+    "minLength maxLength pattern format const enum allOf anyOf oneOf not if $ref $dynamicRef $recursiveRef".split()
+)
+_LISTS_OF_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref", "const", "enum")
+_PARTS = (
+    "properties", "patternProperties", "additionalProperties", "prefixItems", "items", "additionalItems", "allOf",
+    "anyOf", "oneOf",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Keyword or schema that is left out.
+
+    Attributes:
+        path: path of the keyword or of the schema.
+        expected: values of the keyword that would be followed.
+        found: the value; empty if no value of the keyword would be followed.
+        is_annotation: whether the standard lets a validator ignore the keyword, as it does ``format``.
+    """
+
+    path: Path
+    expected: str
+    found: str = ""
+    is_annotation: bool = False
+
+
+@dataclass(frozen=True)
+class TranslatedSchema:
+    r"""Result of a translation.
+
+    Attributes:
+        schema: the translated schema.
+        faults: all that was left out.
+        is_risky: whether llguidance may refuse the schema.
+        has_control_escapes: whether strings may have escapes such as ``\u0003``.
+        multiple: least common multiple of the digits of all ``multipleOf`` values.
+    """
+
+    schema: Schema
+    faults: Sequence[Fault]
+    is_risky: bool
+    has_control_escapes: bool
+    multiple: int
+
+
+def translate(
+    root: SchemaPart, references: References, left_out: Collection[Path], multiple: int = 1
+) -> TranslatedSchema:
+    """Translate a schema with the definitions that it refers to.
+
+    Args:
+        root: the schema, perhaps a part of a larger one.
+        references: references within the whole schema.
+        left_out: paths of further keywords and schemas to leave out.
+        multiple: least common multiple of the ``multipleOf`` digits of other schemas in the same grammar.
+    """
+    translator = _Translator(references, left_out, multiple, names_by_pattern=True)
+    translation = translator.run(root)
+    if translation.has_control_escapes:
+        return translation
+    return _Translator(references, left_out, multiple, names_by_pattern=False).run(root)
+
+
+def referenced(root: SchemaPart, references: References, left_out: Collection[Path]) -> Sequence[SchemaPart]:
+    """Return the targets of all references in a schema."""
+    translator = _Translator(references, left_out, 1, names_by_pattern=True)
+    translator.run(root)
+    return translator.targets
+
+
+def parts(target: SchemaPart) -> Iterator[SchemaPart]:
+    """Yield the schemas directly within a schema, without definitions."""
+    if not isinstance(target.schema, Mapping):
+        return
+    base = base_within(target.schema, target.base)
+    for keyword in _PARTS:
+        value = target.schema.get(keyword)
+        path = (*target.path, keyword)
+        if keyword in MAPS_OF_SCHEMAS and isinstance(value, Mapping):
+            yield from (SchemaPart(inner, (*path, name), base) for name, inner in value.items())
+        elif keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            yield from (SchemaPart(inner, (*path, str(place)), base) for place, inner in enumerate(value))
+        elif isinstance(value, Mapping):
+            yield SchemaPart(value, path, base)
+
+
+_MAX_OPTIONAL = 400  # properties of an object that need not be there; each takes several items of llguidance's parser
+
+# Characters of a name that an expression of all other names may have: it nests a group for each of them.
+_MAX_NAME_IN_PATTERN = 40
+
+
+class _Translator:
+    r"""One translation.
+
+    llguidance's grammar of the name of an additional property allows escapes of letters, so that ``"\u0061"`` would
+    pass for a name other than ``"a"``. With ``names_by_pattern``, an expression of all other names replaces
+    ``additionalProperties``. llguidance cannot intersect such objects. If objects with open names are intersected,
+    the grammar must have no such escapes at all, also not those of control characters.
+    """
+
+    def __init__(
+        self, references: References, left_out: Collection[Path], multiple: int, *, names_by_pattern: bool
+    ) -> None:
+        self.targets = list[SchemaPart]()
+        self._references = references
+        self._left_out = left_out
+        self._multiple = multiple
+        self._names_by_pattern = names_by_pattern
+        self._names = dict[Path, str]()  # of the definition of each target
+        self._faults = dict[Fault, None]()
+        self._alternatives = list[tuple[Path, list[Schema]]]()  # of each oneOf
+        self._is_risky = False
+        self._has_open_names = False  # whether an object has named and other properties
+        self._has_intersections = False  # of objects
+
+    def run(self, root: SchemaPart) -> TranslatedSchema:
+        """Translate a schema with its definitions."""
+        schema = self._translate(root.schema, root.path, root.base)
+        definitions = dict[str, Schema]()
+        for target in self.targets:  # the list grows while definitions refer to further ones
+            definitions[self._names[target.path]] = self._translate(target.schema, target.path, target.base)
+        for path, options in self._alternatives:
+            if not are_disjoint(options, definitions):
+                self._fault(path, "alternatives of which no value matches two, or 'anyOf'")
+        if definitions and not isinstance(schema, bool):
+            schema["$defs"] = definitions
+        has_control_escapes = not (self._has_open_names and self._has_intersections)
+        return TranslatedSchema(schema, tuple(self._faults), self._is_risky, has_control_escapes, self._multiple)
+
+    def _fault(self, path: Path, expected: str, *found: object, is_annotation: bool = False) -> None:
+        shown = "".join(f"{value!r:.60}" for value in found)
+        self._faults[Fault(path, expected, shown, is_annotation)] = None
+
+    def _translate(self, schema: Any, path: Path, base: str) -> Schema:
+        if path in self._left_out:
+            self._fault(path, _SMALLER, schema)
+            return True
+        if len(path) > _MAX_DEPTH:
+            self._fault(path, f"a schema of at most {_MAX_DEPTH} levels", schema)
+            return True
+        if isinstance(schema, bool):
+            self._is_risky |= not schema
+            return schema
+        if not isinstance(schema, Mapping):
+            self._fault(path, "a schema, an object or true", schema)
+            return True
+        return self._translate_object(schema, path, base_within(schema, base))
+
+    def _translate_object(self, schema: Given, path: Path, base: str) -> Schema:
+        given = {key: value for key, value in schema.items() if (*path, key) not in self._left_out}
+        for key in schema:
+            if key not in given:
+                self._fault((*path, key), _SMALLER)
+        types = self._types(given, path)
+        self._leave_out_not_checkable(given, types, path)
+        plain, further = self._plain(schema, given, types, path, base)
+        # llguidance's order of properties is that of the keywords.
+        result = {} if "properties" in given else plain.copy()
+        in_place = dict[str, Any]()
+        for key in given:
+            if key == "properties":
+                result |= plain
+            elif key in _IN_PLACE:
+                for keyword, value in self._in_place(given, key, types, path, base).items():
+                    if keyword in in_place:
+                        further.append({keyword: value})
+                    else:
+                        in_place[keyword] = result[keyword] = value
+        if further:
+            result["allOf"] = [*result.get("allOf", []), *further]
+        self._is_risky |= "allOf" in result or (bool(in_place) and len(in_place) + len(plain) > 1)
+        intersected = len(in_place) + len(result.get("allOf", [])[1:]) + bool({*plain} - {"type"})
+        self._has_intersections |= intersected > 1 and not {"allOf", "anyOf", "$ref"}.isdisjoint(in_place)
+        return result or True
+
+    def _plain(
+        self, schema: Given, given: Given, types: Sequence[str], path: Path, base: str
+    ) -> tuple[dict[str, Any], list[Schema]]:
+        """Return the keywords for values of one type, and further schemas that values must match."""
+        plain = dict[str, Any]()
+        patterns = list[str]()
+        if types != TYPES:
+            plain["type"] = types[0] if len(types) == 1 else [*types]
+        if not _NUMBERS.isdisjoint(types):
+            plain |= self._numbers(given, path, integers_only="number" not in types)
+        if "string" in types:
+            patterns = self._patterns(given, path)
+            plain |= self._counts(given, path, "minLength", "maxLength")
+        if patterns:
+            plain["pattern"] = patterns[0]
+        if "array" in types:
+            plain |= self._array(schema, given, path, base)
+        if "object" in types:
+            plain |= self._object(schema, given, path, base)
+        return plain, [{"pattern": pattern} for pattern in patterns[1:]]
+
+    def _types(self, given: Given, path: Path) -> tuple[str, ...]:
+        """Return the allowed types."""
+        value = given.get("type", [*TYPES])
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list) or not names or any(name not in TYPES for name in names):
+            self._fault((*path, "type"), f"one or several of {', '.join(TYPES)}", value)
+            return TYPES
+        return tuple(dict.fromkeys(names)) if "type" in given else TYPES
+
+    def _numbers(self, given: Given, path: Path, *, integers_only: bool) -> dict[str, Any]:
+        bounds = self._bounds(given, path, MAX_INTEGER if integers_only else MAX_EXACT)
+        lowest = max((bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds), default=None)
+        highest = min((bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds), default=None)
+        if lowest is not None and highest is not None:
+            self._is_risky |= highest - lowest <= 1
+            if not integers_only and lowest < highest:
+                bounds = without_integer_bounds(bounds, lowest, highest)
+        if "multipleOf" in given:
+            bounds |= self._multiple_of(given["multipleOf"], (*path, "multipleOf"))
+        return bounds
+
+    def _bounds(self, given: Given, path: Path, limit: int) -> dict[str, Any]:
+        """Return the bounds that llguidance reads exactly, of absolute values up to ``limit``."""
+        found = dict[str, Any]()
+        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+            if key not in given:
+                continue
+            value = given[key]
+            if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
+                continue
+            if not is_number(value):
+                self._fault((*path, key), "a number", value)
+            elif not is_exact(value, limit):
+                self._fault((*path, key), "a number with at most 15 digits", value)
+            else:
+                found[key] = value
+        for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if given.get(exclusive) is True and inclusive in found:
+                found[exclusive] = found.pop(inclusive)
+        return found
+
+    def _multiple_of(self, value: Any, path: Path) -> dict[str, Any]:
+        if not is_number(value) or value <= 0 or not is_exact(value, MAX_EXACT):
+            self._fault(path, "a number above 0 with at most 15 digits", value)
+            return {}
+        digits = digits_of(value)
+        multiple = lcm(self._multiple, digits)
+        if not digits or multiple > MAX_MULTIPLE:
+            self._fault(path, f"digits whose common multiple with others is at most {MAX_MULTIPLE}", value)
+            return {}
+        self._multiple = multiple
+        self._is_risky = True
+        return {"multipleOf": value}
+
+    def _counts(self, given: Given, path: Path, least: str, most: str) -> dict[str, Any]:
+        """Return the valid values of ``minLength`` and ``maxLength``, or of similar keywords."""
+        found = dict[str, Any]()
+        for key in (least, most):
+            if key not in given:
+                continue
+            value = given[key]
+            if not is_number(value) or value < 0 or value != int(value):
+                self._fault((*path, key), "an integer of at least 0", value)
+            elif key == most or value > 0:
+                found[key] = int(value)
+                self._is_risky |= value > _MAX_SAFE_COUNT
+        self._is_risky |= least in found and most in found and found[least] > found[most]
+        return found
+
+    def _patterns(self, given: Given, path: Path) -> list[str]:
+        """Return the expressions that a string must match."""
+        found = list[str]()
+        if "pattern" in given:
+            pattern = self._pattern(given["pattern"], (*path, "pattern"))
+            found += [pattern] if pattern else []
+        name = given.get("format")
+        if not isinstance(name, str):
+            if "format" in given:
+                self._fault((*path, "format"), "the name of a format", name)
+        elif name in FORMATS:
+            found += FORMATS[name]
+        elif name in NOT_ENFORCED:
+            self._fault((*path, "format"), f"one of {', '.join(FORMATS)}", name, is_annotation=True)
+        self._is_risky |= bool(found) and (len(found) > 1 or "minLength" in given or "maxLength" in given)
+        return found
+
+    def _pattern(self, pattern: Any, path: Path) -> str | None:
+        """Return an expression of the schema in Rust's syntax; ``None`` if it has to be left out."""
+        self._is_risky = True
+        if not isinstance(pattern, str):
+            self._fault(path, "a regular expression", pattern)
+            return None
+        try:
+            return to_rust(pattern)
+        except ValueError as error:
+            self._fault(path, str(error), pattern)
+            return None
+
+    def _array(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
+        found = self._counts(given, path, "minItems", "maxItems")
+        in_list = isinstance(schema.get("items"), list)  # before draft 2020-12
+        first = "items" if in_list else "prefixItems"
+        rest = "additionalItems" if in_list else "items"
+        prefix = given.get(first, [])
+        is_complete = isinstance(prefix, list) and (first in given or first not in schema)
+        if isinstance(prefix, list):
+            items = [self._translate(item, (*path, first, str(place)), base) for place, item in enumerate(prefix)]
+            found |= {"prefixItems": items} if items else {}
+        else:
+            self._fault((*path, first), "a list of schemas", prefix)
+        if rest in given and is_complete:
+            found["items"] = self._translate(given[rest], (*path, rest), base)
+        elif rest in given and given[rest] is not True:
+            self._fault((*path, rest), f"it together with {first!r}")
+        return found
+
+    def _object(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
+        properties = self._schemas(given, "properties", path, base)
+        by_pattern = self._schemas(given, "patternProperties", path, base)
+        patterns = {name: self._pattern(name, (*path, "patternProperties", name)) for name in by_pattern or {}}
+        required = self._required(given, path)
+        if properties is not None and len({*properties} - {*required}) > _MAX_OPTIONAL:
+            self._fault((*path, "properties"), f"at most {_MAX_OPTIONAL} that are not required", len(properties))
+            properties = None
+        missing = properties is None or by_pattern is None or None in patterns.values()
+        missing |= any(key in schema and key not in given for key in ("properties", "patternProperties"))
+        others: Schema = True
+        if "additionalProperties" in given and given["additionalProperties"] is not True:
+            if missing:
+                expected = "it together with 'properties' and 'patternProperties'"
+                self._fault((*path, "additionalProperties"), expected)
+            elif given["additionalProperties"] is False:
+                others = False
+            else:
+                others = self._translate(given["additionalProperties"], (*path, "additionalProperties"), base)
+        named = {**(properties or {})}
+        patterned = {pattern: by_pattern[name] for name, pattern in patterns.items() if pattern and by_pattern}
+        if others is False and not patterned:
+            unknown = [name for name in required if name not in named]
+            if unknown:
+                self._fault((*path, "required"), "names of properties, as there are no others", unknown[0])
+            required = [name for name in required if name in named]
+        found = self._number_of_properties(given, path, len(required))
+        found |= {"required": required} if required else {}
+        return found | self._members(named, patterned, others, required)
+
+    def _schemas(self, given: Given, keyword: str, path: Path, base: str) -> dict[str, Schema] | None:
+        """Return the value of a keyword that maps names to schemas; ``None`` if it is not such a map."""
+        value = given.get(keyword, {})
+        if not isinstance(value, Mapping):
+            self._fault((*path, keyword), "an object whose values are schemas", value)
+            return None
+        return {name: self._translate(inner, (*path, keyword, name), base) for name, inner in value.items()}
+
+    def _required(self, given: Given, path: Path) -> list[str]:
+        names = given.get("required", [])
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return [*dict.fromkeys(names)]
+        self._fault((*path, "required"), "a list of names", names)
+        return []
+
+    def _number_of_properties(self, given: Given, path: Path, required: int) -> dict[str, Any]:
+        found = self._counts(given, path, "minProperties", "maxProperties")
+        self._is_risky |= bool(found)
+        if found.get("minProperties", 0) <= required:
+            found.pop("minProperties", None)
+        elif found["minProperties"] > 1:  # the grammar does not count a name that is given twice only once
+            self._fault(
+                (*path, "minProperties"), "at most 1, or the number of required properties", given["minProperties"]
+            )
+            del found["minProperties"]
+        return found
+
+    def _members(
+        self, named: dict[str, Schema], patterned: dict[str, Schema], others: Schema, required: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the keywords for named, patterned and other properties."""
+        self._is_risky |= bool(patterned)
+        names = {*named, *required}
+        if others is not False and (names or patterned):
+            self._has_open_names = True
+            is_long = any(len(name) > _MAX_NAME_IN_PATTERN for name in names)
+            self._has_intersections |= bool(patterned) or is_long
+            if self._names_by_pattern and not patterned and not is_long:
+                named |= {name: others for name in required if name not in named}
+                patterned = {other_than(names): others}
+                others = False
+        found: dict[str, Any] = {"properties": named} if named else {}
+        found |= {"patternProperties": patterned} if patterned else {}
+        return found | ({"additionalProperties": others} if others is not True else {})
+
+    def _in_place(self, given: Given, keyword: str, types: Collection[str], path: Path, base: str) -> dict[str, Any]:
+        """Return the translation of a keyword whose schemas or values concern the same value as the schema."""
+        value = given[keyword]
+        path = (*path, keyword)
+        if keyword == "$ref":
+            return self._reference(value, path, base)
+        if keyword in ("enum", "const"):
+            return self._values(value, keyword, types, path)
+        if not isinstance(value, list) or not value:
+            self._fault(path, "a list of schemas that is not empty", value)
+            return {}
+        options = [self._translate(inner, (*path, str(place)), base) for place, inner in enumerate(value)]
+        if keyword == "oneOf":
+            self._alternatives.append((path, options))
+        return {"allOf" if keyword == "allOf" else "anyOf": options}
+
+    def _reference(self, reference: Any, path: Path, base: str) -> dict[str, Any]:
+        target = self._references.resolve(reference, base) if isinstance(reference, str) else None
+        if target is None or not isinstance(target.schema, (Mapping, bool)):
+            self._fault(path, "a reference to a schema within the schema", reference)
+            return {}
+        if target.path in self._names:
+            self._is_risky = True  # perhaps a circle
+        else:
+            self._names[target.path] = f"d{len(self._names)}"
+            self.targets.append(target)
+            self._is_risky |= len(self.targets) > _MAX_SAFE_REFERENCES
+        return {"$ref": f"#/$defs/{self._names[target.path]}"}
+
+    def _values(self, value: Any, keyword: str, types: Collection[str], path: Path) -> dict[str, Any]:
+        values = [value] if keyword == "const" else value
+        if not isinstance(values, list) or not values:
+            self._fault(path, "a list of values that is not empty", value)
+            return {}
+        values = [plain_value(each) for each in values if has_type(each, types)]
+        if not values:
+            self._fault(path, f"a value of the type {' or '.join(types)}", value)
+            return {}
+        if not all(map(is_exact_value, values)):
+            self._fault(path, "numbers with at most 15 digits", value)
+            return {}
+        if not self._names_by_pattern and any(map(has_controls, values)):
+            self._fault(path, "strings without control characters beside intersected objects", value)
+            return {}
+        return {"const": values[0]} if keyword == "const" else {"enum": values}
+
+    def _leave_out_not_checkable(self, given: Given, types: Collection[str], path: Path) -> None:
+        """Record a fault for each keyword that has no counterpart, unless it asks for nothing."""
+        found = list[str]()
+        for keyword, (kind, nothing) in _NOT_CHECKABLE.items():
+            value = given.get(keyword)
+            asks = keyword in given and not any(type(each) is type(value) and each == value for each in nothing)
+            if asks and (not kind or kind in types):
+                found.append(keyword)
+        if "if" in given and ("then" in given or "else" in given):
+            found += [keyword for keyword in ("if", "then", "else") if keyword in given]
+        if "contains" in given and "array" in types:
+            least = given.get("minContains", 1)
+            if least != 0 or "maxContains" in given:
+                found += [keyword for keyword in ("contains", "minContains", "maxContains") if keyword in given]
+        if "propertyNames" in given and "object" in types and not _allows_names(given["propertyNames"]):
+            found.append("propertyNames")
+        for keyword in found:
+            self._fault((*path, keyword), LEFT_TO_RIGHT)
+
+
+def _allows_names(schema: Any) -> bool:
+    """Return whether a schema of ``propertyNames`` allows every name."""
+    if not isinstance(schema, Mapping):
+        return schema is True
+    types = schema.get("type", "string")
+    has_strings = types == "string" or (isinstance(types, list) and "string" in types)
+    return has_strings and _CONSTRAIN_STRINGS.isdisjoint(schema)

@@ -1,0 +1,110 @@
+"""Trial compilation of grammars by llguidance, in this process or in a child process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pronk.base.errors import GuideError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+# Stricter than llguidance's defaults, which suit trusted grammars. max_lexer_states limits memory: a state takes up to
+# 2 KB. step_max_items, step_lexer_fuel and max_items_in_row limit the work per token: one mask takes at most about
+# 40 ms on a slow machine.
+LIMITS: Mapping[str, Any] = {
+    "max_grammar_size": 100_000,
+    "max_lexer_states": 20_000,
+    "step_max_items": 5_000,
+    "step_lexer_fuel": 50_000,
+    "max_items_in_row": 2_000,
+    "verbose_errors": False,
+}
+MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial in a child process
+TIMEOUT = 10.0  # seconds until the child process is killed, counted from its start
+# Limit of the processor time of compilation, first mask and first forced tokens, without loading the tokenizer.
+MAX_SECONDS = 2.0
+_CACHE_SIZE = 2048  # schemas whose acceptance is remembered
+BYTES = "byte"  # llguidance's name for a tokenizer whose tokens are bytes
+
+
+def try_in_child(
+    grammar: str, tokenizer: str = BYTES, vocab_size: int | None = None, stop_token_ids: Sequence[int] | None = None
+) -> bool:
+    """Compile a long grammar in a child process; return whether llguidance accepts it.
+
+    llguidance limits most of its work, with two exceptions. Its compiler recurses without a limit along chains of rules
+    and references, and a stack overflow ends the process. For some grammars, the compilation time grows with the cube
+    of the number of rules. Both need more than a few thousand characters.
+
+    Args:
+        grammar: grammar for llguidance's matcher.
+        tokenizer: text of a tokenizer.json, or ``BYTES``.
+        vocab_size: number of tokens; ``None``: that of the tokenizer.
+        stop_token_ids: tokens that end a text; ``None``: those of the tokenizer.
+
+    Raises:
+        GuideError: the compilation takes too long or crashes.
+    """
+    request = {
+        "grammar": grammar, "tokenizer": tokenizer, "vocab_size": vocab_size,
+        "stop_token_ids": None if stop_token_ids is None else [*stop_token_ids], "limits": {**LIMITS},
+    }  # fmt: skip
+    try:
+        process = subprocess.run(  # noqa: S603 - the package's own file and interpreter
+            [sys.executable, "-P", str(Path(__file__).with_name("_child.py"))],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        result = json.loads(process.stdout) if process.returncode == 0 else None
+    except subprocess.TimeoutExpired:
+        result = {"seconds": TIMEOUT, "accepted": False}
+    if result is None:
+        msg = "guide: expected one that can be compiled, found chains of rules or references that are too long"
+        raise GuideError(msg)
+    if result["seconds"] > MAX_SECONDS:
+        limit = f"{MAX_SECONDS:g} s"
+        msg = f"guide: expected one that is compiled within {limit}, found one that takes longer; make it simpler"
+        raise GuideError(msg)
+    return bool(result["accepted"])
+
+
+def accepts(schema: Mapping[str, Any]) -> bool:
+    """Return whether llguidance can compile a schema and follow it; also true without llguidance.
+
+    The schema has the key ``x-guidance``, llguidance's options.
+    """
+    return _accepts_text(json.dumps(schema))
+
+
+@lru_cache(_CACHE_SIZE)
+def _accepts_text(schema: str) -> bool:
+    try:
+        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError:
+        return True
+    grammar = LLMatcher.grammar_from_json_schema(schema)
+    if len(grammar) > MAX_UNTRIED_CHARS:
+        try:
+            return try_in_child(grammar)
+        except GuideError:
+            return False
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return not matcher.is_error()
+
+
+@cache
+def _byte_tokenizer() -> LLTokenizer:
+    from llguidance import LLTokenizer  # noqa: PLC0415 - an extra
+
+    return LLTokenizer(BYTES)

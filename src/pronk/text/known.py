@@ -1,0 +1,245 @@
+"""Components of a ``tokenizer.json`` that are known to need little time and memory for any text.
+
+The tokenizers package limits nothing. A file may have an expression whose search takes years,
+normalizers that each make a text a hundred times longer, a table of bytes that is used without a
+check of its indices, or a model whose work grows with the square of a word. Known components, which
+nearly all language models use, do none of this: their work grows with the length of the text, which
+becomes at most a few times longer, and they do not fail.
+
+Components are known by their values: their type, and each of their settings that matters. Regular
+expressions are known by their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pronk.checkpoint.gguf.vocabulary import MAX_TOKEN_CHARACTERS
+from pronk.text.patterns import PATTERNS
+
+Component = Mapping[str, Any]
+
+_MAX_PARTS = 16  # components of a sequence, pieces of a template, ids of a special token in a template
+# Limits of added tokens, for which an automaton is built; those of well-known models are 6,500 with
+# 60,000 characters.
+_MAX_ADDED = 2**14
+_MAX_ADDED_CHARACTERS = 2**18
+
+
+def is_known(file: Component) -> bool:
+    """Return whether a ``tokenizer.json`` encodes and decodes texts with known components only."""
+    return encodes_as_known(file) and decodes_as_known(file)
+
+
+def encodes_as_known(file: Component) -> bool:
+    """Return whether model, added tokens and the components for the encoding of texts are known."""
+    return (
+        _has_usual_tokens(file.get("model"))
+        and _is_known_model(file.get("model"))
+        and _are_known_tokens(file.get("added_tokens"))
+        and _is_known(file.get("normalizer"), "normalizers", _NORMALIZERS)
+        and _decomposes_once(file.get("normalizer"))
+        and _is_known(file.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS)
+        and _is_known(file.get("post_processor"), "processors", _POST_PROCESSORS)
+    )
+
+
+def decodes_as_known(file: Component) -> bool:
+    """Return whether the decoder is known, and no token is very long."""
+    return _has_usual_tokens(file.get("model")) and _is_known(file.get("decoder"), "decoders", _DECODERS)
+
+
+def _is_known(component: object, members: str, known: Mapping[str, Callable[[Component], bool]]) -> bool:
+    """Return whether a component is absent, known, or a sequence of known ones, which are no sequences."""
+    if component is None:
+        return True
+    parts = _parts(component, members)
+    return parts is not None and all(_is_known_part(part, known) for part in parts)
+
+
+def _parts(component: object, members: str) -> list[Any] | None:
+    """Return a component or the members of a sequence; ``None`` for other values and many members."""
+    if not isinstance(component, Mapping):
+        return None
+    parts = component.get(members) if component.get("type") == "Sequence" else [component]
+    return parts if isinstance(parts, list) and len(parts) <= _MAX_PARTS else None
+
+
+def _is_known_part(part: object, known: Mapping[str, Callable[[Component], bool]]) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    return isinstance(kind, str) and kind in known and known[kind](part)
+
+
+def _always(_: Component) -> bool:
+    return True
+
+
+def _decomposes_once(normalizer: object) -> bool:
+    """Return whether at most one of the known parts of a normalizer decomposes characters.
+
+    A decomposition may make 18 characters of one. After a replacement, a second decomposition may
+    make 18 of each of these.
+    """
+    forms = ("NFC", "NFD", "NFKC", "NFKD")
+    return sum(part["type"] in forms for part in _parts(normalizer, "normalizers") or ()) <= 1
+
+
+def _prepends_one(part: Component) -> bool:
+    return _has_length(part.get("prepend"), 1)
+
+
+def _replaces_text(part: Component) -> bool:
+    """Return whether a component replaces a text by one that is not longer."""
+    pattern = part.get("pattern")
+    content = part.get("content")
+    text = pattern.get("String") if isinstance(pattern, Mapping) and len(pattern) == 1 else None
+    return isinstance(text, str) and isinstance(content, str) and 0 < len(text) >= len(content)
+
+
+def _splits_at_known(part: Component) -> bool:
+    """Return whether a component splits a text at another text, or at matches of a known expression."""
+    pattern = part.get("pattern")
+    if not isinstance(pattern, Mapping) or len(pattern) != 1:
+        return False
+    literal = pattern.get("String")
+    expression = pattern.get("Regex")
+    if isinstance(literal, str):
+        return len(literal) > 0
+    return isinstance(expression, str) and expression in PATTERNS
+
+
+def _strips_left(part: Component) -> bool:
+    return part.get("stop") == 0  # at the right end, the tokenizers package fails for short texts
+
+
+def _is_known_template(part: Component) -> bool:
+    """Return whether a template adds a few special tokens, which it defines, to each text.
+
+    A template for pairs of texts may be empty: prompts are no pairs.
+    """
+    special_tokens = part.get("special_tokens")
+    if not isinstance(special_tokens, Mapping) or len(special_tokens) > _MAX_PARTS:
+        return False
+    for token in special_tokens.values():
+        ids = token.get("ids") if isinstance(token, Mapping) else None
+        tokens = token.get("tokens") if isinstance(token, Mapping) else None
+        if not isinstance(ids, list) or not isinstance(tokens, list) or not len(ids) == len(tokens) <= _MAX_PARTS:
+            return False
+    single = _texts_of(part.get("single"), special_tokens)
+    pair = _texts_of(part.get("pair"), special_tokens)
+    return single == ["A"] and pair is not None and sorted(pair) in ([], ["A", "B"])
+
+
+def _texts_of(pieces: object, special_tokens: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of the texts in the pieces of a template; ``None`` if a piece is not known."""
+    if not isinstance(pieces, list) or len(pieces) > _MAX_PARTS:
+        return None
+    texts = list[str]()
+    for piece in pieces:
+        if not isinstance(piece, Mapping) or len(piece) != 1:
+            return None
+        ((kind, value),) = piece.items()
+        name = value.get("id") if isinstance(value, Mapping) else None
+        if not isinstance(name, str):
+            return None
+        if kind == "Sequence":
+            texts.append(name)
+        elif kind != "SpecialToken" or name not in special_tokens:
+            return None
+    return texts
+
+
+def _has_usual_tokens(model: object) -> bool:
+    """Return whether no token of a vocabulary is longer than those of well-known models."""
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if isinstance(vocabulary, Mapping):
+        return max(map(len, vocabulary), default=0) <= MAX_TOKEN_CHARACTERS
+    if not isinstance(vocabulary, list):
+        return False
+    texts = (entry[0] for entry in vocabulary if isinstance(entry, list) and entry)
+    return all(isinstance(text, str) and len(text) <= MAX_TOKEN_CHARACTERS for text in texts)
+
+
+def _is_known_model(model: object) -> bool:
+    """Return whether a model is BPE without marks of subwords, or a list of words.
+
+    WordPiece needs time that grows with the square of a word's length, Unigram with the length of
+    the longest token.
+    """
+    if not isinstance(model, Mapping):
+        return False
+    if model.get("type") == "WordLevel":
+        return True
+    is_bpe = model.get("type") == "BPE" or ("type" not in model and model.keys() <= _BPE_KEYS)
+    marks = (model.get("continuing_subword_prefix"), model.get("end_of_word_suffix"))
+    return is_bpe and not any(marks)
+
+
+_BPE_KEYS = {
+    "dropout",
+    "unk_token",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "fuse_unk",
+    "byte_fallback",
+    "ignore_merges",
+    "vocab",
+    "merges",
+}
+
+
+def _are_known_tokens(tokens: object) -> bool:
+    """Return whether few tokens are added, none of which depends on the text before it.
+
+    Those that take white space before them, or that are found as whole words only, do.
+    """
+    if tokens is None:
+        return True
+    if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED:
+        return False
+    if not all(isinstance(token, Mapping) and isinstance(token.get("content"), str) for token in tokens):
+        return False
+    characters = sum(len(token["content"]) for token in tokens)
+    looks_back = any(token.get("lstrip") or token.get("single_word") for token in tokens)
+    return characters <= _MAX_ADDED_CHARACTERS and not looks_back
+
+
+def _has_length(text: object, length: int) -> bool:
+    return isinstance(text, str) and len(text) == length
+
+
+_NORMALIZERS: dict[str, Callable[[Component], bool]] = {
+    "NFC": _always,
+    "NFD": _always,
+    "NFKC": _always,
+    "NFKD": _always,
+    "Lowercase": _always,
+    "Strip": _always,
+    "StripAccents": _always,
+    "Prepend": _prepends_one,
+    "Replace": _replaces_text,
+}
+_PRE_TOKENIZERS: dict[str, Callable[[Component], bool]] = {
+    "ByteLevel": _always,
+    "Metaspace": _always,
+    "Digits": _always,
+    "Whitespace": _always,
+    "WhitespaceSplit": _always,
+    "Punctuation": _always,
+    "Split": _splits_at_known,
+}
+_POST_PROCESSORS: dict[str, Callable[[Component], bool]] = {
+    "ByteLevel": _always,
+    "TemplateProcessing": _is_known_template,
+}
+_DECODERS: dict[str, Callable[[Component], bool]] = {
+    "ByteLevel": _always,
+    "ByteFallback": _always,
+    "Fuse": _always,
+    "Metaspace": _always,
+    "Strip": _strips_left,
+    "Replace": _replaces_text,
+}

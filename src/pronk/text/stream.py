@@ -1,0 +1,221 @@
+"""The text of a request: whole characters only, cut at the first stop string.
+
+The complete text is a function of the token sequence alone, however the sequence is divided into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from pronk.base.errors import OptionError, refuse
+from pronk.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 5  # number of tokens at the prompt's end that are decoded together with the first output tokens
+_PATIENCE = 16  # number of tokens after which an incomplete character counts as invalid bytes
+
+
+class IncrementalDecoder:
+    r"""Text of a growing token sequence, at a constant cost per token.
+
+    The text of a token depends on its neighbours: a character may span tokens, and SentencePiece drops the space at the
+    very start. Each new token is therefore decoded in a window: the tokens of the text returned last (at first, the end
+    of the prompt) and all later tokens. The new text is the window's text without the part already returned, and
+    without replacement characters at the end, which may be an incomplete character. With byte-level tokens, a token of
+    whole characters after whole characters needs no window: its text is always the same.
+
+    Byte-level tokens ``F0 9F``, ``99``, ``82``, ``!`` after a prompt ``ab``::
+
+        window          its text    returned
+        ab F0 9F        ab\ufffd
+        ab F0 9F 99     ab\ufffd
+        ab F0 9F 99 82  ab🙂        🙂
+        F0 9F 99 82 !   🙂!         !
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, shows_names: bool = False) -> None:
+        """Decode what follows ``prompt``; ``shows_names``: whether special tokens have their names as texts."""
+        self._tokenizer, self._shows_names = tokenizer, shows_names
+        with_text = (token for token in reversed(prompt) if self._text_of(token) is not None)
+        self._window = [*islice(with_text, _CONTEXT)][::-1]
+        self._returned = self._decode(self._window)  # beginning of the window's text that was returned already
+        self._num_done = len(self._window)  # number of tokens at the window's start whose whole text was returned
+
+    def push(self, token_id: int) -> str:
+        """Return the text that becomes final with this token; unassigned ids have no text.
+
+        Special tokens have none either, unless the decoder shows their names.
+        """
+        own = self._text_of(token_id)
+        if own is None:
+            return ""
+        is_all_returned = self._num_done == len(self._window) and not self._returned.endswith(_REPLACEMENT)
+        if is_all_returned and self._tokenizer.joins_texts and _REPLACEMENT not in own:
+            self._window, self._num_done, self._returned = [token_id], 1, own
+            return own
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        final = text.rstrip(_REPLACEMENT)
+        new = final[self._start(text) :]
+        if final == text:
+            self._slide(self._num_done)
+        else:
+            if new:
+                self._returned = final
+            if len(self._window) - self._num_done > _PATIENCE:
+                new += self._skip_invalid_bytes(text)
+        return new
+
+    def flush(self) -> str:
+        """Return the rest of the text; an incomplete character becomes U+FFFD."""
+        text = self._decode(self._window)
+        rest = text[self._start(text) :]
+        self._slide(len(self._window))
+        return rest
+
+    def _text_of(self, token_id: int) -> str | None:
+        """Return the text of one token alone; ``None`` for a token without text."""
+        text = self._tokenizer.token_text(token_id)
+        return (self._tokenizer.token_name(token_id) or None) if text is None and self._shows_names else text
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=not self._shows_names)
+
+    def _start(self, text: str) -> int:
+        """Return the offset in ``text``, the text of the window, at which the new part begins.
+
+        If the prompt ends inside a character, ``_returned`` ends with U+FFFD, and ``text`` may have the whole character
+        instead.
+        """
+        return len(self._returned if text.startswith(self._returned) else self._returned.rstrip(_REPLACEMENT))
+
+    def _slide(self, start: int) -> None:
+        del self._window[:start]
+        self._num_done = len(self._window)
+        self._returned = self._decode(self._window)
+
+    def _skip_invalid_bytes(self, text: str) -> str:
+        """Cut the window at the last token boundary that splits no character; return new text before the cut.
+
+        Without this, the window would grow without bound while a text consists of invalid bytes.
+        """
+        for cut in range(len(self._window) - 1, self._num_done, -1):
+            before = self._decode(self._window[:cut])
+            if before + self._decode(self._window[cut:]) == text:
+                new = before[self._start(text) :]
+                del self._window[:cut]
+                self._num_done, self._returned = 0, ""
+                return new
+        return ""
+
+
+def prefix_at_end(text: str, marker: str) -> str:
+    """Return the longest proper prefix of ``marker`` at the end of ``text``."""
+    largest = min(len(marker) - 1, len(text))  # callers look for markers of 4,000 characters at the end of a token
+    return next((marker[:size] for size in range(largest, 0, -1) if text.endswith(marker[:size])), "")
+
+
+class StopScanner:
+    """Cuts a stream of text at the first stop string; an empty stop string raises an OptionError.
+
+    The stop string that is complete first counts; of several that end at the same character, the longest. Text is
+    withheld as long as it may be the beginning of a stop string.
+
+    Stop strings may contain names of special tokens, such as ``<|im_end|>``. These tokens have no text, so the scanner
+    searches a *scanned text*, in which their names stand between the texts of the other tokens. The output lacks them.
+    A name counts as a whole: a stop string does not begin or end inside it, so ``<`` does not stop at ``<|im_end|>``.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            refuse("stop", f"expected non-empty strings, found {list(stops)!r}", OptionError)
+        self._stops = [*stops]
+        self._held = ""  # end of the scanned text; the text before it cannot be a part of a stop string any more
+        self._names: list[tuple[int, int]] = []  # where the names in ``_held`` begin, perhaps before it, and end
+        self._stop: str | None = None  # the first complete stop string
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Return text that no stop string can cut off any more, and the stop string found (or ``None``)."""
+        return self._scan(text)
+
+    def push_name(self, name: str) -> tuple[str, str | None]:
+        """Scan the name of a special token; the result is that of :meth:`push`, without the name."""
+        if self._stops:
+            self._names.append((len(self._held), len(self._held) + len(name)))
+            return self._scan(name)
+        return "", None
+
+    def flush(self) -> str:
+        """End the stream; return the withheld text, which is no stop string."""
+        return "" if self._stop else self._take(len(self._held))
+
+    def _scan(self, text: str) -> tuple[str, str | None]:
+        """Append to the scanned text; return the output that becomes final, and the stop string found."""
+        if self._stop is not None:
+            return "", self._stop
+        self._held += text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._find(stop)) is not None]
+        if found:
+            _, cut, self._stop = min(found)
+        else:
+            withheld = max((len(prefix_at_end(self._held, stop)) for stop in self._stops), default=0)
+            cut = len(self._held) - withheld
+        return self._take(cut), self._stop
+
+    def _find(self, stop: str) -> int | None:
+        """Return where ``stop`` first occurs in the held text without splitting a name."""
+        at = self._held.find(stop)
+        while at >= 0 and (self._splits_name(at) or self._splits_name(at + len(stop))):
+            at = self._held.find(stop, at + 1)
+        return None if at < 0 else at
+
+    def _splits_name(self, at: int) -> bool:
+        return any(begin < at < end for begin, end in self._names)
+
+    def _take(self, cut: int) -> str:
+        """Remove the first ``cut`` characters of the held text; return them without names."""
+        parts, start = list[str](), 0
+        for begin, end in self._names:
+            parts.append(self._held[start : min(max(begin, 0), cut)])
+            start = min(end, cut)
+        parts.append(self._held[start:cut])
+        self._held = self._held[cut:]
+        self._names = [(begin - cut, end - cut) for begin, end in self._names if end > cut]
+        return "".join(parts)
+
+
+class TextStream:
+    """Detokenization and stop strings of one request.
+
+    Stop strings are searched from token number ``min_tokens`` on, so the text has at least ``min_tokens`` tokens.
+    Text before a special token becomes final with that token at the latest, unless a stop string contains both and
+    text after them: parsers of answers need it before that token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = IncrementalDecoder(tokenizer, prompt)
+        self._scanner = StopScanner(stops)
+        self._unscanned = max(0, min_tokens - 1)
+
+    def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
+        """Return the text that becomes final, and the stop string that it completes, if any.
+
+        ``is_end``: whether the token ends the text, so that the output lacks its text, as if it were special.
+        """
+        text = self._decoder.flush() if is_end else self._decoder.push(token)
+        if self._unscanned:
+            self._unscanned -= 1
+            return text, None
+        own = self._tokenizer.token_text(token)
+        final, stop = self._scanner.push(text)
+        if stop is None and (is_end or own is None):
+            before_name, stop = self._scanner.push_name(own or self._tokenizer.token_name(token))
+            final += before_name
+        return final, stop
+
+    def flush(self) -> tuple[str, str | None]:
+        """Return the rest of the text, and the stop string that it completes, if any."""
+        text, stop = self._scanner.push(self._decoder.flush())
+        return text + self._scanner.flush(), stop

@@ -1,1 +1,0 @@
-"""Conversion between text and token ids."""
