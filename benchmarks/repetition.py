@@ -2,10 +2,11 @@
 
     python benchmarks/repetition.py --model smollm2
 
-The short-name table (``src/pronk/checkpoint/hub/known_models.json``) has a penalty for models whose cards recommend none although
-their answers loop. The script answers twenty open questions with up to 256 tokens each, with the sampling options of
-the model's card and each of ``--penalty``. An answer *repeats* if a sequence of four tokens occurs at least four times
-in it. It *loops* if a stretch of at least 24 tokens consists of four or more copies of at most 64 tokens. *Share of
+The short-name table (``src/pronk/checkpoint/hub/known_models.json``) has a penalty for models whose
+cards recommend none although their answers loop. The script answers twenty open questions with up
+to 256 tokens each, with the sampling options of the model's card and each of ``--penalty``. An
+answer *repeats* if a sequence of four tokens occurs at least four times in it. It *loops* if a
+stretch of at least 24 tokens consists of four or more copies of at most 64 tokens. *Share of
 repeats*: the part of all sequences of four tokens that occurred earlier in the same answer.
 """
 

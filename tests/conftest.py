@@ -18,12 +18,11 @@ import torch
 import tiny_models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
 from command_line import command  # noqa: F401 - a fixture
-from pronk.checkpoint.hub import resolve
 from pronk.checkpoint.hub.clone_models import TINY_MODEL
 from pronk.kernels import library
 from pronk.kernels.library import Kernels
 from pronk.kernels.threads import set_threads
-from pronk.models import choice, kernels
+from pronk.models import choice, kernels, resolve
 from pronk.models.kernels import load_kernels
 from pronk.text.tokenizer import Tokenizer
 

@@ -47,41 +47,19 @@ NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/start.py"
 # Layers of the engine, lowest first; guests are above it. A module may import from its own entry and from lower layers.
 # A module belongs to the longest entry that is a prefix of its name, so its layer may differ from that of its package.
 LAYERS = (
-    {"arrays", "errors", "interrupts", "lazy", "quantization.__init__"},
-    {"bench", "replicas"},
-    {"speculation.tree"},
-    {"estimate", "fair_executor", "files.__init__", "files.regular", "quantities"},
-    {"checks", "files.atomic", "files.text"},
-    {"guests", "keywords", "tokenization.patterns"},
-    {"quantization.formats"},
-    {"quantization.gguf.blocks"},
-    {"architecture", "kernels"},
-    {"kv_cache", "quantization.gguf", "sampling"},
+    {"base"},
+    {"checkpoint"},
+    {"kernels"},
+    {"text"},
+    {"sampling"},
+    {"cache"},
     {"models"},
-    {"hub"},
-    {"speculation.acceptance_stats", "speculation.cost_model", "speculation.trie"},
-    {"execution", "files", "tokenization"},
-    {"speculation"},
-    {"drafters.registry"},
-    {"drafters.autoregressive", "drafters.shared"},
-    {"drafters.from_outputs", "drafters.from_text", "drafters.proposer_cache"},
-    {"drafters.from_draft"},
-    {"drafters.from_target"},
-    {"drafters.combined"},
-    {"drafters", "structured"},
-    {"engine.fair_share", "engine.pooling", "engine.stats"},
-    {"engine.request"},
-    {"engine.disk_reads"},
-    {"engine.scheduler", "engine.validate_draft"},
-    {"engine.request_step"},
-    {"speculation.speculator"},
+    {"drafting"},
     {"engine"},
-    {"outputs"},
     {"llm"},
-    {"engine_thread"},
     {"async_llm"},
     {"testing"},
-    {"backends", "base", "checkpoint", "commands", "drafting", "serving", "text"},
+    {"backends", "commands", "serving", "bench", "drafters", "errors", "replicas"},  # names of other modules
     {"cli"},
     {"__main__"},
 )
@@ -123,7 +101,6 @@ def test_public_surface_is_exactly_this() -> None:
     ("module", "old", "new"),
     [
         ("pronk", "Guesser", "Proposer"),
-        ("pronk.drafting", "Guesser", "Proposer"),
         ("pronk.testing", "ScriptedGuesser", "ScriptedProposer"),
     ],
 )
@@ -139,6 +116,9 @@ def test_former_names_are_deprecated_aliases(module: str, old: str, new: str) ->
 @pytest.mark.parametrize(
     ("old", "new", "name"),
     [
+        ("pronk.drafters", "pronk.drafting", "Proposer"),
+        ("pronk.drafters", "pronk", "Suffix"),
+        ("pronk.errors", "pronk.base.errors", "PronkError"),
         ("pronk.bench.metrics", "pronk.lab.bench.metrics", "ctar_curve"),
         ("pronk.replicas.application", "pronk.server.replicas.application", "ApplicationArgs"),
     ],
@@ -265,9 +245,9 @@ def test_private_names_are_found(line: str, found: list[str], tmp_path: Path) ->
     [
         ("from pronk.engine.engine import Engine", "engine.engine"),
         ("from pronk import LLM", "llm"),
-        ("from pronk import Eagle3", "drafters.from_target.eagle3"),
-        ("from pronk.drafting.from_outputs.recycling import Recycling", "drafters.from_outputs.recycling"),
-        ("from pronk.drafting import make_drafter", "drafters"),
+        ("from pronk import Eagle3", None),
+        ("from pronk.models.decoder import Decoder", None),
+        ("from pronk import AsyncLLM", "async_llm"),
         ("from pronk.sampling.tree import TokenTree", None),
         ("from pronk.drafting.trie import Trie", None),
     ],
@@ -275,16 +255,15 @@ def test_private_names_are_found(line: str, found: list[str], tmp_path: Path) ->
 def test_upward_imports_are_found(line: str, found: str | None, tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text(f"def late() -> None:\n    {line}\n", encoding="utf-8")
     expected = [] if found is None else [found]
-    assert upward_imports(("drafters", "from_text", "new"), tmp_path / "new.py") == expected
+    assert upward_imports(("drafting", "from_text", "new"), tmp_path / "new.py") == expected
 
 
 def test_drafter_packages_import_only_shared_helpers() -> None:
     """A file is in the registry, or begins with an underscore and is imported by its own package only."""
-    drafters = SOURCE / "drafters"
-    assert len([each for each in drafters.iterdir() if each.name != "__pycache__"]) <= 12
-    homes = {home.split(":")[0].removeprefix("drafters.").replace(".", "/") for home in DRAFTERS.values()}
+    drafting = SOURCE / "drafting"
+    homes = {home.split(":")[0].removeprefix("drafting.").replace(".", "/") for home in DRAFTERS.values()}
     for package in ("from_text", "from_outputs", "from_draft", "from_target", "combined"):
-        for path in (drafters / package).glob("*.py"):
+        for path in (drafting / package).glob("*.py"):
             name = f"{package}/{path.stem}"
             assert (name in homes) != path.stem.startswith("_"), f"{name}: expected a method's name or an underscore"
     for path in MODULES:
@@ -378,12 +357,15 @@ WRITES = {
     "lab/cli/bench.py": ({"_open_trace"}, "a log to which each measurement is appended"),
     "cli/streams.py": ({"_discard"}, "the null device"),
     "train/corpus/answers.py": ({"__init__", "append"}, "a log to which dialogues are appended"),
-    "drafters/from_text/_suffix_store.py": ({"_append_line", "_read_file"}, "a log that several processes share"),
+    "drafting/from_text/_suffix_store.py": ({"_append_line", "_read_file"}, "a log that several processes share"),
     "lab/drafters/datastore/builder.py": ({"_write_tokens"}, "a stream into a folder that is renamed at the end"),
-    "files/shards.py": ({"copy_companions", "write_weights"}, "files of a folder that is renamed at the end"),
-    "hub/download.py": ({"_fetch_large_file"}, "a download that is resumed; checked by its hash and renamed"),
+    "models/shards.py": ({"copy_companions", "write_weights"}, "files of a folder that is renamed at the end"),
+    "checkpoint/hub/download.py": (
+        {"_fetch_large_file"},
+        "a download that is resumed; checked by its hash and renamed",
+    ),
     "kernels/build.py": ({"build"}, "a temporary folder; copied to a partial file and renamed"),
-    "kv_cache/block_database.py": ({"_create_file"}, "the database of SQLite"),
+    "cache/block_database.py": ({"_create_file"}, "the database of SQLite"),
     "server/batch.py": ({"__init__"}, "a log to which each answer is appended"),
     "testing.py": ({"tiny_checkpoint"}, "checkpoints for tests"),
     "train/export.py": ({"export_tensors"}, "a file of a folder that is renamed at the end"),
@@ -428,7 +410,7 @@ def writing_functions(node: ast.AST, function: str = "module") -> Iterator[str]:
 def test_files_are_written_atomically() -> None:
     """A crash or a full disk leaves the old file: all but logs and temporary folders go through files/atomic.py."""
     found = {
-        relative(path): {*writing_functions(tree(path))} for path in MODULES if relative(path) != "files/atomic.py"
+        relative(path): {*writing_functions(tree(path))} for path in MODULES if relative(path) != "base/files/atomic.py"
     }
     assert {module: names for module, names in found.items() if names} == {
         module: names for module, (names, _reason) in WRITES.items()

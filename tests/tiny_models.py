@@ -38,9 +38,10 @@ from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers
+from pronk.sampling.thinking import ThinkingBudget
 from pronk.sampling.tree import TokenTree
 from pronk.text.stream import TextStream
+from pronk.text.thinking import ThinkingMarkers
 from pronk.text.tokenizer import Tokenizer
 from pronk.torch.backend import TorchBackend
 from pronk.torch.convert import to_array, torch_dtype

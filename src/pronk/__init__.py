@@ -12,7 +12,20 @@ from pronk.drafting.registry import drafter_classes, find_class
 if TYPE_CHECKING:
     from pronk.async_llm import AsyncLLM as AsyncLLM
     from pronk.base.errors import *  # noqa: F403 - the exceptions, for type checkers
-    from pronk.drafting import *  # noqa: F403 - the drafters, for type checkers
+    from pronk.drafting.autoregressive import Autoregressive as Autoregressive
+    from pronk.drafting.combined.auto import Auto as Auto
+    from pronk.drafting.combined.grammar import Grammar as Grammar
+    from pronk.drafting.combined.merged import FirstOf as FirstOf
+    from pronk.drafting.combined.merged import Merged as Merged
+    from pronk.drafting.from_draft.draft_model import DraftModel as DraftModel
+    from pronk.drafting.from_draft.threshold import Threshold as Threshold
+    from pronk.drafting.from_outputs.recycling import Recycling as Recycling
+    from pronk.drafting.from_target.eagle3 import Eagle3 as Eagle3
+    from pronk.drafting.from_target.eagle3 import Mtp as Mtp
+    from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
+    from pronk.drafting.from_text.suffix import Suffix as Suffix
+    from pronk.drafting.proposer import Drafter as Drafter
+    from pronk.drafting.proposer import Proposer as Proposer
     from pronk.engine.outputs import Choice as Choice
     from pronk.engine.outputs import Completion as Completion
     from pronk.engine.outputs import Piece as Piece
@@ -37,7 +50,7 @@ __version__ = "0.2.0"
 
 # Public names of each module. The first use of a name imports its module, so that `pronk --help` loads no NumPy.
 _NAMES = {
-    "pronk.drafting": ("Drafter", "Proposer"),
+    "pronk.drafting.proposer": ("Drafter", "Proposer"),
     "pronk.base.errors": errors.__all__,
     "pronk.async_llm": ("AsyncLLM",),
     "pronk.llm": ("LLM",),

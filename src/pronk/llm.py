@@ -93,7 +93,8 @@ class LLM:
         """Load a model.
 
         Args:
-            model: folder, GGUF file, or name as in :mod:`pronk.checkpoint.hub.names`; ``None``: ``smollm2``, after ``pronk pull``.
+            model: folder, GGUF file, or name as in :mod:`pronk.checkpoint.hub.names`; ``None`` is
+                ``smollm2``, after ``pronk pull``.
             drafter: name, name with options, or object (see :mod:`pronk.drafting`). ``"auto"`` stores no text for
                 later requests.
             adapters: folders of LoRA adapters that PEFT has saved, by name; calls choose one with ``adapter``, and rows

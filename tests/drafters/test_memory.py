@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from drafters.helpers import bind, context, markov, num_stored, tokenizer_stub, verify_step
-from pronk.drafting import Auto, Drafter, FirstOf, Lookahead, PromptLookup, Proposer, Recycling, Suffix
+from pronk import Lookahead
+from pronk.drafting import Auto, Drafter, FirstOf, PromptLookup, Proposer, Recycling, Suffix
 from pronk.drafting.from_outputs.recycling import RecyclingProposer
 from pronk.drafting.from_text.suffix import SuffixProposer
 from pronk.lab.drafters.lookahead import LookaheadProposer

@@ -42,7 +42,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "echo.py").write_text(FILE, encoding="utf-8")
     package = pronk.drafting.from_text
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    monkeypatch.setitem(DRAFTERS, "echo", "drafters.from_text.echo:Echo")
+    monkeypatch.setitem(DRAFTERS, "echo", "drafting.from_text.echo:Echo")
 
 
 @pytest.mark.usefixtures("echo")

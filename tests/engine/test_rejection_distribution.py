@@ -18,9 +18,10 @@ from chi_square import p_value_of
 from drafters.trees import DraftCase, Growing, TreeDrafter, random_trees
 from engine import cases
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
+from pronk import Lookahead
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
-from pronk.drafting import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
+from pronk.drafting import Drafter, Merged, PromptLookup, Proposer, Recycling, Suffix
 from pronk.engine.request import Request
 from pronk.engine.request_step import OutputProcessor
 from pronk.models.decoder import Decoder

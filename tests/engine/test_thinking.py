@@ -12,7 +12,8 @@ from pronk.base.errors import OptionError
 from pronk.engine.request import Request
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.sampling.thinking import ThinkingBudget, ThinkingMarkers
+from pronk.sampling.thinking import ThinkingBudget
+from pronk.text.thinking import ThinkingMarkers
 from tiny_models import THOUGHTS, make_engine, make_request, run, tiny_decoder
 
 BEGIN, END, BUDGET = 3, [5, 50], 4

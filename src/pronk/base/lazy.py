@@ -33,12 +33,16 @@ def export(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
     return get, lambda: names, names
 
 
-def former(name: str, home: str) -> Callable[[str], Any]:
-    """Return ``__getattr__`` of module ``name``, whose content has moved to ``home``; its use warns."""
+def former(name: str, *homes: str) -> Callable[[str], Any]:
+    """Return ``__getattr__`` of module ``name``, whose names have moved to ``homes``; its use warns."""
 
     def get(attribute: str) -> Any:
-        found = getattr(import_module(home), attribute)
-        warn(f"{name} is deprecated; use {home}", DeprecationWarning, stacklevel=2)
-        return found
+        for home in homes:
+            found = getattr(import_module(home), attribute, None)
+            if found is not None:
+                warn(f"{name} is deprecated; use {home}", DeprecationWarning, stacklevel=2)
+                return found
+        msg = f"module {name!r} has no attribute {attribute!r}"
+        raise AttributeError(msg)
 
     return get

@@ -24,9 +24,10 @@ DEFAULT_MODEL = "smollm2"
 def resolve_model(name: str | Path | None, *, progress: Progress | None = None) -> Path:
     """Return the folder or GGUF file of a model, downloaded if it is not on this machine.
 
-    ``name`` is a folder, a GGUF file, or a name as in :mod:`pronk.checkpoint.hub.names`; in a clone of the repository, also a
-    folder in its ``models/``. ``None`` means ``smollm2``, which is not downloaded by this call. ``progress`` is
-    called with the number of bytes downloaded so far and the total.
+    ``name`` is a folder, a GGUF file, or a name as in :mod:`pronk.checkpoint.hub.names`; in a clone
+    of the repository, also a folder in its ``models/``. ``None`` means ``smollm2``, which is
+    not downloaded by this call. ``progress`` is called with the number of bytes downloaded so far
+    and the total.
 
     Raises:
         CheckpointError: there is no such folder, file or model, or the download fails.

@@ -1,7 +1,8 @@
 """Sampling options that are recommended for a model: the defaults of conversations and of the server.
 
 An option is that of the call, or else that of the model's files (:func:`recommended_sampling`), or else that of the
-model's row in the table of short names (:mod:`pronk.checkpoint.hub.recommendations`), or else that of ``SamplingParams()``.
+model's row in the table of short names (:mod:`pronk.checkpoint.hub.recommendations`), or else that
+of ``SamplingParams()``.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class _Writer:
         return min(maximum, max(_MIN_BATCH, possible))
 
     def check(self, tokens: int) -> None:
-        """Raise :class:`~pronk.base.errors.OptionError` if the target would still write when training has to end."""
+        """Raise ``OptionError`` if the target would still write when training has to end."""
         missing, left = self._options.tokens - tokens, self.clock.seconds_left(TRAINED_BY)
         tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2  # a factor; the first batches may be slow
         if not self._is_time_limited and missing > 0 and missing > tolerance * self._speed * left:

@@ -7,14 +7,13 @@ from typing import Any, Self
 import pytest
 
 from drafters.helpers import bind, context, looping, verify_step
+from pronk import Jacobi, Lookahead
 from pronk.base.errors import OptionError
 from pronk.drafting import (
     Capabilities,
     DraftContext,
     Drafter,
     FirstOf,
-    Jacobi,
-    Lookahead,
     Merged,
     Outcome,
     PromptLookup,

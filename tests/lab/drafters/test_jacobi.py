@@ -5,7 +5,7 @@ import random
 import pytest
 
 from drafters.helpers import VOCAB, Model, looping, markov, scrambled, step
-from pronk.drafting import GaussSeidel, Jacobi
+from pronk import GaussSeidel, Jacobi
 
 
 def by_position(tokens: list[int]) -> int:

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from drafters.helpers import Model, bind, context, looping, priced, scrambled, step, verify_step
+from pronk import Lookahead
 from pronk.base.errors import OptionError
-from pronk.drafting import Lookahead
 from pronk.lab.drafters.lookahead import LookaheadState
 from pronk.lab.drafters.window import NO_WINDOW, WINDOW_SIZES, NgramPool, Window, WindowShape, WindowTuner
 from pronk.models.cost_model import CostCurve

@@ -14,9 +14,10 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context
 from engine.cases import total
 from lab.drafters.trained_medusa import SHAPE, TREE, head_logits, medusa_folder, plain_heads, spec, write_heads
+from pronk import Medusa
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
-from pronk.drafting import Medusa, Outcome, make_drafter
+from pronk.drafting import Outcome, make_drafter
 from pronk.drafting.policy import RequestPolicy
 from pronk.lab.drafters.medusa import MedusaProposer, MedusaState
 from pronk.lab.drafters.rank_tree import best_paths

@@ -132,7 +132,7 @@ def test_sampled_draft_tokens_keep_the_distribution(pronk_tiny: LLM, drafter: st
 def register(monkeypatch: pytest.MonkeyPatch, drafter: type[Proposer[Any]]) -> None:
     """Add a drafter to the registry, as a class of the module ``autoregressive``."""
     monkeypatch.setattr(autoregressive, drafter.__name__, drafter, raising=False)
-    monkeypatch.setitem(registry.DRAFTERS, drafter.name, f"drafters.autoregressive:{drafter.__name__}")
+    monkeypatch.setitem(registry.DRAFTERS, drafter.name, f"drafting.autoregressive:{drafter.__name__}")
 
 
 def test_drafters_that_do_not_fit_the_rule(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from gguf_files import finish, write_bytes_bpe
 from pronk.base.errors import TokenizerError
-from pronk.checkpoint.gguf import tokenizer
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.gguf.vocabulary import TokenKind
 from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.text import gguf_tokenizer as tokenizer
 from pronk.text.tokenizer import Tokenizer
 
 TINY = tiny_model()

@@ -13,7 +13,7 @@ from command_line import Command as Run
 from command_line import assert_mistake
 from drafters.from_target.trained_eagle import Form, random_head, write_head
 from pronk import LLM
-from pronk.base.files import shards
+from pronk.models import shards
 from pronk.testing import tiny_checkpoint
 
 

@@ -12,7 +12,7 @@ from pronk.base.errors import OptionError
 
 TINY_MODEL = "pronk-tiny"
 
-_ROOT = Path(__file__).resolve().parents[3]  # top folder of the repository, if this is a clone
+_ROOT = Path(__file__).resolve().parents[4]  # top folder of the repository, if this is a clone
 
 
 def clone_model(name: str) -> Path | None:

@@ -1,5 +1,5 @@
 // A suffix automaton (it maps every substring of its texts to its count and the tokens after it) and draft trees of
-// such tokens; compiled to a library of its own. The Python fallback, drafters/from_text/_growth.py, explains the
+// such tokens; compiled to a library of its own. The Python fallback, drafting/from_text/_growth.py, explains the
 // algorithm and builds bit-identical trees. `suffixes.py` mirrors `pronk_suffix_tree` and checks version
 // and size. If an allocation fails, the call returns an error and the automaton is unusable.
 #include <math.h>

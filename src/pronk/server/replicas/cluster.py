@@ -238,7 +238,7 @@ class RayReplicas:
 
 
 def cause_of(error: BaseException | str) -> str:
-    """Return the message of the last ``pronk.base.errors`` exception in Ray's traceback, else its first line."""
+    """Return the message of pronk's last exception in Ray's traceback, else its first line."""
     lines = str(error).strip().splitlines()
     for line in reversed(lines):
         if "pronk.base.errors." in line:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pronk.base.errors import PromptError
-from pronk.sampling.thinking import ThinkingMarkers
 from pronk.text.chat.answer_grammar import MAX_CALLS, AnswerGrammar
 from pronk.text.chat.calls import BareCallReader, CallPart, CallReader
 from pronk.text.chat.dialects import (
@@ -20,6 +19,7 @@ from pronk.text.chat.dialects import (
 )
 from pronk.text.chat.template import in_channels, nearest_effort
 from pronk.text.chat.thoughts import ChannelReader, Thought, ThoughtReader
+from pronk.text.thinking import ThinkingMarkers
 from pronk.text.tokenizer import Tokenizer
 
 Part = str | Thought | CallPart  # text, thoughts, or a part of a call
