@@ -8,7 +8,7 @@ neighbouring tokens choose the same experts, as in real texts. The script prints
 probability that two rows choose the same expert.
 
     floor   bytes that a token reads, over the bandwidth of reading memory on all threads
-    union   time of one row, with the experts that all rows together choose; see ``speculation/cost_model.py``
+    union   time of one row, with the experts that all rows together choose; see ``models/cost_model.py``
     auto    time of plain decoding over that of ``auto``: less than 1 is slower
 
 Drafters of the last part propose 4 tokens per step, each right with the given probability, with a confidence of 1;

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from pronk import LLM, PronkError, SamplingParams
 
-SECONDS = 10  # time limit of a case
+SECONDS = 10  # limit of the processor time of a case; a child process has a limit of its own
+WAIT = 12 * SECONDS  # time limit of a case, also on a busy machine
 _MEMORY = 1 << 30  # bytes that a case may allocate beyond the size of the model's files
 _KV_MEMORY = 1 << 24  # bytes of the KV cache; its default is a share of the machine's memory
 _PROMPT = [1, 2, 3, 4, 2, 1] * 8  # longer than a block of the KV cache
@@ -79,7 +80,8 @@ def load(request: Request) -> None:
 def try_load(request: Request) -> dict[str, Any]:
     """Load a model and return the answer."""
     _limit_memory(Path(request.model))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(WAIT)
     try:
         load(request)
     except PronkError as error:
@@ -91,6 +93,7 @@ def try_load(request: Request) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001 - reported as a crash
         return {"outcome": "crashed", "message": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     return {"outcome": "loads", "message": ""}
 
@@ -98,6 +101,7 @@ def try_load(request: Request) -> dict[str, Any]:
 def main() -> None:
     """Answer the cases of standard input."""
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGPROF, _raise_too_slow)
     signal.signal(signal.SIGALRM, _raise_too_slow)
     answers = sys.stdout
     sys.stdout = sys.stderr

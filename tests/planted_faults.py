@@ -91,7 +91,7 @@ _SAMPLING = (
     ),
     Fault(
         "a guide continues from a text that was rolled back",
-        "structured/grammar_processor.py",
+        "sampling/grammar_processor.py",
         "        while self._kept and self._kept[-1][0] > size:\n",
         "        while self._kept and self._kept[-1][0] > size + 1:\n",
         "structured/test_grammar_processor.py",
@@ -101,24 +101,24 @@ _SAMPLING = (
 _CACHE = (
     Fault(
         "accepted rows are moved from the wrong slots",
-        "kv_cache/paged.py",
+        "cache/paged.py",
         "slots[[offset for offset, _ in moves]], slots[[target for _, target in moves]]",
         "slots[[target for _, target in moves]], slots[[offset for offset, _ in moves]]",
-        "kv_cache/test_paged.py",
+        "cache/test_paged.py",
     ),
     Fault(
         "the block that a copy replaces is not released",
-        "kv_cache/blocks.py",
+        "cache/blocks.py",
         "        self.references[old] -= 1\n",
         "",
-        "kv_cache/test_blocks.py",
+        "cache/test_blocks.py",
     ),
     Fault(
         "a cached prefix contains the last token",
-        "kv_cache/prefix.py",
+        "cache/prefix.py",
         "        for number in range((len(tokens) - 1) // size):\n",
         "        for number in range(len(tokens) // size):\n",
-        "kv_cache/test_prefix.py",
+        "cache/test_prefix.py",
     ),
     Fault(
         "tenants share cached prefixes",
@@ -150,10 +150,10 @@ _CACHE = (
     ),
     Fault(
         "codes of 8 bits are stored with the scales of another head",
-        "kv_cache/layout.py",
+        "cache/layout.py",
         "        scales = pool.reshape(",
         "        scales = pool[::-1].reshape(",
-        "kv_cache/test_paged.py",
+        "cache/test_paged.py",
     ),
 )
 
@@ -219,17 +219,17 @@ _SCHEDULER = (
 _DRAFTERS = (
     Fault(
         "texts of the rejection rule become draft tokens of other requests",
-        "drafters/from_text/suffix.py",
+        "drafting/from_text/suffix.py",
         "        state.private = outcome.params.rejects\n",
         "        state.private = False\n",
-        "drafters/test_memory.py",
+        "drafting/test_memory.py",
     ),
     Fault(
         "a draft token of EAGLE has the feature of the last node instead of its parent's",
-        "drafters/from_target/_eagle_runner.py",
+        "drafting/from_target/_eagle_runner.py",
         "[draft.outputs[parent] for parent in draft.parents[computed:]]",
         "[draft.outputs[-1] for parent in draft.parents[computed:]]",
-        "drafters/from_target/test_eagle3.py",
+        "drafting/from_target/test_eagle3.py",
     ),
     Fault(
         "draft tokens are rotated by their number instead of their depth",
@@ -247,17 +247,17 @@ _DRAFTERS = (
     ),
     Fault(
         "a node attends to the node before it instead of its parent",
-        "speculation/tree.py",
+        "sampling/tree.py",
         "            seen[node] = seen[self.parents[node]]\n",
         "            seen[node] = seen[node - 1]\n",
-        "speculation/test_tree.py",
+        "drafting/test_tree.py",
     ),
     Fault(
         "the counts of earlier runs are ignored",
-        "speculation/acceptance_stats.py",
+        "drafting/acceptance_stats.py",
         "        return cls(_read(path, fingerprint), path, fingerprint)\n",
         "        return cls(AcceptanceStats(), path, fingerprint)\n",
-        "speculation/test_acceptance_file.py",
+        "drafting/test_acceptance_file.py",
     ),
     Fault(
         "verify takes other texts of equal tokens for equal",
@@ -278,17 +278,17 @@ _FILES = (
     ),
     Fault(
         "the rows of keys stay in the order of the file",
-        "quantization/gguf/checkpoint.py",
+        "checkpoint/gguf/checkpoint.py",
         '"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"',
         '"attn_q": "attention.head_count"',
-        "quantization/gguf/test_models.py",
+        "checkpoint/gguf/test_models.py",
     ),
     Fault(
         "tokens that the user has defined are not matched before the text is split",
-        "quantization/gguf/tokenizer.py",
+        "text/gguf_tokenizer.py",
         "        if token is not None and kind in ADDED_KINDS\n",
         "        if token is not None and kind in ADDED_KINDS and ADDED_KINDS[TokenKind(kind)]\n",
-        "quantization/gguf/test_tokenizer.py",
+        "checkpoint/gguf/test_tokenizer.py",
     ),
     Fault(
         "packed weights of an older file of the same name are used",
@@ -299,10 +299,10 @@ _FILES = (
     ),
     Fault(
         "a file is copied to its place instead of renamed",
-        "files/atomic.py",
+        "base/files/atomic.py",
         "        partial.replace(path)\n",
         "        shutil.copyfile(partial, path)\n",
-        "files/test_atomic.py",
+        "base/files/test_atomic.py",
     ),
     Fault(
         "adjacent rows share the adapter of the first",
@@ -316,31 +316,31 @@ _FILES = (
 _TEXTS = (
     Fault(
         "a stop string that spans tokens is printed in part",
-        "tokenization/stream.py",
+        "text/stream.py",
         "            cut = len(self._held) - withheld\n",
         "            cut = len(self._held)\n",
-        "tokenization/test_detokenizer.py",
+        "text/test_detokenizer.py",
     ),
     Fault(
         "the first bytes of a character are printed as replacement characters",
-        "tokenization/stream.py",
+        "text/stream.py",
         "        final = text.rstrip(_REPLACEMENT)\n",
         "        final = text\n",
-        "tokenization/test_detokenizer.py",
+        "text/test_detokenizer.py",
     ),
     Fault(
         "names of special tokens in untrusted messages become these tokens",
-        "tokenization/tokenizer.py",
+        "text/tokenizer.py",
         "plain_ids(part, encode, self.special_ids) if hidden else encode(part)",
         "encode(part)",
-        "tokenization/chat/test_untrusted.py",
+        "text/chat/test_untrusted.py",
     ),
     Fault(
         "two texts that a template joins form a special token",
-        "tokenization/chat/messages.py",
+        "text/chat/messages.py",
         "for length in range(1, longest + 1)):\n",
         "for length in range(1, longest)):\n",
-        "tokenization/chat/test_untrusted.py",
+        "text/chat/test_untrusted.py",
     ),
 )
 
@@ -447,24 +447,24 @@ _SHORTENED = (
     ),
     Fault(
         "a grammar of one call allows several",
-        "tokenization/chat/answer_grammar.py",
+        "text/chat/answer_grammar.py",
         "        if allow_multiple and dialect.repeats_markers:",
         "        if dialect.repeats_markers:",
-        "tokenization/chat/test_tools.py::test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools",
+        "text/chat/test_tools.py::test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools",
     ),
     Fault(
         "the state of a drafter lacks tokens of long steps",
-        "drafters/from_text/prompt_lookup.py",
+        "drafting/from_text/prompt_lookup.py",
         "        outcome.state.extend(outcome.committed)\n",
         "        outcome.state.extend(outcome.committed[-3:])\n",
-        "drafters/test_conformance.py::test_state_depends_on_the_text_and_the_targets_outputs_alone",
+        "drafting/test_conformance.py::test_state_depends_on_the_text_and_the_targets_outputs_alone",
     ),
     Fault(
         "the time of drafters does not count as spent",
-        "speculation/policy.py",
+        "drafting/policy.py",
         "        self.policy.spent += counted\n",
         "",
-        "speculation/test_policy.py::test_the_bound_of_the_loss_holds_in_every_trace",
+        "drafting/test_policy.py::test_the_bound_of_the_loss_holds_in_every_trace",
     ),
 )
 

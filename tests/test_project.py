@@ -350,7 +350,7 @@ except OptionError as error:
     assert done.stdout == f"{message}\n"
 
 
-# Functions that write files by themselves, by module, with the reason why files/atomic.py does not fit.
+# Functions that write files by themselves, by module, with the reason why base/files/atomic.py does not fit.
 WRITES = {
     "lab/bench/peers/engines/memory.py": ({"reset_peak_memory"}, "a switch of the Linux kernel, not a file"),
     "lab/bench/peers/worker.py": ({"main"}, "a pipe to the parent process"),
@@ -408,7 +408,7 @@ def writing_functions(node: ast.AST, function: str = "module") -> Iterator[str]:
 
 
 def test_files_are_written_atomically() -> None:
-    """A crash or a full disk leaves the old file: all but logs and temporary folders go through files/atomic.py."""
+    """A crash or a full disk leaves the old file: only logs and temporary folders have other ways."""
     found = {
         relative(path): {*writing_functions(tree(path))} for path in MODULES if relative(path) != "base/files/atomic.py"
     }
@@ -448,7 +448,7 @@ def test_writes_are_found(line: str, writes: bool) -> None:
 # Calls in tests that look at a clock or wait for a duration, by module, with their reason. All others wait for events
 # by ``waiting.py``, state an amount of work, or give a clock.
 WAITS = {
-    "kv_cache/test_block_store.py": ({"sleep"}, "the moment of a kill"),
+    "cache/test_block_store.py": ({"sleep"}, "the moment of a kill"),
     "models/test_prompt_cache.py": ({"sleep"}, "the moment of a kill"),
     "parallel/test_trees.py": ({"sleep"}, "the work of a slow worker"),
     "server/replicas/test_cluster.py": ({"sleep"}, "the pace of kills"),

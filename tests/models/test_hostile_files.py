@@ -26,7 +26,7 @@ from adapters import write_adapter
 from checkpoints import VOCAB, make_checkpoint
 from drafters.from_target.trained_eagle import Form, random_head, write_head
 from gguf_files import convert
-from loading_worker import SECONDS, Request, load
+from loading_worker import WAIT, Request, load
 from mutations import Mutation
 from pronk.lab.drafters.datastore.builder import write_datastore
 from pronk.models.config_reader import DEFAULTS, UNSUPPORTED_KEYS
@@ -394,7 +394,7 @@ class _Loader:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         # The worker itself limits the time of Python code; a loop of compiled code is ended here.
-        ready, _, _ = select.select([self._process.stdout], [], [], 2 * SECONDS)
+        ready, _, _ = select.select([self._process.stdout], [], [], 2 * WAIT)
         line = self._process.stdout.readline() if ready else ""
         if line:
             answer = json.loads(line)
