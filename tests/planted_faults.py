@@ -94,7 +94,7 @@ _SAMPLING = (
         "sampling/grammar_processor.py",
         "        while self._kept and self._kept[-1][0] > size:\n",
         "        while self._kept and self._kept[-1][0] > size + 1:\n",
-        "structured/test_grammar_processor.py",
+        "sampling/test_grammar_processor.py",
     ),
 )
 
@@ -250,7 +250,7 @@ _DRAFTERS = (
         "sampling/tree.py",
         "            seen[node] = seen[self.parents[node]]\n",
         "            seen[node] = seen[node - 1]\n",
-        "drafting/test_tree.py",
+        "sampling/test_tree.py",
     ),
     Fault(
         "the counts of earlier runs are ignored",
@@ -288,7 +288,7 @@ _FILES = (
         "text/gguf_tokenizer.py",
         "        if token is not None and kind in ADDED_KINDS\n",
         "        if token is not None and kind in ADDED_KINDS and ADDED_KINDS[TokenKind(kind)]\n",
-        "checkpoint/gguf/test_tokenizer.py",
+        "text/test_gguf_tokenizer.py",
     ),
     Fault(
         "packed weights of an older file of the same name are used",

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import MakeCheckpoint, make_checkpoint
-from drafters.trees import TreeDrafter, oracle_trees
+from drafting.trees import TreeDrafter, oracle_trees
 from pronk import LLM, CheckpointError, Completion, OptionError, PromptError, PronkError, SamplingParams, TokenTree
 from pronk.base.arrays import DTYPES
 from pronk.base.errors import CacheFullError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drafters.from_target.trained_eagle import Form, random_head, write_head
+from drafting.from_target.trained_eagle import Form, random_head, write_head
 from pronk import LLM, SamplingParams
 from pronk.checkpoint.hub.clone_models import tiny_model
 

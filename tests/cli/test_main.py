@@ -30,7 +30,7 @@ from pronk.engine.outputs import Completion, Piece
 from pronk.engine.stats import Stats, StepStats
 from pronk.sampling.params import SamplingParams
 from pronk.text.chat.answers import AnswerFormat
-from tokenization.chat.tool_templates import thinking_tokenizer, tool_tokenizer
+from text.chat.tool_templates import thinking_tokenizer, tool_tokenizer
 from waiting import HUNG
 
 SEED = 11

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from drafters.from_draft import drafts
-from drafters.from_target import trained_eagle
-from drafters.trees import TreeDrafter, adversarial, explore_trees, oracle_trees, random_trees
+from drafting.from_draft import drafts
+from drafting.from_target import trained_eagle
+from drafting.trees import TreeDrafter, adversarial, explore_trees, oracle_trees, random_trees
 from guides import TOY
 from lab.drafters import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from lab.drafters.stores import conformance_spec

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from drafters.drafting import Watched, watch_draft
-from drafters.helpers import within
+from drafting.drafting import Watched, watch_draft
+from drafting.helpers import within
 from engine.cases import assert_same, drafter, step_until_ended, text
 from engine.test_shared_pool import ALONE, WITH_POOLS, Pools
 from lab.drafters import exits, trained_glide

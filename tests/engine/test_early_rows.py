@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drafters.kernel_calls import Calls
+from drafting.kernel_calls import Calls
 from engine.cases import text
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType, is_finite
 from pronk.cache.blocks import BlockTable

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drafters.trees import ADVERSARIAL, TreeDrafter, off_chain, outside, too_large
+from drafting.trees import ADVERSARIAL, TreeDrafter, off_chain, outside, too_large
 from engine.cases import (
     CORE,
     DRAFTERS,

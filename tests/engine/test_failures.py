@@ -1,6 +1,6 @@
 """An error in a logits processor or a text stream ends its request alone; the other seven requests are unchanged.
 
-Errors in proposers are in ``tests/speculation/test_speculator.py``.
+Errors in proposers are in ``tests/engine/test_speculator.py``.
 """
 
 import random

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from chi_square import p_value_of
-from drafters.trees import TreeDrafter, drawn_trees
+from drafting.trees import TreeDrafter, drawn_trees
 from engine.cases import ENDS, PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, total
 from engine.test_rejection_distribution import BATCH, PROMPT, SMALL, bushy, logits_of
 from guides import TOY, ToyFollower, allowed

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checkpoints import MakeCheckpoint
-from drafters.trees import TreeDrafter, oracle_trees
+from drafting.trees import TreeDrafter, oracle_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, text
 from engine.failing import Fuse
 from pronk.base.arrays import FLOAT32

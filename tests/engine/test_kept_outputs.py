@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.trees import TreeDrafter, oracle_trees, random_trees
+from drafting.trees import TreeDrafter, oracle_trees, random_trees
 from engine.cases import ENDS, PROMPTS, step_until_ended, texts, total
 from pronk.base.arrays import FLOAT32, Array
 from pronk.base.errors import CacheFullError, OptionError

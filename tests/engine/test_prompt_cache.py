@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drafters.drafting import Watched
-from drafters.trees import TreeDrafter, oracle_trees
+from drafting.drafting import Watched
+from drafting.trees import TreeDrafter, oracle_trees
 from engine.cases import (
     CORE,
     DRAFTERS,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from chi_square import p_value_of
-from drafters.trees import DraftCase, Growing, TreeDrafter, random_trees
+from drafting.trees import DraftCase, Growing, TreeDrafter, random_trees
 from engine import cases
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
 from pronk import Lookahead

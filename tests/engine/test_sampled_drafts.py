@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.trees import DraftCase, TreeDrafter, drawn_trees
+from drafting.trees import DraftCase, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
 from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, bushy, distribution_of, p_value
 from exact_distributions import chain_shape

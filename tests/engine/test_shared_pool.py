@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drafters.trees import TreeDrafter, oracle_trees
+from drafting.trees import TreeDrafter, oracle_trees
 from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, step_until_ended, text, texts, total
 from pronk.base.arrays import BFLOAT16, FLOAT32
 from pronk.cache.blocks import BlockTable

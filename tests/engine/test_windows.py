@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from checkpoints import MakeCheckpoint
-from drafters.trees import TreeDrafter, oracle_trees
+from drafting.trees import TreeDrafter, oracle_trees
 from engine.cases import text, texts, total
 from oracle import dense_logits
 from pronk import LLM

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from checkpoint.formats.codes import CODED, some_codes
 from gguf_files import QUANTIZED
 from kernels.test_blocks import INPUTS, blocks
 from kernels.test_products import same, some_rows
@@ -21,7 +22,6 @@ from pronk.kernels.build import SOURCES, BuildTarget
 from pronk.kernels.library import candidates
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from quantization.formats.codes import CODED, some_codes
 
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
 # Emulated processors, and the tiles that they get: without dot products, with them, and with 8-bit matrix products.

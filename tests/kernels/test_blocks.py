@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from checkpoint.formats.codes import coded_product, fused
 from gguf_files import QUANTIZED, SCALES, decode, random_blocks
 from kernels.test_products import ROWS, same, some_rows
 from own_process import in_own_process
@@ -15,7 +16,6 @@ from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from quantization.formats.codes import coded_product, fused
 
 SETS = candidates()
 KINDS = pytest.mark.parametrize("kind", QUANTIZED)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from checkpoint.formats.codes import CODED, Minima, coded_product, some_codes
 from kernels.test_products import ROWS, same, some_rows
 from own_process import in_own_process
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
@@ -17,7 +18,6 @@ from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
-from quantization.formats.codes import CODED, Minima, coded_product, some_codes
 
 SETS = candidates()
 KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}")

@@ -1,4 +1,4 @@
-"""Suffix automata in C++: memory and errors; ``tests/drafters`` compares trees with the Python code."""
+"""Suffix automata in C++: memory and errors; ``tests/drafting`` compares trees with the Python code."""
 
 import gc
 import random

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from checkpoint.formats.codes import CODED, Minima, some_codes
 from own_process import in_own_process
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, MemoryPool, mapped_zeros
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
@@ -14,7 +15,6 @@ from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import PackedMatrix, pack
-from quantization.formats.codes import CODED, Minima, some_codes
 
 KERNELS = candidates()[-1]  # packing does not depend on the instruction set
 FLOATS = [FLOAT32, BFLOAT16, FLOAT16]

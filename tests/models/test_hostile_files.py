@@ -24,7 +24,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 import mutations
 from adapters import write_adapter
 from checkpoints import VOCAB, make_checkpoint
-from drafters.from_target.trained_eagle import Form, random_head, write_head
+from drafting.from_target.trained_eagle import Form, random_head, write_head
 from gguf_files import convert
 from loading_worker import WAIT, Request, load
 from mutations import Mutation

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import tiny_models
+from checkpoint.gguf.test_models import MIXED, SHAPE
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from pronk import LLM, AsyncLLM, OptionError, SamplingParams
@@ -22,7 +23,6 @@ from pronk.cache.block_store import BlockStore
 from pronk.cache.prompt_cache import PromptCache
 from pronk.engine.outputs import Completion
 from pronk.models.prompt_cache import _content_digest
-from quantization.gguf.test_models import MIXED, SHAPE
 from waiting import HUNG
 
 PROMPT = [7 + 11 * index % 200 for index in range(150)]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from cache.reading import read_layer
 from checkpoints import MakeCheckpoint
 from kernels.test_products import EVERY, same
-from kv_cache.reading import read_layer
 from models.test_loader import load
 from models.test_quantized_loading import TEXT, Rounded, Stacked, agree_on_gates, assert_explained
 from oracle import DenseAttend

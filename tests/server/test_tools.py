@@ -19,7 +19,7 @@ from pronk.server.protocol.tools import Function, ToolUse
 from pronk.text.chat.answers import AnswerFormat
 from server.serving import KEY, Running, running
 from server.tool_models import FEW_LAYERS, tool_model
-from tokenization.chat.tool_templates import tool_tokenizer
+from text.chat.tool_templates import tool_tokenizer
 from waiting import processor_limit
 
 WEATHER = {

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.llm import LLM
-from tokenization.chat.tool_templates import TEMPLATES
+from text.chat.tool_templates import TEMPLATES
 
 TINY = tiny_model()
-QWEN3 = (Path(__file__).parents[1] / "tokenization/chat/templates/qwen3.jinja").read_text(encoding="utf-8")
+QWEN3 = (Path(__file__).parents[1] / "text/chat/templates/qwen3.jinja").read_text(encoding="utf-8")
 # A template that begins the thoughts in the prompt, like that of DeepSeek-R1.
 OPENED = QWEN3.replace("{{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}", "{%- endif %}{{- '<think>\\n' }}")
 assert OPENED != QWEN3

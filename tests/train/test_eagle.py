@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from drafters.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
+from drafting.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
 from gguf_files import convert
 from pronk.base.errors import OptionError
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig

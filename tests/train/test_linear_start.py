@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from drafters.from_target.trained_eagle import HIDDEN
+from drafting.from_target.trained_eagle import HIDDEN
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.train.attention import ChainAttention
 from pronk.train.head_plan import fit

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from drafters.drafting import Watched, sampler_at
-from drafters.helpers import within
+from drafting.drafting import Watched, sampler_at
+from drafting.helpers import within
 from lab.drafters.trained_kangaroo import adapter_folder
 from pronk.base.arrays import Array
 from pronk.drafting import make_drafter

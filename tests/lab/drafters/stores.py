@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from drafters.helpers import CHECKPOINTS
+from drafting.helpers import CHECKPOINTS
 from pronk.lab.drafters.datastore.builder import write_datastore
 from pronk.lab.drafters.datastore.reader import Datastore
 

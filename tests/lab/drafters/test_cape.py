@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.drafting import bound, context, decode, dense, paths, watch_draft, watched
-from drafters.from_draft.drafts import draft_folder
-from drafters.helpers import bind, within
-from drafters.helpers import context as plain_context
-from drafters.scripted import Scripted, drafted
+from drafting.drafting import bound, context, decode, dense, paths, watch_draft, watched
+from drafting.from_draft.drafts import draft_folder
+from drafting.helpers import bind, within
+from drafting.helpers import context as plain_context
+from drafting.scripted import Scripted, drafted
 from pronk.drafting import make_drafter
 from pronk.drafting.from_draft.draft_model import DraftModel, ModelProposer
 from pronk.drafting.policy import RequestPolicy

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.drafting import assert_no_blocks, bound, decode, watch_draft, watched
-from drafters.helpers import within
+from drafting.drafting import assert_no_blocks, bound, decode, watch_draft, watched
+from drafting.helpers import within
 from lab.drafters.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
 from pronk.base.arrays import Array
 from pronk.base.errors import CheckpointError, OptionError

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from drafters.helpers import VOCAB, Model, looping, markov, scrambled, step
+from drafting.helpers import VOCAB, Model, looping, markov, scrambled, step
 from pronk import GaussSeidel, Jacobi
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from drafters.drafting import Turns, assert_no_blocks, decode, plain_output, text
-from drafters.helpers import context, priced
-from drafters.kernel_calls import Calls
-from drafters.trees import TreeDrafter, off_chain
+from drafting.drafting import Turns, assert_no_blocks, decode, plain_output, text
+from drafting.helpers import context, priced
+from drafting.kernel_calls import Calls
+from drafting.trees import TreeDrafter, off_chain
 from engine.cases import total, watch
 from lab.drafters.exits import (
     OPTIONS,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drafters.drafting import abort_one_and_finish, assert_no_blocks, decode, early_tables, early_tokens, text
-from drafters.kernel_calls import burning
+from drafting.drafting import abort_one_and_finish, assert_no_blocks, decode, early_tables, early_tokens, text
+from drafting.kernel_calls import burning
 from engine.cases import total, watch
 from lab.drafters.exits import (
     OPTIONS,

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from drafters.helpers import Model, bind, context, looping, priced, scrambled, step, verify_step
+from drafting.helpers import Model, bind, context, looping, priced, scrambled, step, verify_step
 from pronk import Lookahead
 from pronk.base.errors import OptionError
 from pronk.lab.drafters.lookahead import LookaheadState

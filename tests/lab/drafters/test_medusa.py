@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.drafting import LIKELY, bound, decode, paths, watched
-from drafters.from_draft.drafts import draft_folder
-from drafters.helpers import context
+from drafting.drafting import LIKELY, bound, decode, paths, watched
+from drafting.from_draft.drafts import draft_folder
+from drafting.helpers import context
 from engine.cases import total
 from lab.drafters.trained_medusa import SHAPE, TREE, head_logits, medusa_folder, plain_heads, spec, write_heads
 from pronk import Medusa

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.drafting import LIKELY, Asked, Turns, assert_plain, bound, decode, paths, plain_output, watched
-from drafters.from_draft.drafts import draft_folder
-from drafters.test_conformance import Stage
-from drafters.trees import TreeDrafter, off_chain
+from drafting.drafting import LIKELY, Asked, Turns, assert_plain, bound, decode, paths, plain_output, watched
+from drafting.from_draft.drafts import draft_folder
+from drafting.test_conformance import Stage
+from drafting.trees import TreeDrafter, off_chain
 from engine.cases import total
 from lab.drafters.trained_multi_token import SHAPE, dense_heads, heads_folder, spec
 from pronk.base.arrays import Array

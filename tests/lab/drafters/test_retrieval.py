@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drafters.helpers import bind, context
+from drafting.helpers import bind, context
 from lab.drafters.stores import VOCABULARY, followers, random_documents, write
 from pronk import LLM
 from pronk.base.errors import CheckpointError, OptionError

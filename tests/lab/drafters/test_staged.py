@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.drafting import (
+from drafting.drafting import (
     assert_no_blocks,
     bound,
     context,
@@ -19,7 +19,7 @@ from drafters.drafting import (
     watch_draft,
     watched,
 )
-from drafters.from_draft.drafts import draft_folder
+from drafting.from_draft.drafts import draft_folder
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from softmax import softmax

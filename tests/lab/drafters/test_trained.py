@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from drafters.drafting import LIKELY, assert_no_blocks, assert_plain, bound, decode
-from drafters.from_draft.drafts import draft_folder
+from drafting.drafting import LIKELY, assert_no_blocks, assert_plain, bound, decode
+from drafting.from_draft.drafts import draft_folder
 from lab.drafters import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from pronk.base.errors import CheckpointError
 from pronk.drafting import REGISTRY

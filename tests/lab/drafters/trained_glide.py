@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafters.helpers import CHECKPOINTS
+from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import Array
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.glide import GlideShape

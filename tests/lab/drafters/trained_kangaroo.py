@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from drafters.helpers import CHECKPOINTS
+from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import FLOAT32, DType
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.kangaroo import KangarooShape

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from drafters.helpers import CHECKPOINTS
+from drafting.helpers import CHECKPOINTS
 from pronk.checkpoint.config import ModelConfig
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.heads import MedusaShape

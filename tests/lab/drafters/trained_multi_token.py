@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from drafters.helpers import CHECKPOINTS
+from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import Array
 from pronk.checkpoint.config import ModelConfig
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT

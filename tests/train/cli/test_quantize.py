@@ -11,7 +11,7 @@ from safetensors.torch import load_file as load_torch
 
 from command_line import Command as Run
 from command_line import assert_mistake
-from drafters.from_target.trained_eagle import Form, random_head, write_head
+from drafting.from_target.trained_eagle import Form, random_head, write_head
 from pronk import LLM
 from pronk.models import shards
 from pronk.testing import tiny_checkpoint

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.from_target.modules.programs import PACKED, backend, export_weights
+from drafting.from_target.modules.programs import PACKED, backend, export_weights
 from pronk.base.arrays import FLOAT32
 from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
+from drafting.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from pronk.base.errors import OptionError
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.from_target.modules.programs import PACKED, backend, export_weights, run_program
+from drafting.from_target.modules.programs import PACKED, backend, export_weights, run_program
 from pronk import LLM
 from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import MedusaHeads, MedusaShape

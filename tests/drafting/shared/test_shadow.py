@@ -1,0 +1,133 @@
+"""Shadow passes: the counted choices against a slow loop without a cache, and proposals after them."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from drafting.drafting import bound, dense, text
+from drafting.from_draft.drafts import draft_folder
+from drafting.helpers import context
+from pronk.cache.blocks import BlockTable
+from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.proposer import DraftContext, ask
+from pronk.models.cost_model import CostCurve
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from tiny_models import VOCAB, Clock, kernels, make_engine, make_request, run, tiny_decoder
+
+NOISE = 0.1
+SPEC = f"draft_model(model={draft_folder(NOISE)!r}, num_tokens=3)"
+GREEDY, HOT = {}, {"temperature": 0.9, "seed": 3}
+
+
+def answer(length: int, **options: Any) -> list[int]:
+    """Return a prompt with the target's answer."""
+    prompt = text(2, 20)
+    request = make_request(prompt, SamplingParams(max_tokens=length, ignore_eos=True, **options))
+    run(make_engine(tiny_decoder()), [request])
+    return [*prompt, *request.output]
+
+
+def stateless(
+    state: Any, tokens: list[int], options: dict[str, Any], policy: RequestPolicy | None = None, num_prompt: int = 0
+) -> DraftContext[Any]:
+    """Return a context whose sampler draws draft tokens by the kernels."""
+    params = SamplingParams(max_tokens=10_000, **options)
+    made = context(state, tokens, params=params, vocab=VOCAB, policy=policy or RequestPolicy())
+    made.sampler = Sampler(  # type: ignore[arg-type]
+        params, params.seed or 0, made.tokens, VOCAB, num_prompt=num_prompt, kernels=kernels()
+    )
+    assert made.sampler.stateless_sampler is not None
+    return made
+
+
+def choices(tokens: list[int], first: int, options: dict[str, Any]) -> Counter[tuple[int, bool]]:
+    """Return the draft's choices from index ``first`` of the text on, one by one: tenth of confidence and success."""
+    found, oracle = Counter[tuple[int, bool]](), dense(NOISE)
+    for position in range(first, len(tokens)):
+        drafted = stateless(None, tokens[:position], options).sampler.draft_token(oracle(tokens[:position]), 0)
+        assert drafted is not None
+        kind = SourceRates.confidence_kind(drafted.confidence) // 100
+        found[kind, drafted.token == tokens[position]] += 1
+    return found
+
+
+@pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "T = 0.9"])
+@pytest.mark.parametrize(
+    ("length", "num_prompt"), [(40, 0), (120, 0), (120, 110)], ids=["all tokens", "the last 64", "after a prompt"]
+)
+def test_counts_equal_those_of_a_slow_loop(options: dict[str, Any], length: int, num_prompt: int) -> None:
+    tokens = answer(length, **options)
+    first = max(1, len(tokens) - 64, num_prompt)
+    proposer = bound(SPEC, make_engine(tiny_decoder()))
+    asked = stateless(proposer.start(tokens), tokens, options, num_prompt=num_prompt)
+    assert proposer.shadow(asked)
+    rates, want = asked.policy.acceptance.source(proposer.source), choices(tokens, first, options)
+    assert {kind: count for kind, count in rates.offered.items() if kind >= 0} == {
+        kind: want[kind, True] + want[kind, False] for kind in {kind for kind, _ in want}
+    }
+    assert sum(count for kind, count in rates.taken.items() if kind >= 0) == sum(
+        count for (_, right), count in want.items() if right
+    )
+    assert {right for _, right in want} == {True, False}
+
+
+def test_proposals_after_a_shadow_pass_equal_those_without_one() -> None:
+    tokens = answer(60)
+    engine = make_engine(tiny_decoder())
+    proposer = bound(SPEC, engine)
+    plain = stateless(proposer.start(tokens), tokens, GREEDY)
+    (want,) = proposer.propose([plain])
+    shadowed = stateless(proposer.start(tokens), tokens[:50], GREEDY)
+    assert proposer.shadow(shadowed)
+    again = stateless(shadowed.state, tokens, GREEDY)
+    (found,) = proposer.propose([again])
+    assert found.tokens == want.tokens
+    assert want.num_draft_tokens == 3
+
+
+def test_few_new_tokens_and_draws_by_rejection_are_left_to_draft_tokens() -> None:
+    tokens = answer(40)
+    proposer = bound(SPEC, make_engine(tiny_decoder()))
+    state = proposer.start(tokens)
+    assert not proposer.shadow(stateless(state, tokens[:16], GREEDY))
+    assert proposer.shadow(stateless(state, tokens[:17], GREEDY))
+    assert not proposer.shadow(stateless(state, tokens[:30], GREEDY))
+    assert proposer.shadow(stateless(state, tokens[:40], GREEDY))
+    rejecting = SamplingParams(temperature=1.0, rule="rejection")
+    asked = context(proposer.start(tokens), tokens, params=rejecting, vocab=VOCAB)
+    assert not proposer.shadow(asked)
+    assert asked.policy.acceptance.source(proposer.source).offered == {}
+
+
+def test_a_shadow_pass_leaves_proposals_of_siblings_possible() -> None:
+    """The empty offer of a shadow pass must not decide how the rates of the siblings are counted."""
+    tokens = answer(40)
+    proposer = bound(f"cape({SPEC})", make_engine(tiny_decoder()))
+    first = stateless(proposer.start(tokens), tokens[:38], GREEDY)
+    policy = first.policy
+    policy.begin()
+    policy.policy.elapsed = 1e6
+    policy.set_prices(CostCurve(1e-9, 1.0, 0.0), 1, 1e6)  # the target is so fast that nothing pays
+    ask(proposer, [first], Clock())
+    assert [report.reason for report in policy.reports] == ["explores"]
+    assert not policy.reports[0].tree.num_draft_tokens
+    assert sum(policy.acceptance.source(proposer.chain_source).offered.values()) > 0
+    policy.begin()
+    policy.set_prices(CostCurve(1e6, 1.0, 0.0), 1, 1e9)  # the target is so slow that everything pays
+    ask(proposer, [stateless(first.state, tokens[:39], GREEDY, policy)], Clock())
+    assert [report.reason for report in policy.reports] == ["pays"]
+    assert policy.reports[0].tree.num_draft_tokens > 3  # a chain and siblings
+
+
+def test_a_wrapper_counts_for_its_inner_drafter() -> None:
+    tokens = answer(40)
+    proposer = bound(f"cape({SPEC})", make_engine(tiny_decoder()))
+    asked = stateless(proposer.start(tokens), tokens, GREEDY)
+    assert proposer.shadow(asked)
+    assert proposer.source != proposer.chain_source
+    assert sum(asked.policy.acceptance.source(proposer.chain_source).offered.values()) > 0
+    assert asked.policy.chain_rate(proposer) != RequestPolicy().chain_rate(proposer)
+    assert isinstance(asked.block_table, BlockTable)

@@ -1,0 +1,386 @@
+"""The choice of drafters and of the length of drafts, with simulated drafters and a simulated clock."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from drafting.helpers import context
+from drafting.simulation import COSTS, VOCAB, ChainSource, Source, World, always, changing
+from pronk.drafting.account import Policy
+from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.proposer import ask
+from pronk.drafting.step_value import ChainPrice, Offer
+from pronk.models.cost_model import CostCurve
+from pronk.sampling.tree import TokenTree
+
+
+def random_source(world: World, number: int, steps: int = 100) -> Source:
+    """Return a source with a random price and accuracy, and gains that may lie."""
+    dice = world.dice
+    seconds, right, count = dice.choice((0.001, 0.02, 0.2, 1.0, 4.0)), changing(dice, steps), dice.randint(1, 8)
+    if dice.random() < 0.3:
+        source = ChainSource(world, str(number), seconds / 4, right, count)
+        source.reading = dice.choice((0.0, 0.01, 0.3))
+        return source
+    claims = dice.choice(("right", None, changing(dice, steps), always(0.99)))
+    return Source(world, str(number), seconds, right, count, claims, spread=dice.choice((1.0, 1.5)))
+
+
+def random_trace(seed: int) -> World:
+    """Decode a batch for some steps; texts, costs, sources and their accuracies are random."""
+    dice = random.Random(seed)
+    slope = dice.choice((0.01, 0.1, 0.3, 1.0))
+    curve = CostCurve(dice.choice((0.3, 1.0, 3.0)), 1.0 - slope * dice.randint(1, 6), slope, dice.choice((0.0, 0.5)))
+    world = World(dice, curve, length=400)
+    sources = [random_source(world, number, steps=8) for number in range(dice.randint(1, 3))]
+    requests = [world.request(sources, place=dice.randint(4, 40)) for _ in range(dice.choice((1, 1, 2, 4)))]
+    world.decode(requests, sources, dice.randint(5, 20))
+    return world
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(800, marks=pytest.mark.slow)])
+def test_the_bound_of_the_loss_holds_in_every_trace(first: int) -> None:
+    drafted, lossy = 0, 0
+    for seed in range(first, first + 800):
+        world = random_trace(seed)
+        assert world.loss <= world.worst + 1e-9, seed
+        drafted += any(world.num_draft_tokens)
+        lossy += world.policy.spent > world.policy.saved
+    assert drafted > 400
+    assert lossy > 200
+
+
+def test_the_bound_of_the_loss_holds_in_long_traces() -> None:
+    for seed in range(12):
+        world = World(random.Random(seed))
+        sources = [random_source(world, number) for number in range(3)]
+        for _ in range(3):
+            world.decode([world.request(sources)], sources, 200)
+        assert world.loss <= world.worst + 1e-9, seed
+
+
+def test_drafters_that_are_never_right_cost_one_percent() -> None:
+    world = World()
+    sources = [Source(world, str(claims), 0.05, always(0.0), claims=always(claims)) for claims in (0.3, 0.99)]
+    requests = [world.request(sources)]
+    world.decode(requests, sources, 2000)
+    plain = 2000 * COSTS.at(1)
+    assert sum(world.num_draft_tokens) > 0
+    assert world.clock.now <= plain * 1.0102 + 2 * world.policy.longest + world.worst
+
+
+def test_a_cheap_and_accurate_source_displaces_an_expensive_one() -> None:
+    world = World()
+    sources = [Source(world, "copy", 0.01, always(0.98), 8), Source(world, "draft", 0.6, always(0.9))]
+    world.decode([world.request(sources)], sources, 300)
+    assert len(sources[0].asked) > 295
+    assert len(sources[1].asked) < 15
+
+
+def test_an_expensive_source_is_used_if_the_cheap_one_has_nothing() -> None:
+    world = World()
+    sources = [Source(world, "copy", 0.01, always(0.0)), Source(world, "draft", 0.6, always(0.9))]
+    requests = [world.request(sources)]
+    world.decode(requests, sources, 300)
+    assert len(sources[1].asked) > 285
+    assert (len(requests[0].tokens) - 4) / world.clock.now > 1.4
+
+
+@pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.9])
+def test_draft_rows_that_need_other_experts_are_verified_only_if_they_pay(right: float) -> None:
+    """A draft token costs 0.79 of a plain step. In a dense model, where it costs 0.1, all but the first source pay."""
+    speeds, counts = list[float](), list[int]()
+    for curve in (COSTS._replace(experts=0.9, overlap=0.125), COSTS):
+        world = World(curve=curve)
+        source = Source(world, "copy", 0.01, always(right))
+        request = world.request([source])
+        world.decode([request], [source], 1500)
+        speeds.append((len(request.tokens) - 4) / world.clock.now)
+        counts.append(sum(world.num_draft_tokens))
+    assert speeds[0] > 0.98
+    assert (counts[0] > 1000) == (right > 0.8)
+    assert counts[1] > 1000 or right < 0.2
+    assert speeds[1] > speeds[0] or right < 0.2
+
+
+def test_unprofitable_sources_are_asked_rarely() -> None:
+    world = World()
+    sources = [Source(world, str(seconds), seconds, always(0.1)) for seconds in (0.2, 0.6, 3.0)]
+    world.decode([world.request(sources)], sources, 3000)
+    for source in sources:
+        # Each has a third of 1 % of the time, and proposals before their price is known.
+        assert 1 <= len(source.asked) <= 0.01 * world.clock.now / 3 / source.seconds + 8
+        assert source.asked[-1] > 1500
+
+
+def settled(source: Source, change: int, *, wanted: bool) -> int:
+    """Return the steps after ``change`` until the source is used (``wanted``) or dropped for 10 steps."""
+    for step in range(change, change + 110):
+        asked = sum(step <= each < step + 10 for each in source.asked)
+        if (asked >= 8) if wanted else (asked <= 2):
+            return step - change
+    return 110
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted", "most"),
+    [
+        pytest.param(360, True, 5, id="copies to code: the draft model is used again"),
+        pytest.param(480, False, 30, id="code to prose: the draft model is dropped"),  # see the docstring
+        pytest.param(600, False, 5, id="prose to copies: the cheap source displaces the draft model"),
+    ],
+)
+def test_the_choice_follows_a_change_of_the_text(change: int, wanted: bool, most: int) -> None:
+    """A source that stops paying is asked for up to 30 steps more: its expected contribution halves in 7 steps."""
+    phases = {"copy": (0.05, 0.05, 0.97), "draft": (0.85, 0.2, 0.85)}
+    delays = []
+    for seed in range(11):
+        world = World(random.Random(seed))
+        copy, draft = (
+            Source(world, name, seconds, lambda step, name=name: phases[name][step // 120 % 3], count)  # type: ignore[misc]
+            for name, seconds, count in (("copy", 0.02, 8), ("draft", 0.25, 4))
+        )
+        world.decode([world.request([copy, draft])], [copy, draft], change + 120)
+        delays.append(settled(draft, change, wanted=wanted))
+    assert sorted(delays)[len(delays) // 2] <= most, delays
+
+
+def test_decisions_are_reproducible() -> None:
+    runs = []
+    for _ in range(2):
+        world = World(random.Random(5))
+        sources = [Source(world, "a", 0.1, changing(random.Random(1))), ChainSource(world, "b", 0.1, always(0.6))]
+        world.decode([world.request(sources), world.request(sources, 50)], sources, 300)
+        runs.append(([source.asked for source in sources], world.clock.now, world.num_draft_tokens))
+    assert runs[0] == runs[1]
+    assert all(runs[0][0])
+
+
+def test_a_new_request_uses_what_earlier_ones_have_shown() -> None:
+    world = World()
+    sources = poor, good = [Source(world, "poor", 0.5, always(0.1)), Source(world, "good", 0.3, always(0.9))]
+    world.decode([world.request(sources)], sources, 200)
+    poor.asked.clear(), good.asked.clear()
+    began = world.step
+    world.decode([world.request(sources, 300)], sources, 20)
+    assert good.asked[:5] == [*range(began, began + 5)]
+    assert len(poor.asked) <= 1
+
+
+@pytest.mark.parametrize("kind", [Source, ChainSource])
+def test_the_last_token_of_a_request_has_no_draft_tokens(kind: type[Source]) -> None:
+    world = World()
+    sources = [kind(world, "good", 0.01, always(1.0), 1)]
+    request = world.request(sources, most=10_000)
+    world.decode([request], sources, 5)
+    sources[0].asked.clear()
+    request.most = len(request.tokens) + 1
+    world.decode([request], sources)
+    assert not sources[0].asked
+    request.most = len(request.tokens) + 2
+    world.decode([request], sources)
+    assert len(sources[0].asked) == 1
+
+
+@pytest.mark.parametrize(("right", "least", "most"), [(0.95, 900, 1200), (0.0, 1, 60)])
+def test_drafters_without_gains_are_judged_by_their_accepted_draft_tokens(right: float, least: int, most: int) -> None:
+    world = World()
+    sources = [Source(world, "bare", 0.02, always(right), claims=None)]
+    world.decode([world.request(sources)], sources, 300)
+    assert least <= sum(world.num_draft_tokens) <= most
+
+
+def best_chain(chain: ChainPrice, requests: int, gains: Sequence[float], rate: float, most: int) -> Offer:
+    """Return the best of all longer chains, by its formula."""
+    last, offers = (gains or [1.0])[-1], list[Offer]()
+    for ahead in range(1, most - len(gains) + 1):
+        rows = requests * (1 + len(gains) + ahead)
+        seconds = (chain.curve.at(rows) + (len(gains) + ahead) * chain.token) / requests
+        tokens = 1.0 + sum(gains) + sum(last * rate**power for power in range(1, ahead + 1))
+        offers.append(Offer(tokens, seconds))
+    return max(offers, key=lambda offer: offer.tokens / offer.seconds, default=Offer(0.0, 1.0))
+
+
+class Chain(Source):
+    """A drafter with a given price of its draft tokens."""
+
+    price: ChainPrice
+
+    def chain_price(self, context: Any) -> ChainPrice:
+        return self.price
+
+
+def test_a_chain_continues_if_a_longer_one_is_worth_more() -> None:
+    dice, answers = random.Random(0), list[bool]()
+    for _ in range(1000):
+        slope = dice.choice((0.02, 0.1, 0.3))
+        curve, requests = CostCurve(1.0, 1.0 - slope * dice.randint(1, 5), slope), dice.randint(1, 5)
+        policy, proposer = RequestPolicy(), Chain(World(length=1), "draft", 0.0, always(0.0))
+        proposer.price = ChainPrice(curve, dice.choice((0.01, 0.05, 0.2, 0.6)))
+        policy.set_prices(curve, requests, float("inf"))
+        rates = policy.acceptance.source("draft", {0: 0.7})
+        for _ in range(dice.randrange(20)):
+            rates.learn(0, 1, right=dice.random() < 0.8, share=False)
+        gains, most = list[float](), dice.randint(1, 12)
+        for _ in range(min(most, dice.randrange(6))):
+            gains.append((gains or [1.0])[-1] * dice.random() ** 0.3)
+        longer = best_chain(proposer.price, requests, gains, rates.mean(0.7), most)
+        now = proposer.price.seconds(requests, len(gains), len(gains))
+        want = longer.tokens / longer.seconds > (1.0 + sum(gains)) / now
+        asked = context(None, [1], most, 99, vocab=VOCAB, policy=policy)
+        assert policy.extends(proposer, asked, gains) == want
+        answers.append(want)
+    assert 0.1 < sum(answers) / len(answers) < 0.9
+
+
+def test_several_rows_may_pay_if_one_does_not() -> None:
+    """A further request per row crosses the end of the free rows at once; a draft token alone is not worth its time."""
+    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    proposer.price = ChainPrice(CostCurve(1.0, 0.0, 0.125), 0.01, reading=0.0)
+    policy.set_prices(proposer.price.curve, 1, float("inf"))
+    assert policy.extends(proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy), [0.9, 0.85])
+    assert not policy.extends(proposer, context(None, [1], 2, 9, vocab=VOCAB, policy=policy), [0.9, 0.85])
+    assert not policy.extends(proposer, context(None, [1], 9, 2, vocab=VOCAB, policy=policy), [0.9, 0.85])
+
+
+def test_a_chain_ends_with_the_allowance() -> None:
+    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=0.05)
+    policy.set_prices(proposer.price.curve, 2, 0.21)
+    asked = context(None, [1], 9, 9, vocab=VOCAB, policy=policy)
+    lengths = [count for count in range(9) if policy.extends(proposer, asked, [0.99] * count)]
+    assert lengths == [0, 1, 2]  # 0.05 seconds of reading, and half of three tokens
+
+
+def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
+    """Reading costs as much as 20 passes; a chain of a new source saves about a pass in each step."""
+    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=20.0)
+    policy.policy.sources["draft"].explored = 1.0  # no time for learning is left
+
+    def asked_at(max_depth: int) -> int:
+        for step in range(100):
+            policy.begin()
+            assert not policy.is_quiet()  # the steps that miss something are counted
+            policy.set_prices(proposer.price.curve, 1, float("inf"))
+            if policy.reason(proposer, context(None, [1], max_depth, 99, vocab=VOCAB, policy=policy)) is not None:
+                return step
+        return 100
+
+    saved = best_chain(proposer.price, 1, [], 0.7, 99)
+    per_step = saved.tokens - saved.seconds
+    assert asked_at(1000) == math.ceil(20.0 / per_step) - 1
+    assert asked_at(1000) == math.ceil(20.0 / per_step) - 1  # asking has used up what was missed
+    assert asked_at(10) == 100  # 10 tokens cannot save 20 passes
+
+
+def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
+    world = World()
+    sources = [Source(world, "copy", 0.8, always(0.9))]
+    requests = [world.request(sources, place) for place in (4, 50, 90, 130)]
+    world.decode(requests, sources)  # the first proposal is not charged
+    for request in requests:
+        request.policy.begin()
+        request.policy.set_prices(COSTS, 4, 1e6)
+    ask(sources[0], [world._context(each, each.states[0]) for each in requests], world.clock)
+    for request in requests:
+        request.policy.charge(sources[0], 1.0)  # its observation
+    assert world.policy.sources["copy"].price == pytest.approx(0.8 / 4 + 1.0)
+
+
+def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
+    world = World()
+    source = Source(world, "copy", 0.1, always(0.9))
+    request = world.request([source])
+    world.decode([request], [source], 20)
+    spent, measured = world.policy.spent, world.policy.sources["copy"]
+    expected = measured.price
+    assert expected > 0.0
+    request.policy.begin()
+    request.policy.set_prices(COSTS, 1, 1e6)
+    source.seconds = 50.0
+    ask(source, [world._context(request, request.states[0])], world.clock)
+    assert measured.prices[-1][0] >= 50.0
+    assert world.policy.spent - spent == pytest.approx(2.0 * expected)
+
+
+def test_learning_waits_while_a_proposal_is_saved_for() -> None:
+    policy = Policy(elapsed=100.0)
+    source = policy.sources["copy"]
+    assert policy.next_exploration(source, 0.1) == pytest.approx(10.0)
+    assert policy.next_loss(2.0, saves=False) == pytest.approx(300.0)
+    assert policy.next_exploration(source, 0.1) == pytest.approx(10.0)
+    for elapsed, until in ((100.0, 300.0), (300.0, 300.0), (499.0, 300.0), (501.0, 701.0)):
+        policy.elapsed = elapsed  # from 300 to 500, learning has as much time as before was saved
+        policy.next_loss(2.0, saves=True)
+        assert policy.next_exploration(source, 0.1) == pytest.approx(until)
+
+
+def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
+    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 5.0)
+    asked = context(None, [1], 9, 9, vocab=VOCAB, policy=policy)
+    assert not policy.is_quiet()
+    policy.begin()
+    policy.set_prices(proposer.price.curve, 1, 10.0)
+    assert policy.reason(proposer, asked) is None
+    for elapsed in (0.0, 100.0, 499.0):
+        policy.policy.elapsed = elapsed
+        assert policy.is_quiet()
+    policy.policy.elapsed = 501.0  # 1 % of the time covers a draft token
+    assert not policy.is_quiet()
+    policy.begin()
+    policy.set_prices(proposer.price.curve, 1, 10.0)
+    assert policy.reason(proposer, asked) == "explores"
+    assert not policy.is_quiet()
+
+
+def test_a_request_whose_sources_were_not_considered_is_not_quiet() -> None:
+    """A guide whose forced text fills the proposal does not ask for the drafter beside it."""
+    policy = RequestPolicy()
+    for _ in range(3):
+        policy.begin()
+        policy.set_prices(COSTS, 1, 10.0)
+        assert not policy.is_quiet()
+
+
+def test_without_costs_all_sources_are_asked() -> None:
+    world = World()
+    sources = [Source(world, str(seconds), seconds, always(0.0), claims=None) for seconds in (0.1, 100.0)]
+    request = world.request(sources)
+    request.policy.begin()
+    request.policy.set_prices(None, 1, 0.0)
+    asked = context(None, [1], 9, 9, vocab=VOCAB, policy=request.policy)
+    assert [request.policy.reason(source, asked) for source in sources] == ["all", "all"]
+    assert request.policy.min_gain == 0.0
+
+
+def test_the_least_gain_is_that_of_the_cost_of_a_row() -> None:
+    policy = RequestPolicy()
+    policy.set_prices(COSTS, 1, 1.0)
+    assert policy.min_gain == pytest.approx(0.1)
+    assert [policy.may_pay(gain, 3) for gain in (0.09, 0.11)] == [False, True]
+    policy.set_prices(CostCurve(1.0, 0.0, 0.2), 1, 1.0)  # five rows are free
+    assert [policy.may_pay(0.01, count) for count in (3, 4)] == [True, False]
+
+
+def test_offers_are_united_and_the_least_probable_left_out() -> None:
+    world, policy = World(length=1), RequestPolicy()
+    policy.begin()
+    policy.set_prices(COSTS, 1, 1.0)
+    one, other = (Source(world, name, 0.0, always(0.0)) for name in ("one", "other"))
+    assert policy.tree(9, 31) == TokenTree.chain([9])
+    policy.take(one, "pays", 0.1, TokenTree.chain([9, 1, 2], gain=[1.0, 0.6, 0.3]), ())
+    assert policy.tree(9, 31).tokens == (9, 1, 2)
+    policy.take(other, "explores", 0.2, TokenTree.chain([9, 3, 4], gain=[1.0, 0.9, 0.8]), ())
+    assert policy.tree(9, 31).tokens == (9, 1, 2, 3, 4)
+    assert policy.tree(9, 3).tokens == (9, 1, 3, 4)  # 0.36 and 0.32 after 0.6
+    assert [(each.source, each.reason, each.seconds) for each in policy.reports] == [
+        ("one", "pays", 0.1),
+        ("other", "explores", 0.2),
+    ]
+    assert policy.reports[0].before == (1.0, 1.0)
+    assert policy.reports[0].after == policy.reports[1].before == pytest.approx((1.9, 1.2))
