@@ -265,13 +265,19 @@ def test_the_deadline_counts_while_a_request_waits_for_a_thread(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, call: str, tenant: str
 ) -> None:
     gate = threading.Event()
+    started = threading.Semaphore(0)
     template = type(llm.tokenizer)
     monkeypatch.setattr(template, "chat_ids", lambda *_, **__: [5])
+
+    def occupy() -> None:
+        started.release()
+        gate.wait(HUNG)
 
     async def work(made: AsyncLLM) -> None:
         for size in (1, SMALL_JOB + 1):
             for _ in range(2):
-                made.executor.submit("a", lambda: gate.wait(HUNG), size=size)
+                made.executor.submit("a", occupy, size=size)
+                assert started.acquire(timeout=HUNG)  # else the other tenant may be first
         given: Any = [{"role": "user", "content": "x"}] if "chat" in call else "x"
         given = ["x"] if call == "embed" else given
         answer = getattr(made, call)(given, deadline=0.05, tenant=tenant)
