@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -24,9 +24,9 @@ from pronk.base.files.results import save_result
 from pronk.cache.blocks import BlockTable
 from pronk.kernels.threads import num_threads
 from pronk.models.decoder import forward_weights
-from pronk.models.forward_job import LayerRange, Segment
+from pronk.models.forward_job import ForwardJob, Segment
 from pronk.models.layer_executor import LayerExecutor
-from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 
 __all__ = ["PricedClock", "Prices", "measure"]
@@ -117,16 +117,13 @@ class PricedClock:
             return
         run, draft_chain = LayerExecutor.run, LayerExecutor.draft_chain
 
-        def priced_run(executor: LayerExecutor, layer_range: LayerRange, *more: Any) -> Any:
+        def priced_run(executor: LayerExecutor, jobs: Sequence[ForwardJob], num_layers: int, *more: Any) -> Any:
             began, prices = thread_time(), self._prices_of(executor)
-            result = run(executor, layer_range, *more)
+            result = run(executor, jobs, num_layers, *more)
             if prices is not None:
-                segments = [segment for _, segment in layer_range.jobs]
-                rows, context = (
-                    sum(each.num_rows for each in segments),
-                    sum(each.block_table.length for each in segments),
-                )
-                share = (layer_range.stop - layer_range.start) / len(executor.decoder.layers)
+                rows = sum(job.segment.num_rows for job in jobs)
+                context = sum(job.segment.block_table.length for job in jobs)
+                share = num_layers / len(executor.decoder.layers)
                 self._shift += self._factor * share * prices.at(rows, context) - (thread_time() - began)
             return result
 

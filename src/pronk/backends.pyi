@@ -36,9 +36,7 @@ from pronk.models.decoder import Decoder as Decoder
 from pronk.models.decoder import Layer as Layer
 from pronk.models.decoder import count_parameters as count_parameters
 from pronk.models.decoder import forward_weights as forward_weights
-from pronk.models.forward_job import EarlyTokens as EarlyTokens
 from pronk.models.forward_job import ForwardJob as ForwardJob
-from pronk.models.forward_job import LayerRange as LayerRange
 from pronk.models.forward_job import Segment as Segment
 from pronk.models.kernels import load_kernels as load_kernels
 from pronk.models.layer_executor import LayerExecutor as LayerExecutor

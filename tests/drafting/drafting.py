@@ -19,10 +19,9 @@ from pronk.drafting.shared.draft import DraftRunner
 from pronk.drafting.step_value import ChainPrice
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.lab.drafters.kangaroo import EarlyExit
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import EarlyTokens, Segment
+from pronk.models.forward_job import Segment
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.sampling.params import SamplingParams
@@ -100,25 +99,13 @@ def kept_rows(runner: ModelRunner, block_table: BlockTable) -> list[Array]:
 
 @dataclass
 class Asked:
-    """One proposal: text, limits of depth and nodes, tree, accepted path, and the request's early tokens if any."""
+    """One proposal: text, limits of depth and nodes, tree, and accepted path."""
 
     tokens: list[int]
     depth: int
     nodes: int
     tree: TokenTree
     path: tuple[int, ...] = ()
-    early_tokens: EarlyTokens | None = None
-
-
-def early_tables(drafter: Proposer[Any]) -> dict[int, EarlyTokens] | None:
-    """Return the early tokens of all block tables, or ``None`` if ``drafter`` has no early exit."""
-    return next((model.runner.early_tokens for model in drafter.models if isinstance(model, EarlyExit)), None)
-
-
-def early_tokens(drafter: Proposer[Any], block_table: BlockTable) -> EarlyTokens | None:
-    """Return the request's tokens whose first layers an early exit has computed in this step, if any."""
-    tables = early_tables(drafter)
-    return None if tables is None else tables.get(id(block_table))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +134,7 @@ class Watched(Proposer[Any]):
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         trees = self.inner.propose(contexts)
         for c, tree in zip(contexts, trees, strict=True):
-            early = early_tokens(self.inner, c.block_table)
-            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree, early_tokens=early)
+            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree)
             self.asked.setdefault(id(c.sampler), []).append(note)
         return trees
 

@@ -1,7 +1,7 @@
 """Inputs that drafters read from the target: hidden states, logits, keys and values, and single ranges of layers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer
-from pronk.models.forward_job import ForwardJob, LayerRange, Segment
+from pronk.models.forward_job import ForwardJob, Segment
 from pronk.models.layer_executor import LayerExecutor
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
@@ -131,21 +131,23 @@ def test_keys_and_values_can_be_read() -> None:
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
 @pytest.mark.parametrize("cut", [1, 2])
-def test_ranges_of_layers_run_on_their_own(cut: int, *, packed: bool) -> None:
+def test_first_layers_run_on_their_own(cut: int, *, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None, None, None), packed=packed)
     cache = make_cache(decoder.config, FLOAT32, packed=packed)
     executor, block_table = LayerExecutor(decoder, cache, None), BlockTable()
     cache.prepare(block_table, 12)
     job = ForwardJob(Segment(block_table, TokenTree.chain(range(12))), range(0), 12)
-
-    def run_layers(start: int, stop: int, rows: Array | None) -> dict[int, Array]:
-        collect = tuple(range(start + 1, stop + 1))
-        _, states, _ = executor.run(LayerRange([(job, job.segment)], start, stop, collect, None), rows)
-        return states
-
-    whole, first = run_layers(0, 3, None), run_layers(0, cut, None)
-    rest = run_layers(cut, 3, first[cut].copy())
-    assert list(first) == list(range(1, cut + 1))
-    assert list(rest) == list(range(cut + 1, 4))
-    for layer, state in whole.items():
-        assert np.array_equal(state, (first | rest)[layer])
+    first, no_logits = executor.run([job], cut, range(cut + 1))
+    executor.run([job], cut, [cut])
+    executor.run([job], 3, [cut])  # a program of its own, which stores the later layers, too
+    held = replace(block_table, length=12)
+    stored = [array.copy() for layer in range(3) for array in read_kv(cache, layer, held)]
+    whole, logits = executor.run([job], 3, range(4))
+    assert logits is not None
+    assert no_logits is None
+    assert list(whole) == [0, 1, 2, 3], "the embedding, then the layers"
+    assert list(first) == [*range(cut + 1)]
+    for layer, states in first.items():
+        assert np.array_equal(states, whole[layer])
+    again = [array for layer in range(3) for array in read_kv(cache, layer, held)]
+    assert all(np.array_equal(one, other) for one, other in zip(stored, again, strict=True))

@@ -196,8 +196,6 @@ FAST_CASES = {
     ("suffix", "guided"),
     ("adversarial", "all"),
 }
-# Drafters with early rows, which workers do not compute.
-WITH_EARLY_ROWS = ("kangaroo", "cape of kangaroo", "merged with trained")
 # Drafters that keep projections in the target's KV cache, which must belong to one process.
 IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree")
 ON_WORKERS = [name for name in DRAFTERS if name not in IN_ONE_PROCESS]
@@ -228,7 +226,7 @@ def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.M
     assert_same(got, want)
     assert isinstance(made, TreeRunner)
     assert len(made.workers) == 2
-    assert made.num_shared_passes > 5 or name in WITH_EARLY_ROWS
+    assert made.num_shared_passes > 5
     assert fetched[True] == 0
     if not got[0].capabilities.logits:
         assert (fetched[False] > 0) == (made.num_shared_passes > 0)
@@ -316,7 +314,7 @@ def test_preemption_in_deviating_models(variant: str) -> None:
 @pytest.mark.parametrize("dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", ["lookahead", "recycling", "suffix", "medusa", "kangaroo", "eagle3 tree", "auto"])
 def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) -> None:
-    """Trees, chains, early rows and kept features."""
+    """Trees, chains, first layers and kept features."""
     want = plain(dtype, "temperature", **VARIANTS["convolutions"])
     engine = make_engine(tiny_decoder(dtype, **VARIANTS["convolutions"]), max_batch=4, prefill_chunk=48)
     got = decode(engine, [drafter(name, want)], "temperature")

@@ -61,14 +61,6 @@ def test_without_a_slope_all_rows_are_free() -> None:
     assert curve.row_seconds == 0.0
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_rows_whose_first_layers_are_computed_cost_the_rest(share: float) -> None:
-    whole = CostCurve(2.0, 0.25, 0.25, context=0.5)
-    for rows in (1, 3, 4, 9, 40):
-        further = (1.0 - share) * (whole.at(rows) - whole.at(1))
-        assert whole.rest(share).at(rows) == pytest.approx(whole.at(1) + further)
-
-
 def test_the_prior_is_used_before_passes_with_several_rows() -> None:
     model = CostModel()
     for _ in range(3):
@@ -222,17 +214,6 @@ def test_equal_contexts_give_cached_tokens_no_cost() -> None:
     assert costs_of(model, 5000).at(1) < 1.2 * costs_of(model, 0).at(1)
 
 
-def test_passes_with_early_rows_measure_the_speed_alone() -> None:
-    whole, model = CostCurve(0.07, 0.0, 0.25), CostModel()
-    for _ in range(30):
-        for rows in (1, 4, 8, 12):
-            model.learn(rows, 0, whole.at(rows))
-    for _ in range(30):
-        model.learn(12, 0, 2.0 * whole.rest(0.5).at(12), plain=False, early=0.5)
-    costs = costs_of(model, 0)
-    assert [costs.at(rows) for rows in (1, 8, 12)] == pytest.approx([2 * whole.at(rows) for rows in (1, 8, 12)], 0.05)
-
-
 def with_experts(overlap: float) -> CostCurve:
     """Return the true costs of a model of which experts are 0.8 of what a row reads; a row computes in 0.1."""
     return CostCurve(0.05, 0.2, 0.1, experts=0.8, overlap=overlap)
@@ -246,14 +227,6 @@ def test_rows_read_the_union_of_their_experts(rows: int, touched: float) -> None
     assert curve.at(rows, touched=1.5) == pytest.approx(2.0 * (1.3 + 0.5))
     assert CostCurve(2.0, 0.0, 0.0, 0.5).at(rows, touched=1.5) == pytest.approx(3.0)  # a dense model
     assert curve.free_rows == 1
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_early_layers_have_read_their_experts(share: float) -> None:
-    whole = with_experts(0.2)
-    for rows in (1, 2, 5):
-        further = (1.0 - share) * (whole.at(rows) - whole.at(1))
-        assert whole.rest(share).at(rows) == pytest.approx(whole.at(1) + further)
 
 
 def learn_experts(model: CostModel, truth: CostCurve, passes: int, rows: tuple[int, ...], dice: random.Random) -> None:

@@ -27,7 +27,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ConvolutionConfig, ModelConfig
 from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import ForwardJob, LayerRange, Segment
+from pronk.models.forward_job import ForwardJob, Segment
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.model_runner import ModelRunner
 from pronk.models.placer import WeightPlacer
@@ -211,12 +211,12 @@ def test_orders_are_read_as_they_were_written() -> None:
     tree = TokenTree((7, 8, 9), (-1, 0, 0), verify=(True, False, False))
     job = ForwardJob(Segment(block_table, tree, 1), range(1, 3), 11)
     moves = [(np.arange(2), np.arange(2, 4))]
-    layer_range = LayerRange([(job, job.segment)], 1, 3, (), [0, 1])
-    found = LayerCommand.parse(LayerCommand((4, 20), moves, layer_range, True).serialize())
-    assert (found.pool, found.has_hidden) == ((4, 20), True)
+    found = LayerCommand.parse(LayerCommand((4, 20), moves, [job], 3).serialize())
+    assert (found.pool, found.num_layers) == ((4, 20), 3)
     assert [[each.tolist() for each in batch] for batch in found.moves] == [[[0, 1], [2, 3]]]
-    ((_, segment),) = found.layer_range.jobs
-    assert (found.layer_range.start, found.layer_range.stop, found.layer_range.logits_rows) == (1, 3, [0, 1])
+    (parsed,) = found.jobs
+    segment = parsed.segment
+    assert (parsed.logits_nodes, parsed.prompt_length) == (range(1, 3), 11)
     assert (segment.block_table.blocks, segment.block_table.length, segment.num_computed) == ([3, 1], 18, 1)
     assert (segment.tree.tokens, segment.tree.parents) == (tree.tokens, tree.parents)
 
@@ -332,7 +332,7 @@ def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerCommand, "serialize", lambda order: numbers(order)[:-1])
     monkeypatch.setattr(tensor, "_TIMEOUT", FOREVER)
     monkeypatch.setattr(tensor, "_ERROR_TIMEOUT", HUNG)
-    said = "worker 1 has failed: ValueError: expected an order for a range of layers, found a malformed one: .*load the"
+    said = "worker 1 has failed: ValueError: expected a command to run layers, found a malformed one: .*load the"
     with pytest.raises(PronkError, match=said) as found:
         llm.generate("x", SamplingParams(max_tokens=4))
     assert "\n" not in str(found.value)

@@ -34,7 +34,7 @@ class Target:
         lock: engine lock; hold it while changing the layout of ``cache``.
         shared_models: draft models and trained drafters loaded by :meth:`load_shared`.
         model_files: for each loaded model, its folder and the latest modification time (ns) of the weight files.
-        runner: runs forward passes, for drafters that compute the target's first layers before the others.
+        runner: runs forward passes, for drafters that run rows through the target's first layers.
         clock: returns the time in seconds, for the durations of drafters.
     """
 

@@ -232,7 +232,7 @@ class Engine:
         if not batch:
             return
         drafts = self.speculator.propose(batch)
-        steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
+        steps = [plan_step(scheduled, drafts.get(scheduled.request)) for scheduled in batch]
         layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
         with interruptible():
             result = self.runner.forward([step.job for step in steps], layers)

@@ -15,7 +15,7 @@ from pronk.engine.request import Request
 from pronk.engine.scheduler import ScheduledRequest
 from pronk.engine.stats import StepStats
 from pronk.models.forward_job import ForwardJob, Segment
-from pronk.models.model_runner import JobResult, ModelRunner
+from pronk.models.model_runner import JobResult
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.sampler import NotFiniteError, token_logprobs
 from pronk.sampling.stateless import Logits
@@ -49,7 +49,7 @@ class RequestStep(NamedTuple):
         return "" if self.request.proposer is None else self.request.proposer.name
 
 
-def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: ModelRunner) -> RequestStep:
+def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestStep:
     """Return a request's rows in the next forward pass; the scheduler has reserved their KV slots."""
     request, block_table = scheduled.request, scheduled.request.block_table
     pending = request.tokens[block_table.length : block_table.length + scheduled.num_tokens]
@@ -59,7 +59,7 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: Mode
     first = len(tree) - len(draft) if samples else len(tree)
     all_logits = request.computes_prompt_logprobs or request.params.rejects or request.needs_logits
     job = ForwardJob(
-        Segment(block_table, tree, early=runner.early_rows(block_table, tree, request.hidden_layers)),
+        Segment(block_table, tree),
         range(0 if request.computes_prompt_logprobs else first, len(tree)),
         len(request.prompt),
         all_logits=all_logits,

@@ -53,7 +53,6 @@ class Speculator:
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
         """Begin a step: call the proposers' ``on_preempt`` for preempted requests, ``start`` for new ones."""
-        self.runner.early_tokens.clear()  # of the previous step: tokens whose first layers drafters have computed
         for request in preempted:
             if request.proposer is not None and request.draft_started:
                 try:
@@ -145,7 +144,7 @@ class Speculator:
         decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
         if not self.budget or self.costs is None or not decoding:
             return
-        curve = self.runner.costs_for([step.job for step in steps], self.costs)
+        curve = self.costs
         rows, draft_rows = prompt_rows + decoding, sum(step.draft.num_draft_tokens for step in steps)
         if not prompt_rows:  # a disturbed pass counts as twice the estimated one at most
             policy.longest = max(policy.longest, min(seconds, 2.0 * curve.at(rows + draft_rows)))
@@ -154,7 +153,7 @@ class Speculator:
             if not request.params.rejects:
                 request.policy.regret.seconds += (seconds + self.seconds) / decoding
         policy.spent += curve.at(rows + draft_rows) - curve.at(rows)
-        policy.saved += saved * self.costs.at(decoding) / decoding
+        policy.saved += saved * curve.at(decoding) / decoding
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
         """Count the draft tokens that the text has passed, and pass outcomes to proposers."""

@@ -76,11 +76,6 @@ class CostCurve(NamedTuple):
             return 1
         return max(1, int((1.0 - self.start) / self.slope)) if self.slope > 0.0 else _LASTS
 
-    def rest(self, share: float) -> CostCurve:
-        """Return the costs of passes if a drafter has run further rows through this share of the layers."""
-        start = 1.0 - (1.0 - share) * (1.0 - self.start)
-        return self._replace(start=start, slope=(1.0 - share) * self.slope, experts=(1.0 - share) * self.experts)
-
 
 @dataclass
 class _Regression:
@@ -147,7 +142,6 @@ class CostModel:
         seconds: float,
         *,
         plain: bool | None = None,
-        early: float = 0.0,
         touched: float | None = None,
     ) -> None:
         """Record a forward pass that reads no prompt.
@@ -157,22 +151,18 @@ class CostModel:
             context: number of cached tokens, summed over the requests.
             seconds: duration.
             plain: whether the pass has no draft tokens; by default, whether it has one row.
-            early: share of the layers, 0..1, that a drafter has computed before for all rows but one per request.
             touched: number of experts that the pass read, relative to a pass of one row; by default the expected one.
         """
         if touched is not None and rows > 1 and self._experts:
             self._overlaps.append(_overlap(rows, touched))
             self._overlap = median_low(self._overlaps)
         shape = self._curve(1.0, context)
-        shape = shape.rest(early) if early else shape
         speed = max(seconds, 1e-9) / shape.at(rows, touched)
         others = [each for other, each in self._speeds if other < rows]
         self._speeds.append((rows, speed))
         self._num_passes += 1
         if plain or (plain is None and rows == 1):
             self._next_plain = self._num_passes + _LASTS
-        if early:
-            return
         if others and rows > 1:
             self._learn_level(rows, (seconds / usual(others) - shape.context) / shape.read_bytes(rows, touched))
         speed = self._speed

@@ -2,7 +2,8 @@
 
 The input is *packed rows* ``[rows, hidden]``: tokens of any requests and positions, without a batch dimension. Only
 attention, through the KV cache, lets rows interact. ``compile`` appends the operations of a layer to a
-:class:`~pronk.models.program.Program`, which a backend runs. A range of layers can run alone, for early-exit drafters.
+:class:`~pronk.models.program.Program`, which a backend runs. The first layers can run
+alone, for drafters that exit early.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Executor that runs ranges of layers, and chains of draft tokens, as programs of a backend."""
+"""Executor that runs layers, and chains of draft tokens, as programs of a backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -12,17 +13,18 @@ from pronk.cache.paged import PagedCache
 from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.structures import CDraftChain, OnToken
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import ForwardJob, LayerRange
+from pronk.models.forward_job import ForwardJob
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import FIRST_CROSS_ROPE, CrossAttentionSource, Program
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.noise import seed_key
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.tree import TokenTree
 
 
 class LayerExecutor:
-    """Runs ranges of layers as programs of the decoder's backend; each program is built once."""
+    """Runs all layers, or the first ones, as programs of the backend, which are built once."""
 
     is_usable = True  # whether forward passes are possible; false after a worker process has been lost
 
@@ -40,55 +42,77 @@ class LayerExecutor:
         # Whether a RoPE table has one entry per row, because rotations depend on the prompt's length.
         self.has_dynamic_rope = any(rope.dynamic for rope in self._ropes.values())
 
-    def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
-        """Run a range of layers on the input ``rows``, ``[rows, hidden]``; ``None``: the token embeddings.
+    def run(
+        self, jobs: Sequence[ForwardJob], num_layers: int, collect: Sequence[int] = ()
+    ) -> tuple[dict[int, Array], Array | None]:
+        """Run rows through the first layers, and store their keys and values.
 
-        ``rows`` may be overwritten. Returns the output of the last layer, the outputs of the layers in ``collect``, and
-        the logits of ``logits_rows``, if any.
+        Args:
+            jobs: at least one job with rows, whose KV slots are allocated.
+            num_layers: number of layers, at least 1; after all layers of the model, the LM head runs.
+            collect: numbers (from 1; 0: the embedding) of the layers whose output is returned.
+
+        Returns:
+            The output ``[rows, hidden]`` of each layer of ``collect``, in the dtype of the cache.
+            The logits ``[rows, vocab]`` (float32) of all ``logits_nodes``; ``None`` without the LM head.
         """
-        program, packed = self._program(layer_range), self._pack(layer_range, embedded=rows is not None)
-        count, size = packed.count, self.decoder.config.hidden_size
-        x = np.empty((count, size), self.cache.dtype) if rows is None else np.ascontiguousarray(rows)
-        logits = collected = None
-        if layer_range.logits_rows is not None:
-            shape = packed.select_logits_rows(layer_range.logits_rows), self.decoder.config.vocab_size
-            logits = np.empty(shape, np.float32)
-        if layer_range.collect:
-            collected = np.empty((len(layer_range.collect), count, size), self.cache.dtype)
-        program.run(packed, x, logits, collected)
+        decoder = self.decoder
+        packed = self._pack(jobs)
+        states = np.empty((packed.count, decoder.config.hidden_size), self.cache.dtype)
+        logits = None
+        num_logits = 0
+        if num_layers == len(decoder.layers):
+            num_logits = packed.select_logits_rows(ForwardJob.find_logits_rows(jobs))
+            logits = np.empty((num_logits, decoder.config.vocab_size), np.float32)
+        collected = None
+        if collect:
+            collected = np.empty((len(collect), *states.shape), self.cache.dtype)
+        program = self._program(num_layers, tuple(collect), has_logits=num_logits > 0)
+        program.run(packed, states, logits, collected)
         self.num_experts_read += packed.touched.value
-        outputs = {} if collected is None else dict(zip(layer_range.collect, collected, strict=True))
-        return x, outputs, logits
+        outputs = {} if collected is None else dict(zip(collect, collected, strict=True))
+        return outputs, logits
 
     def draft_chain(
         self, job: ForwardJob, sampler: Sampler, max_tokens: int, on_token: Callable[[DraftToken], bool]
     ) -> int:
         """Implement :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`."""
-        config, jobs = self.decoder.config, [(job, job.segment)]
-        layer_range = LayerRange(jobs, 0, len(self.decoder.layers), (), LayerRange.find_logits_rows(jobs))
-        packed = self._pack(layer_range, extra_positions=max_tokens)
-        assert layer_range.logits_rows is not None
-        assert packed.select_logits_rows(layer_range.logits_rows) == 1
-        x = np.empty((packed.count, config.hidden_size), self.cache.dtype)
-        program, vocab_size = self._program(layer_range), config.vocab_size
-        return draft_chain(program, packed, x, sampler, vocab_size=vocab_size, max_tokens=max_tokens, on_token=on_token)
+        vocab_size = self.decoder.config.vocab_size
+        packed = self._pack([job], extra_positions=max_tokens)
+        num_logits = packed.select_logits_rows(ForwardJob.find_logits_rows([job]))
+        assert num_logits == 1
+        x = np.empty((packed.count, self.decoder.config.hidden_size), self.cache.dtype)
+        program = self._program(len(self.decoder.layers), (), has_logits=True)
+        return draft_chain(
+            program,
+            packed,
+            x,
+            sampler,
+            vocab_size=vocab_size,
+            max_tokens=max_tokens,
+            on_token=on_token,
+        )
 
-    def _pack(self, layer_range: LayerRange, *, embedded: bool = False, extra_positions: int = 0) -> ProgramRows:
-        jobs = [(segment.block_table, segment.tree, segment.num_computed) for _, segment in layer_range.jobs]
-        tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
+    def _pack(self, jobs: Sequence[ForwardJob], *, extra_positions: int = 0) -> ProgramRows:
+        segments = list[tuple[BlockTable, TokenTree, int]]()
+        tokens = list[int]()
+        for segment in (job.segment for job in jobs):
+            segments.append((segment.block_table, segment.tree, segment.num_computed))
+            tokens += segment.tree.tokens[segment.num_computed :]
         # A job that only measures a duration has no table in the cross-attention source.
-        tables = [job.cross_block_table or BlockTable() for job, _ in layer_range.jobs]
+        tables = [job.cross_block_table or BlockTable() for job in jobs]
         cross = None if self.cross_source is None else tables
-        packed = ProgramRows().set_segments(jobs, tokens, cross)
-        prompt_lengths = [job.prompt_length for job, _ in layer_range.jobs] if self.has_dynamic_rope else []
+        packed = ProgramRows().set_segments(segments, tokens, cross)
+        prompt_lengths = [job.prompt_length for job in jobs] if self.has_dynamic_rope else []
         for number, rope in self._ropes.items():
             packed.rotate(rope, number, prompt_lengths=prompt_lengths, num_extra=extra_positions)
         return packed
 
-    def _program(self, layer_range: LayerRange) -> Program:
-        has_logits = layer_range.logits_rows is not None and len(layer_range.logits_rows) > 0
-        key = (layer_range.start, layer_range.stop, layer_range.collect, has_logits)
-        return self._cached_program(key, lambda: self._compile(layer_range))
+    def _program(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
+        """Return the program of the first layers, and of the LM head if ``has_logits``."""
+        key = (num_layers, collect, has_logits)
+        make = partial(self._compile, num_layers, collect, has_logits=has_logits)
+        return self._cached_program(key, make)
 
     def _cached_program(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
         """Return the program of ``key``; ``make`` compiles it once per allocation of the KV pools."""
@@ -99,20 +123,19 @@ class LayerExecutor:
             self._programs[key] = make()
         return self._programs[key]
 
-    def _compile(self, layer_range: LayerRange) -> Program:
+    def _compile(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
         decoder, cache = self.decoder, self.cache
         program = decoder.backend.program(decoder.config.hidden_size, cache.dtype, cache, self.cross_source)
-        if layer_range.start == 0:
-            program.embed(decoder)
-            if 0 in layer_range.collect:
-                program.collect_hidden(layer_range.collect.index(0))
-        for index in range(layer_range.start, layer_range.stop):
+        program.embed(decoder)
+        if 0 in collect:
+            program.collect_hidden(collect.index(0))
+        for index in range(num_layers):
             decoder.layers[index].compile(program, index)
             if index + 1 in cache.hidden:
                 program.store_hidden(index + 1)
-            if index + 1 in layer_range.collect:
-                program.collect_hidden(layer_range.collect.index(index + 1))
-        if layer_range.logits_rows:
+            if index + 1 in collect:
+                program.collect_hidden(collect.index(index + 1))
+        if has_logits:
             program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
         return program
 

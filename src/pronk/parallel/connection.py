@@ -74,7 +74,7 @@ class MessageKind(IntEnum):
 
     HELLO = 0  # worker to driver: properties of the loaded model, as JSON
     POOL = 1  # driver to worker: new number of blocks of the KV pool, and the layers whose outputs it has to keep
-    WORK = 2  # driver to worker: compute these nodes (tree parallelism), or a range of layers (tensor parallelism)
+    WORK = 2  # driver to worker: compute these nodes (tree parallelism), or run layers (tensor parallelism)
     DONE = 3  # worker to driver: the pool is resized, or the result of WORK: seconds, sampled tokens, logits, outputs
     LOGITS = 4  # driver to worker: request for logits that DONE left out; worker to driver: these logits
     ROWS = 5  # driver to worker: request for the contents of KV slots; worker to driver: these contents

@@ -23,9 +23,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pronk.backends import Decoder, LayerExecutor, LayerRange, PackedMatrix, PagedCache, Program, TensorSplit
+from pronk.backends import (
+    Decoder,
+    ForwardJob,
+    LayerExecutor,
+    PackedMatrix,
+    PagedCache,
+    Program,
+    TensorSplit,
+)
 from pronk.base import ConnectionLostError, describe_error, uninterrupted
-from pronk.base.arrays import FLOAT32, Array, as_bytes
+from pronk.base.arrays import FLOAT32, Array
 from pronk.parallel.connection import MessageKind, PeerConnection, detect_loss, open_group
 from pronk.parallel.wire_format import LayerCommand, Moves
 
@@ -131,8 +139,10 @@ class TensorParallelExecutor(LayerExecutor):
         """Whether this executor can be used: False after the failure of any process of the model."""
         return self._error is None
 
-    def run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
-        """Run rows ``[rows, hidden]`` through a range of layers; for ``rows=None``, embed the tokens first.
+    def run(
+        self, jobs: Sequence[ForwardJob], num_layers: int, collect: Sequence[int] = ()
+    ) -> tuple[dict[int, Array], Array | None]:
+        """Run the first layers, as :meth:`LayerExecutor.run` does, together with the workers.
 
         Raises ``ConnectionLostError`` if a process is lost; all later calls raise as well.
         """
@@ -141,9 +151,9 @@ class TensorParallelExecutor(LayerExecutor):
         try:
             with uninterrupted():  # a Ctrl-C in the middle would leave workers waiting for this process
                 start_time, seconds_before = perf_counter(), self.all_reduce.communication_seconds
-                self._send_command(layer_range, rows)
+                self._send_command(jobs, num_layers)
                 self.communication_seconds += perf_counter() - start_time
-                result = self._run(layer_range, rows)
+                result = self._run(jobs, num_layers, collect)
                 self.communication_seconds += self.all_reduce.communication_seconds - seconds_before
                 return result
         except Exception as error:
@@ -161,39 +171,41 @@ class TensorParallelExecutor(LayerExecutor):
                     errors.append(f"worker {peer.rank} has failed: {message.text}")
         return errors
 
-    def _send_command(self, layer_range: LayerRange, rows: Array | None) -> None:
+    def _send_command(self, jobs: Sequence[ForwardJob], num_layers: int) -> None:
         if not self._peers:
             return
         cache = self.split_cache
         moves, cache.moves = cache.moves, []
         pool = cache.num_resizes, cache.allocator.num_blocks
-        values = LayerCommand(pool, moves, layer_range, rows is not None).serialize()
-        data = b"" if rows is None else as_bytes(rows)
+        values = LayerCommand(pool, moves, jobs, num_layers).serialize()
         for peer in self._peers:
-            peer.send(MessageKind.WORK, values, data)
+            peer.send(MessageKind.WORK, values)
 
-    def _run(self, layer_range: LayerRange, rows: Array | None) -> tuple[Array, dict[int, Array], Array | None]:
-        packed, size = self._pack(layer_range, embedded=rows is not None), self.decoder.config.hidden_size
-        states = np.empty((packed.count, size), self.cache.dtype) if rows is None else np.ascontiguousarray(rows)
-        if rows is None:
-            self._stage_program("embed").run(packed, states)
+    def _run(
+        self, jobs: Sequence[ForwardJob], num_layers: int, collect: Sequence[int]
+    ) -> tuple[dict[int, Array], Array | None]:
+        packed = self._pack(jobs)
+        size = self.decoder.config.hidden_size
+        states = np.empty((packed.count, size), self.cache.dtype)
+        self._stage_program("embed").run(packed, states)
         collected = dict[int, Array]()
-        for index in range(layer_range.start, layer_range.stop):
+        for index in range(num_layers):
             for half in ("attention", "mlp"):
                 partial = np.empty((packed.count, size), FLOAT32)
                 self._stage_program(half, index).run(packed, states, partial)
                 states[:] = self.all_reduce.sum(partial) + states.astype(FLOAT32, copy=False)
             if index + 1 in self.cache.hidden:
                 self._stage_program("keep", index).run(packed, states)
-            if index + 1 in layer_range.collect:
+            if index + 1 in collect:
                 collected[index + 1] = states.copy()
-        if layer_range.logits_rows is None:
-            return states, collected, None
-        num_rows, own_tokens = packed.select_logits_rows(layer_range.logits_rows), self.split.tokens(self.split.rank)
+        if num_layers < len(self.decoder.layers):
+            return collected, None
+        num_rows = packed.select_logits_rows(ForwardJob.find_logits_rows(jobs))
+        own_tokens = self.split.tokens(self.split.rank)
         own_logits = np.empty((num_rows, len(own_tokens)), FLOAT32)
         if len(own_logits):
             self._stage_program("head").run(packed, states, own_logits)
-        return states, collected, self._gather_logits(own_logits)
+        return collected, self._gather_logits(own_logits)
 
     def _gather_logits(self, own_logits: Array) -> Array:
         """Return the logits of all token ids in rank 0; in other ranks, send ``own_logits`` to rank 0."""
@@ -257,9 +269,7 @@ def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor)
             for source, target in command.moves:
                 cache.move(source, target)
             cache.moves.clear()
-            size = executor.decoder.config.hidden_size
-            rows = message.data.view(cache.dtype).reshape(-1, size) if command.has_hidden else None
-            executor.run(command.layer_range, rows)  # sends this worker's logits to rank 0
+            executor.run(command.jobs, command.num_layers)  # sends this worker's logits to rank 0
     except ConnectionLostError:
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error

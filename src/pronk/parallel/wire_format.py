@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import TokenTree
-from pronk.backends import BlockTable, ForwardJob, LayerRange, Segment
+from pronk.backends import BlockTable, ForwardJob, Segment
 from pronk.base.arrays import Array
 from pronk.drafting import StatelessSampler
 
@@ -95,28 +95,32 @@ def _parse_rows(values: Sequence[Any]) -> WorkRows:
 
 
 class LayerCommand(NamedTuple):
-    """The driver's command to all workers to compute a range of layers."""
+    """The driver's command to all workers to run rows through the first layers."""
 
     pool: tuple[int, int]  # (``num_resizes``, number of blocks) of the driver's pool
     moves: Sequence[Moves]  # copies between slots that the worker makes before the computation
-    layer_range: LayerRange  # ``collect`` is not serialized: only the driver collects layers' outputs
-    has_hidden: bool  # whether the message holds the input hidden states; if False, the worker embeds the tokens
+    jobs: Sequence[ForwardJob]  # without the fields on sampling: workers send logits to rank 0
+    num_layers: int  # number of layers, from the first on; with all layers, the LM head runs, too
 
     def serialize(self) -> list[Any]:
         """Return the command as JSON values."""
-        layer_range, rows = self.layer_range, self.layer_range.logits_rows
         moves = [(source.tolist(), target.tolist()) for source, target in self.moves]
-        jobs = [(job.prompt_length, _serialize_segment(segment)) for job, segment in layer_range.jobs]
-        layers = (layer_range.start, layer_range.stop, None if rows is None else [*rows])
-        return [self.pool, self.has_hidden, moves, layers, jobs]
+        return [self.pool, moves, self.num_layers, [*map(_serialize_job, self.jobs)]]
 
     @classmethod
     def parse(cls, values: Sequence[Any]) -> LayerCommand:
         """Parse the values of :meth:`serialize`; raise ``ValueError`` if they are malformed."""
-        with _parsing("an order for a range of layers"):
-            (num_resizes, num_blocks), has_hidden, moves, (start, stop, logits_rows), jobs = values
+        with _parsing("a command to run layers"):
+            (num_resizes, num_blocks), moves, num_layers, jobs = values
             arrays = [(np.array(source, np.int64), np.array(target, np.int64)) for source, target in moves]
-            segments = [(length, _parse_segment(segment)) for length, segment in jobs]
-            parsed = [(ForwardJob(segment, range(0), length), segment) for length, segment in segments]
-            layer_range = LayerRange(parsed, start, stop, (), logits_rows)
-            return cls((num_resizes, num_blocks), arrays, layer_range, has_hidden)
+            return cls((num_resizes, num_blocks), arrays, [*map(_parse_job, jobs)], num_layers)
+
+
+def _serialize_job(job: ForwardJob) -> list[Any]:
+    nodes = job.logits_nodes
+    return [job.prompt_length, nodes.start, nodes.stop, _serialize_segment(job.segment)]
+
+
+def _parse_job(values: Sequence[Any]) -> ForwardJob:
+    prompt_length, first, stop, segment = values
+    return ForwardJob(_parse_segment(segment), range(first, stop), prompt_length)

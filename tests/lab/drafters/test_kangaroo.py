@@ -9,7 +9,7 @@ from drafting.drafting import Turns, assert_no_blocks, decode, plain_output, tex
 from drafting.helpers import context, priced
 from drafting.kernel_calls import Calls
 from drafting.trees import TreeDrafter, off_chain
-from engine.cases import total, watch
+from engine.cases import total
 from lab.drafters.exits import (
     OPTIONS,
     PROMPTS,
@@ -26,7 +26,6 @@ from pronk.base.arrays import Array
 from pronk.drafting import make_drafter
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS
 from pronk.models.cost_model import CostCurve
-from pronk.models.forward_job import EarlyTokens, Segment
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from tiny_models import GivenTimes, make_engine, make_request
@@ -56,8 +55,6 @@ def test_chains_equal_a_reference_without_caches(
             most = min(5, asked.depth, asked.nodes)
             assert list(asked.tree.tokens[1:]) == slow_chain(slow, request, asked.tokens, most, eta)
             assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
-            # The rows of all draft tokens but the last one were started.
-            assert asked.early_tokens == (EarlyTokens(2, asked.tree.tokens[:-1]) if most else None)
             lengths.add(asked.tree.num_draft_tokens if most == 5 else 5)
         assert request.stats.accepted > 0
     assert lengths == {5} if eta == 0 else len(lengths) > 1
@@ -65,8 +62,11 @@ def test_chains_equal_a_reference_without_caches(
 
 @pytest.mark.parametrize("eta", [0, 0.6])
 @pytest.mark.parametrize("calm", [0.0, 0.15, 0.6])
-def test_no_row_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer computes each token of the text or of a proposal once, in a KV slot that follows its prefix."""
+def test_rows_of_drafting_and_of_the_target(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting computes a row in the first layers once, and the target computes it in all layers once.
+
+    A row is computed in the KV slot that follows those of its prefix.
+    """
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
     rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).early_exit.side_cache
@@ -83,21 +83,25 @@ def test_no_row_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.M
         if request.finish_reason is None:
             slots = engine.cache.slots(request.block_table, 0, 100).tolist()
             own_slots = beside.cache.slots(request.draft_state.block_table, 0, 100).tolist()
-        # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's pass computes these
-        # layers for the last draft token only, and layers 2 and 3 for all 1 + k rows.
+        # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's pass computes all
+        # layers for all 1 + k rows.
         drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])
         step = [(layer, len(where)) for layer, where in rows.calls[before:]]
-        assert step == drafted * [(0, 1), (1, 1)] + [(0, 1), (1, 1), (2, 1 + drafted), (3, 1 + drafted)]
+        assert step == drafted * [(0, 1), (1, 1)] + [(layer, 1 + drafted) for layer in range(4)]
     texts = {tuple(request.tokens[:length]) for length in range(1, len(request.tokens))}
-    adapted = set[tuple[int, ...]]()
+    drafts_read = set[tuple[int, ...]]()  # texts that ran through the first layers to draft a token
     for asked in drafter.of(request):
         for node in range(len(asked.tree)):
             texts.add((*asked.tokens, *asked.tree.tokens[1 : node + 1]))
-            adapted |= {(*asked.tokens, *asked.tree.tokens[1:node])} if node else set()
+            drafts_read |= {(*asked.tokens, *asked.tree.tokens[1:node])} if node else set()
     for layer in range(4):
         for place in range(len(request.tokens) + 4):
-            assert rows.count(layer, slots[place]) == sum(len(each) == place + 1 for each in texts)
-    adapted |= {each for each in texts if any(len(each) < len(one) and one[: len(each)] == each for one in adapted)}
+            computed = [*texts, *drafts_read] if layer < 2 else [*texts]
+            assert rows.count(layer, slots[place]) == sum(len(each) == place + 1 for each in computed)
+    reach = max(map(len, drafts_read))
+    earlier = {each for each in texts if len(each) < reach}
+    prefixes = {one[: len(each)] for each in earlier for one in drafts_read}
+    adapted = drafts_read | (earlier & prefixes)
     for place in range(len(request.tokens)):
         assert own.count(0, own_slots[place]) == sum(len(each) == place + 1 for each in adapted)
     assert request.stats.accepted > 0
@@ -141,11 +145,11 @@ def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(monkeyp
     (request,) = decode(engine, turns, [[1, 2, 3]])
     assert request.stats.moved > 0
     assert sum(len(asked.path) for asked in inner.of(request)) > 0
-    # Layer 0 computes one row in forward passes for Kangaroo's tokens, and more for the other drafter's trees.
-    mine = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) <= 1]
-    others = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) > 1]
-    assert len(mine) == sum(asked.tree.num_draft_tokens + 1 for asked in inner.of(request))
-    assert len(others) == len(request.stats.steps) - len(inner.of(request)) - 1
+    # Layer 0 computes one row for each of Kangaroo's tokens. All layers compute the target's passes, one per step.
+    first, last = ([slots for layer, slots in rows.calls if layer == each] for each in (0, 3))
+    assert len(last) == len(request.stats.steps)
+    assert len(first) - len(last) == sum(asked.tree.num_draft_tokens for asked in inner.of(request)) > 0
+    assert sum(map(len, first)) - sum(map(len, last)) == len(first) - len(last)
     slow = Slow(calm_module(), inner)
     for asked in inner.of(request):
         want = slow_chain(slow, request, asked.tokens, min(3, asked.depth, asked.nodes), 0)
@@ -190,11 +194,9 @@ def test_no_draft_tokens_without_free_blocks() -> None:
 
 
 def test_no_draft_token_if_no_token_can_be_chosen() -> None:
-    """Every third call of ``draft_token`` returns ``None``; the target's pass still uses the row computed for it."""
+    """Every third call of ``draft_token`` returns ``None``, which ends the chain."""
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, eta=0))
-    segments = list[Segment]()
-    watch(engine, lambda jobs, _: segments.extend(job.segment for job in jobs))
     draft_token, drafted = Sampler.draft_token, list[bool]()
 
     def sometimes(self: Sampler, *args: Any, **more: Any) -> DraftToken | None:
@@ -204,8 +206,9 @@ def test_no_draft_token_if_no_token_can_be_chosen() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampler, "draft_token", sometimes)
         (request,) = decode(engine, drafter, [[1, 2, 3]])
-    assert any(asked.early_tokens == EarlyTokens(2, asked.tree.tokens) for asked in drafter.of(request))
-    assert any(each.early == (2, len(each.tree)) for each in segments)
+    asked = [each for each in drafter.of(request) if min(each.depth, each.nodes) > 2]
+    assert {each.tree.num_draft_tokens for each in asked} == {2}
+    assert request.stats.accepted > 0
 
 
 def test_plain_steps_where_draft_tokens_do_not_pay() -> None:
@@ -231,8 +234,8 @@ def test_costs_are_those_of_its_forward_passes(adapter: str) -> None:
     assert before is not None
     share = 2 / len(decoder.layers)
     assert before.token == pytest.approx(share * 1.1)
-    # Of further rows the later layers alone are computed: 4 rows cost 3 · 0.1 · (1 - share) more than one.
-    assert before.seconds(2, 1, 1) == pytest.approx((1.0 + 0.3 * (1.0 - share) + before.token) / 2)
+    # The target computes all layers of all rows: 4 rows cost 3 · 0.1 more than one.
+    assert before.seconds(2, 1, 1) == pytest.approx((1.3 + before.token) / 2)
     decode(engine, drafter, PROMPTS[:2])
     after = drafter.chain_price(curve)
     assert after is not None

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from drafting.drafting import abort_one_and_finish, assert_no_blocks, decode, early_tables, early_tokens, text
+from drafting.drafting import abort_one_and_finish, assert_no_blocks, decode, text
 from drafting.kernel_calls import burning
-from engine.cases import total, watch
+from engine.cases import total
 from lab.drafters.exits import (
     OPTIONS,
     PROMPTS,
@@ -19,26 +19,27 @@ from lab.drafters.exits import (
     watched,
 )
 from lab.drafters.trained_kangaroo import calm_decoder
+from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk.base.arrays import BFLOAT16, FLOAT32
 from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer, make_drafter
-from pronk.engine.engine import Engine
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import EarlyRows
+from pronk.models.forward_job import ForwardJob, Segment
+from pronk.parallel.runner import TreeRunner
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, assert_idle, make_engine, make_request, run
 
 
-def drop_early_tokens(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
-    """Drop the request's early tokens, so that the target computes all layers of their rows."""
-    tables = early_tables(drafter)
-    assert tables is not None
-    tables.pop(id(context.block_table), None)
+def overwrite_rows(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
+    """Overwrite what the target's cache holds after the committed tokens with the rows of other tokens."""
+    block_table = context.block_table
+    tree = TokenTree.chain([0] * (1 + context.max_nodes))
+    kangaroo_of(drafter).early_exit.runner.forward([ForwardJob(Segment(block_table, tree), range(0), len(tree))])
 
 
 @dataclass(frozen=True, eq=False)
 class Spoiled(Proposer[Any]):
-    """Changes the proposals of a drafter at random, or drops their early tokens ("forgotten")."""
+    """Changes the proposals of a drafter at random, or the KV rows that drafting has written ("overwritten")."""
 
     name = "spoiled"
 
@@ -62,7 +63,7 @@ class Spoiled(Proposer[Any]):
         if self.how == "replaced" and dice.random() < 0.5:
             return TokenTree.chain([tree.tokens[0], *(dice.randrange(VOCAB) for _ in range(3))])
         if dice.random() < 0.5:
-            drop_early_tokens(self.inner, context)
+            overwrite_rows(self.inner, context)
         return tree
 
     def observe(self, outcome: Outcome[Any]) -> None:
@@ -72,23 +73,15 @@ class Spoiled(Proposer[Any]):
         self.inner.stop(state)
 
 
-def early_of(engine: Engine) -> list[EarlyRows | None]:
-    """Record the early rows of each forward pass and request: nodes whose first layers the pass skips."""
-    found: list[EarlyRows | None] = []
-    watch(engine, lambda jobs, _: found.extend(job.segment.early for job in jobs))
-    return found
-
-
 @pytest.mark.parametrize(("wrapped", "options"), [(False, "penalties"), (True, "greedy")], ids=["chain", "cape"])
-@pytest.mark.parametrize("how", ["cut", "thinned", "dropped", "replaced", "forgotten"])
+@pytest.mark.parametrize("how", ["cut", "thinned", "dropped", "replaced", "overwritten"])
 def test_changed_proposals(how: str, options: str, *, wrapped: bool) -> None:
     decoder = calm_decoder(windows=WINDOWS)
     engine = make_engine(decoder)
-    made, early = named(decoder, eta=0.3), early_of(engine)
+    made = named(decoder, eta=0.3)
     drafter = Spoiled(make_drafter(f"cape({made})" if wrapped else made).bind(engine.target), how)
     requests = decode(engine, drafter, PROMPTS, **OPTIONS[options])
     assert total(requests, "accepted") > 5
-    assert {each.num_nodes for each in early if each is not None} >= {1, 2}
     assert_no_blocks(drafter.inner)
 
 
@@ -142,35 +135,33 @@ def test_learned_positions() -> None:
 
 
 @pytest.mark.parametrize("made", ["{}", "cape({})", "threshold({})"])
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_early_rows_do_not_change_drawn_draft_tokens(rule: Any, made: str) -> None:
-    """The outputs equal those of the same proposals without early rows."""
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
+def test_the_target_reads_no_row_that_drafting_has_written(rule: Any, made: str) -> None:
+    """The outputs equal those of the same proposals after which all rows of the draft are overwritten."""
     decoder = calm_decoder()
     outputs, accepted = list[list[list[int]]](), 0
-    for how in ("unchanged", "forgotten"):
+    for how in ("unchanged", "overwritten"):
         engine = make_engine(decoder)
-        early = early_of(engine)
         inner = make_drafter(made.format(named(decoder, eta=0.2, noise=0.05))).bind(engine.target)
-        drafter = Forgetful(inner) if how == "forgotten" else inner
+        drafter = Overwriting(inner) if how == "overwritten" else inner
         params = [SamplingParams(max_tokens=30, temperature=1.0, seed=seed, rule=rule) for seed in range(4)]
         requests = [make_request(prompt, own, drafter) for prompt, own in zip(PROMPTS, params, strict=True)]
         run(engine, requests)
         outputs.append([request.output for request in requests])
-        assert any(early) == (how == "unchanged")
         accepted += total(requests, "accepted")
         assert total(requests, "accepted") < total(requests, "drafted")
     assert outputs[0] == outputs[1]
     assert accepted > 20
 
 
-class Forgetful(Spoiled):
-    """Proposes the same trees and drops the started rows."""
+class Overwriting(Spoiled):
+    """Proposes the same trees, and overwrites their rows."""
 
     def __init__(self, inner: Proposer[Any]) -> None:
-        super().__init__(inner, "forgotten")
+        super().__init__(inner, "overwritten")
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        drop_early_tokens(self.inner, context)
+        overwrite_rows(self.inner, context)
         return tree
 
 
@@ -196,23 +187,36 @@ def test_an_interrupted_forward_pass_changes_no_text(made: str, *, after: bool, 
 
 
 class ModelReader(Spoiled):
-    """Reads the outputs of all layers beside a drafter that starts rows early."""
+    """Reads the outputs of all layers beside a drafter that runs the first ones."""
 
     capabilities = Capabilities(hidden=(1, 2, 3, 4))
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        assert early_tokens(self.inner, context.block_table) is not None or not tree.num_draft_tokens
         return tree
 
     def observe(self, outcome: Outcome[Any]) -> None:
-        assert all(len(rows) == len(outcome.tree) for rows in outcome.hidden.values())
+        assert [len(rows) for rows in outcome.hidden.values()] == [len(outcome.tree)] * 4
         super().observe(outcome)
 
 
-def test_no_early_rows_if_another_part_reads_the_early_layers() -> None:
+def test_another_part_reads_the_first_layers() -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder)
-    early = early_of(engine)
     requests = decode(engine, ModelReader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS)
     assert total(requests, "accepted") > 20
-    assert not any(early)
+
+
+def test_several_processes_share_the_verifying_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver drafts in its own cache, also after tokens that workers have verified."""
+    decoder = calm_decoder()
+    partition_randomly(monkeypatch)
+    steps = list[list[Any]]()
+    with tree_parallel_engine(decoder, 3) as several:
+        for engine in (make_engine(decoder), several):
+            drafter = make_drafter(named(decoder, eta=0)).bind(engine.target)
+            requests = decode(engine, drafter, PROMPTS, temperature=0.8)
+            steps.append([[(step.drafted, step.accepted) for step in request.stats.steps] for request in requests])
+            assert total(requests, "accepted") > 20
+        assert isinstance(several.runner, TreeRunner)
+        assert several.runner.num_shared_passes > 5
+    assert steps[0] == steps[1]

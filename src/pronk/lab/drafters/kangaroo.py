@@ -4,13 +4,16 @@ The draft model is the target up to layer ``l``, a small trained adapter, and th
 (:mod:`pronk.lab.drafters.modules.kangaroo`). The chain ends after the first token with
 ``confidence <= eta`` (equation 4); this token is proposed too.
 
-A draft token runs through the first ``l`` layers only once. Its keys and values, and its output of layer ``l``, are
-stored in the target's KV slots of the token. The target's forward pass reads them there and computes only the later
-layers of such an *early row*.
+A draft token runs through the first ``l`` layers in a forward pass of its own
+(:meth:`~pronk.models.model_runner.ModelRunner.run_first_layers`). Its keys and values of these
+layers are stored in the target's KV slot of the token, where later tokens of the chain read them.
+The paper's target then continues from these rows (section 3.2). Here the target verifies the chain
+in an ordinary forward pass, which computes these rows again.
 
-An adapter with attention has a KV cache of its own (:mod:`pronk.drafting.shared.side_cache`). From the outputs of layer
-``l``, which the target's cache keeps, tokens that the adapter did not draft (the prompt, bonus tokens, other drafters'
-tokens) are run through the adapter at the next proposal.
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafting.shared.side_cache`). The
+adapter reads the outputs of layer ``l``, which the target's cache keeps for every token. Tokens that
+the adapter did not draft (the prompt, bonus tokens, other drafters' tokens) are run through the
+adapter at the next proposal.
 """
 
 from __future__ import annotations
@@ -21,15 +24,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pronk import TokenTree
-from pronk.backends import BlockTable, EarlyTokens, ForwardJob, ModelRunner, Program, ProgramRows, Segment
+from pronk.backends import BlockTable, ForwardJob, ModelRunner, Program, ProgramRows, Segment
 from pronk.base import known_keywords
-from pronk.base.arrays import Array, is_finite
+from pronk.base.arrays import Array
 from pronk.base.checks import check_number
 from pronk.drafting import (
     Chain,
-    ChainPrice,
     CostModel,
-    DraftContext,
     SideCache,
     SideLane,
     StepwiseDrafter,
@@ -48,8 +49,7 @@ class ExitDraft:
     """One request's chain of draft tokens in one step."""
 
     chain: Chain  # the draft tokens so far
-    num_early_rows: int = 0  # number of tokens after those in the target's cache whose first layers are computed
-    is_finite: bool = True  # False if the first layers have output an infinity or NaN in this step
+    num_computed: int = 0  # number of uncommitted tokens that have run through the first layers
 
     @property
     def block_table(self) -> BlockTable:
@@ -98,19 +98,11 @@ class EarlyExit:
         jobs = list[ForwardJob]()
         for draft in drafts:  # rows for the tokens that are not in the target's cache: the text's end, then the drafts
             new = TokenTree.chain(draft.text[draft.block_table.length :])
-            segment = Segment(draft.block_table, new, draft.num_early_rows)
+            segment = Segment(draft.block_table, new, draft.num_computed)
             jobs.append(ForwardJob(segment, range(0), draft.chain.context.sampler.context.num_prompt))
-        for draft in drafts:  # remove the old early rows first: an error below must not leave incomplete ones
-            self.runner.early_tokens.pop(id(draft.block_table), None)
         outputs = self.runner.run_first_layers(jobs, self.exit_layer)
-        for draft, job, rows in zip(drafts, jobs, outputs, strict=True):
-            # Outputs that overflow are cached as zeros. After an overflow, the target computes all layers of the rows
-            # itself, and so detects the error.
-            draft.is_finite = draft.is_finite and is_finite(rows)
-            draft.num_early_rows = len(job.segment.tree)
-            if draft.is_finite:
-                early_tokens = EarlyTokens(self.exit_layer, job.segment.tree.tokens)
-                self.runner.early_tokens[id(draft.block_table)] = early_tokens
+        for draft, job in zip(drafts, jobs, strict=True):
+            draft.num_computed = len(job.segment.tree)
         if self.side_cache is None:
             hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:
@@ -184,7 +176,3 @@ class KangarooProposer(StepwiseProposer[SideLane]):
             return list(self.early_exit.next_logits([drafts[number] for number in numbers]))
 
         extend_chains({number: chains[number] for number in drafts}, next_logits, is_complete)
-
-    def chain_price(self, context: DraftContext[SideLane]) -> ChainPrice | None:
-        price = super().chain_price(context)
-        return None if price is None else price._replace(curve=price.curve.rest(self.early_exit.relative_size))
