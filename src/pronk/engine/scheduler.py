@@ -38,6 +38,7 @@ from typing import NamedTuple
 from pronk.base.errors import CacheFullError, DeadlineError
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
+from pronk.engine.block_plan import BlockPlan, BlockPlanner, max_length
 from pronk.engine.disk_reads import DiskReads
 from pronk.engine.fair_share import FairShare
 from pronk.engine.request import AdmissionRefusal, Request
@@ -82,16 +83,18 @@ class Scheduler:
     max_wait: float = MAX_WAIT  # seconds after which a tenant gets a turn, at least 0; may be infinite
     clock: Callable[[], float] = perf_counter  # time in seconds, for ``max_wait`` and for deadlines
     disk_reads: DiskReads = field(init=False)  # requests of which blocks are being read from disk
+    blocks: BlockPlanner = field(init=False)
     _arrivals: Iterator[int] = field(default_factory=count)
     _starts: Iterator[int] = field(default_factory=count)
     _reserve_share: float = 0.0
 
     def __post_init__(self) -> None:
         self.disk_reads = DiskReads(self.cache, self.costs)
+        self.blocks = BlockPlanner(self.cache, self.window, self.prefill_chunk, self.max_tree)
 
     def add(self, request: Request) -> None:
         """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
-        if self._max_blocks(request) > self.cache.allocator.num_blocks:
+        if self.blocks.maximum(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._cache_too_small(request))
         request.arrival = next(self._arrivals)
         if request.queued_time is None:
@@ -148,13 +151,6 @@ class Scheduler:
         """Release the blocks whose tokens have left the attention window."""
         if self.window is not None:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
-
-    def max_blocks_held(self, length: int) -> int:
-        """Return the maximum number of blocks that a text of up to ``length`` tokens holds at once."""
-        if self.window is not None:
-            length = min(length, self.window + self.prefill_chunk + 1)
-        # One more block, because a window can start in the middle of a block.
-        return self.cache.allocator.num_blocks_for(length) + (self.window is not None)
 
     def _charge_tenant(self, request: Request) -> None:
         """Add to the tenant's counter the tokens that the request has generated since the last call."""
@@ -227,7 +223,7 @@ class Scheduler:
         while waiting:
             request = min(waiting, key=self._queue_order)
             waiting.remove(request)
-            if not self.running and self._max_blocks(request) > self.cache.allocator.num_blocks:
+            if not self.running and self.blocks.maximum(request) > self.cache.allocator.num_blocks:
                 # The cache has shrunk since the request was added: a new draft model has taken memory.
                 request.fail(CacheFullError(self._cache_too_small(request)))
                 continue
@@ -259,7 +255,8 @@ class Scheduler:
         if not runs_alone and self._is_still_refused(request, victims):
             return False
         self._match_prefix(request)
-        if not runs_alone and self._num_wanted_blocks(request) > self._num_available_blocks(victims):
+        wanted = self._num_wanted(self.blocks.plan(request))
+        if not runs_alone and wanted > self._num_available_blocks(victims):
             cached_blocks = request.block_table.blocks
             next_digest = next(iter(request.digests[len(cached_blocks) :]), b"")
             request.admission_refusal = AdmissionRefusal(cached_blocks, next_digest, self.cache.version)
@@ -267,13 +264,14 @@ class Scheduler:
             return False
         request.admission_refusal = None
         allocator = self.cache.allocator
-        if self._num_wanted_blocks(request) > allocator.num_free:
+        if wanted > allocator.num_free:
             self._release_reserved_blocks({})
         for victim in victims:
-            if len(self.running) < self.max_batch and self._num_wanted_blocks(request) <= allocator.num_free:
+            if len(self.running) < self.max_batch and wanted <= allocator.num_free:
                 break
             self._preempt(victim)
-        self._reserve_all_blocks(request)
+        if self.blocks.can_reserve_all(request):  # so that they are consecutive, if possible
+            self.cache.prepare(request.block_table, max_length(request) + self.max_tree)
         self.disk_reads.start(request)
         self.release_outside_window(request.block_table)
         if request.start_order is None:
@@ -291,7 +289,8 @@ class Scheduler:
         if refusal.cache_version != self.cache.version:
             return False
         num_shared = sum(self.cache.allocator.references[block] > 0 for block in refusal.cached_blocks)
-        if self._num_wanted_blocks(request) - num_shared <= self._num_available_blocks(victims):
+        wanted = self._num_wanted(self.blocks.plan(request))
+        if wanted - num_shared <= self._num_available_blocks(victims):
             return False
         return not self.cache.has_cached_block(refusal.next_digest)
 
@@ -307,49 +306,22 @@ class Scheduler:
         request.block_table.adapter = -1 if request.adapter is None else request.adapter.number
         self.release_outside_window(request.block_table)
 
-    def _reserve_all_blocks(self, request: Request) -> None:
-        """Reserve all blocks of the request, consecutive if possible, if half the empty blocks suffice."""
-        allocator, length = self.cache.allocator, len(request.prompt) + request.params.max_tokens + self.max_tree
-        if (
-            self.window is None
-            and allocator.num_missing(request.block_table, length)
-            <= (allocator.num_free - len(allocator.evictable)) // 2
-        ):
-            self.cache.prepare(request.block_table, length)
-
     def _num_available_blocks(self, victims: Sequence[Request]) -> int:
         """Count the free blocks, plus those of ``victims``, minus those that other requests need."""
         allocator = self.cache.allocator
         references = Counter(block for each in victims for block in each.block_table.blocks)
         released = sum(allocator.references[block] == count for block, count in references.items())
-        reserved = sum(
-            max(self._num_missing_blocks(each) + 1, self._num_wanted_blocks(each))
-            for each in self.running
-            if each not in victims
-        )
+        plans = [self.blocks.plan(each) for each in self.running if each not in victims]
+        reserved = sum(max(plan.now + 1, self._num_wanted(plan)) for plan in plans)
         return allocator.num_free + released - reserved
 
-    def _num_wanted_blocks(self, request: Request) -> int:
+    def _num_wanted(self, plan: BlockPlan) -> int:
         """Return the number of blocks for the text so far plus a reserve for tokens up to ``max_tokens``.
 
         The final length is unknown. Too small a reserve causes preemptions, too large a reserve keeps batches small.
         The reserve therefore grows with each preemption and decays with each step.
         """
-        end = (
-            self.cache.allocator.num_blocks_for(request.block_table.length + request.num_pending)
-            - request.block_table.num_released
-        )
-        return self._num_missing_blocks(request) + int(self._reserve_share * max(0, self._max_blocks(request) - end))
-
-    def _num_missing_blocks(self, request: Request) -> int:
-        """Return how many blocks the text and one more token lack; negative if the request holds too many."""
-        allocator, block_table = self.cache.allocator, request.block_table
-        length = request.num_pending + 1
-        if self.window is not None:
-            length = min(length, self.window + self.prefill_chunk + 1)
-        num_held = block_table.num_released + len(block_table.blocks)
-        needed = allocator.num_blocks_for(block_table.length + length)
-        return allocator.num_missing(block_table, block_table.length + length) - max(0, num_held - needed)
+        return plan.wanted(self._reserve_share)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -437,28 +409,16 @@ class Scheduler:
         return min(reversed(victims), key=lambda each: (each.priority, -num_running[each.tenant]), default=request)
 
     def _reserve_draft_slots(self, requests: Sequence[Request]) -> dict[Request, int]:
-        """Reserve KV slots for draft tokens after each request's pending token; return how many, by request.
-
-        Empty blocks are divided evenly; a request has at most ``max_tree`` rows. Without empty blocks, a block of the
-        prefix cache is evicted for a request with at most ``block_size`` free slots whose text may need a next block.
-        """
-        allocator, size, draft_slots = self.cache.allocator, self.cache.block_size, dict[Request, int]()
+        """Reserve KV slots for draft tokens after each request's pending token; return how many, by request."""
+        draft_slots = dict[Request, int]()
         for number, request in enumerate(requests):
-            block_table = request.block_table
-            num_held = block_table.num_released + len(block_table.blocks)
-            num_new = (allocator.num_free - len(allocator.evictable)) // (len(requests) - number)
-            end = allocator.num_blocks_for(len(request.prompt) + request.params.max_tokens)
-            if not num_new and allocator.num_free and num_held * size - block_table.length <= size and num_held < end:
-                num_new = 1
-            draft_slots[request] = max(0, min(self.max_tree, (num_held + num_new) * size - block_table.length) - 1)
-            self.cache.prepare(block_table, block_table.length + 1 + draft_slots[request])
+            table = request.block_table
+            draft_slots[request] = self.blocks.num_draft_slots(request, len(requests) - number)
+            self.cache.prepare(table, table.length + 1 + draft_slots[request])
         return draft_slots
 
-    def _max_blocks(self, request: Request) -> int:
-        return self.max_blocks_held(len(request.prompt) + request.params.max_tokens)
-
     def _cache_too_small(self, request: Request) -> str:
-        needed, blocks, size = self._max_blocks(request), self.cache.allocator.num_blocks, self.cache.block_size
+        needed, blocks, size = self.blocks.maximum(request), self.cache.allocator.num_blocks, self.cache.block_size
         return (
             f"expected a request of at most {blocks * size} tokens, the size of the KV cache, found {needed * size}; "
             "raise kv_memory or lower max_tokens"
