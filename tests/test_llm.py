@@ -149,7 +149,7 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
     for when in (2, 4, 7):
         stream = llm.stream(PROMPTS[0], params)
         pieces = [next(stream)]
-        text, calls = llm.engine.scheduler.running[0].detokenizer, count(1)
+        text, calls = llm.engine.scheduler.running[0].result.detokenizer, count(1)
         push = text.push
 
         def interrupted(

@@ -25,7 +25,7 @@ from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting import Proposer
 from pronk.drafting.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
-from pronk.engine.request import Request
+from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.models.backend import Backend, KernelBackend
@@ -441,7 +441,8 @@ def make_request(
     sampler = Sampler(params, seed, tokens, vocab, **banned, kernels=kernels(), processors=budget, guide=guide)
     stops = params.stops
     text = TextStream(toy_tokenizer(vocab), prompt, stops, params.min_tokens) if stops else NullText()
-    return Request(prompt, tokens, params, seed, drafter or Autoregressive(), sampler, text, stop_token_ids, parent)
+    speculation = Speculation(drafter or Autoregressive())
+    return Request(prompt, tokens, params, seed, sampler, speculation, RequestResult(text), stop_token_ids, parent)
 
 
 def samples(prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any] | None = None) -> list[Request]:
@@ -468,8 +469,8 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
         steps += 1
         assert steps < 20_000, "the requests do not end"
     for request in requests:
-        if request.error is not None:
-            raise request.error
+        if request.result.error is not None:
+            raise request.result.error
         assert request.stats.draft_error is None, request.stats.draft_error
     assert_idle(engine)
 

@@ -273,7 +273,7 @@ def abort_one_and_finish(engine: Engine, drafter: Proposer[Any], requests: Seque
     """Abort the second request after an interrupted step; the others must end with the tokens of plain decoding."""
     engine.abort(requests[1])
     rest = [*requests[:1], *requests[2:]]
-    while any(request.finish_reason is None for request in rest):
+    while any(request.result.finish_reason is None for request in rest):
         engine.step()
     assert_plain(engine, rest)
     assert all(request.stats.accepted > 0 for request in rest)

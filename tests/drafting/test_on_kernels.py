@@ -258,7 +258,7 @@ def test_an_interrupted_program_is_built_again(spec: Callable[[], str], part: st
                     engine.step()
             else:
                 engine.step()
-        while request.finish_reason is None:
+        while request.result.finish_reason is None:
             engine.step()
         return [list(asked.tree.tokens) for asked in watched.of(request)], calls
 

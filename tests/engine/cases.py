@@ -171,9 +171,12 @@ def assert_same(got: Sequence[Request], want: Sequence[Request]) -> None:
     """Check that tokens, texts, finish reasons and the bits of logprobs are equal."""
     for one, other in zip(got, want, strict=True):
         assert (one.prompt, one.seed) == (other.prompt, other.seed)
-        assert (one.output, one.output_text) == (other.output, other.output_text)
-        assert (one.finish_reason, one.stop_reason) == (other.finish_reason, other.stop_reason)
-        assert one.logprobs == other.logprobs
+        assert (one.output, one.result.text) == (other.output, other.result.text)
+        assert (one.result.finish_reason, one.result.stop_reason) == (
+            other.result.finish_reason,
+            other.result.stop_reason,
+        )
+        assert one.result.logprobs == other.result.logprobs
 
 
 def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:

@@ -184,9 +184,9 @@ def failing_proposer(**given: Any) -> FailingProposer:
 def assert_as_plain(requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
     for index, (request, want) in enumerate(zip(requests, plain(), strict=True)):
         if index not in but:
-            assert request.error is None
-            assert (request.output, request.finish_reason) == (want.output, want.finish_reason)
-            assert request.logprobs == want.logprobs
+            assert request.result.error is None
+            assert (request.output, request.result.finish_reason) == (want.output, want.result.finish_reason)
+            assert request.result.logprobs == want.result.logprobs
 
 
 def assert_observed(proposer: FailingProposer, requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:

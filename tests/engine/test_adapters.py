@@ -170,7 +170,7 @@ def test_samples_of_a_prompt_share_blocks_and_the_adapter() -> None:
             made[-1].adapter = adapters[2]
             made[-1].parent = made[0] if parent and index else None
         run(engine, made)
-        outputs.append([(request.output, request.logprobs) for request in made])
+        outputs.append([(request.output, request.result.logprobs) for request in made])
         shared = total(made[1:], "cached_tokens")
         assert (shared > 0) == parent
     assert outputs[0] == outputs[1]

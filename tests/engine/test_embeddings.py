@@ -82,7 +82,7 @@ def test_same_bits_beside_running_generations(drafter: str, dtype: str) -> None:
         assert request.pooler is not None
         found = request.pooler.options.embeddings([request.pooler], llm.config.hidden_size)[0]
         assert found.tobytes() == alone[number].tobytes()
-        assert (request.num_generated, request.finish_reason, request.stats.draft_error) == (0, "length", None)
+        assert (request.num_generated, request.result.finish_reason, request.stats.draft_error) == (0, "length", None)
     for request, completion in zip(texts, want, strict=True):
         assert tuple(request.output) == tuple(completion.token_ids)
         assert request.stats.accepted == completion.stats.accepted

@@ -80,12 +80,12 @@ def matrix(names: Sequence[str], close: Sequence[str], others: Sequence[str], dt
 
 def assert_stats_add_up(request: Request) -> None:
     stats = request.stats
-    assert stats.generated_tokens == len(request.output) == len(request.from_draft)
+    assert stats.generated_tokens == len(request.output) == len(request.result.from_draft)
     assert stats.prompt_tokens == len(request.prompt)
-    pieces = [(piece.token_id, piece.source is not None) for piece in request.undelivered]
-    assert pieces == [*zip(request.output, request.from_draft, strict=True)]
-    assert sum(request.from_draft) <= stats.accepted <= stats.drafted
-    assert stats.generated_tokens - sum(request.from_draft) <= stats.target_steps
+    pieces = [(piece.token_id, piece.source is not None) for piece in request.result.undelivered]
+    assert pieces == [*zip(request.output, request.result.from_draft, strict=True)]
+    assert sum(request.result.from_draft) <= stats.accepted <= stats.drafted
+    assert stats.generated_tokens - sum(request.result.from_draft) <= stats.target_steps
     assert all(0 <= share <= 1 for share in stats.acceptance)
     assert sum(step.tokens for step in stats.steps) == stats.generated_tokens
     assert all(step.accepted <= step.depth <= step.drafted < step.rows for step in stats.steps)
@@ -116,7 +116,7 @@ def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
     assert_not_vacuous(name, got)
     for request in got:
         assert_stats_add_up(request)
-    assert any(any(request.from_draft) for request in got) == (total(got, "accepted") > 0)
+    assert any(any(request.result.from_draft) for request in got) == (total(got, "accepted") > 0)
 
 
 BESIDE = ("greedy", "all", "repetitive", "thinking", "stop")
@@ -165,12 +165,12 @@ def test_texts_of_plain_decoding_are_varied() -> None:
         grams = list(zip(*(output[i:] for i in range(4)), strict=False))
         assert len(grams) - len(set(grams)) <= 0.1 * len(grams)
     ended = [request for options in OPTIONS if options != "stop" for request in plain(FLOAT32, options)]
-    assert {request.finish_reason for request in ended} == {"stop", "length"}
-    assert {request.stop_reason for request in ended} == {None, *ENDS}
+    assert {request.result.finish_reason for request in ended} == {"stop", "length"}
+    assert {request.result.stop_reason for request in ended} == {None, *ENDS}
     for request in ended:
-        assert (len(request.output) == 40) == (request.finish_reason == "length") or request.output[-1] in ENDS
+        assert (len(request.output) == 40) == (request.result.finish_reason == "length") or request.output[-1] in ENDS
         assert len(request.output) <= 40
-        assert [token in ENDS for token in request.output].count(True) == (request.finish_reason == "stop")
+        assert [token in ENDS for token in request.output].count(True) == (request.result.finish_reason == "stop")
     assert all(len(request.output) >= 30 for request in plain(FLOAT32, "min_tokens"))
 
 
@@ -178,15 +178,15 @@ def test_texts_of_plain_decoding_end_at_stop_strings_with_a_special_token() -> N
     """The tokens go up to the stop string's last token; the text lacks the stop string and the names of tokens."""
     requests = plain(FLOAT32, "stop")
     stops = requests[0].params.stops
-    ended = [request for request in requests if request.stop_reason is not None]
-    assert {request.stop_reason for request in ended} == {*stops}
+    ended = [request for request in requests if request.result.stop_reason is not None]
+    assert {request.result.stop_reason for request in ended} == {*stops}
     for request in requests:
         named = toy_tokenizer().decode(request.output, skip_special_tokens=False)
         found = [stop for stop in stops if stop in named]
-        assert found == ([] if request.stop_reason is None else [request.stop_reason])
+        assert found == ([] if request.result.stop_reason is None else [request.result.stop_reason])
         assert not any(stop in named[: len(named) - 1] for stop in stops)
-        before = named.removesuffix(str(request.stop_reason))
-        assert request.output_text == before.replace("<|11|>", "")
+        before = named.removesuffix(str(request.result.stop_reason))
+        assert request.result.text == before.replace("<|11|>", "")
 
 
 # Cases that are not slow tests, for each result of workers: choices, some logits, all logits, layers' outputs.
@@ -228,7 +228,7 @@ def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.M
     assert len(made.workers) == 2
     assert made.num_shared_passes > 5
     assert fetched[True] == 0
-    if not got[0].capabilities.logits:
+    if not got[0].speculation.capabilities.logits:
         assert (fetched[False] > 0) == (made.num_shared_passes > 0)
 
 
@@ -346,7 +346,7 @@ def test_8_bit_cache(name: str) -> None:
     assert_same(got, want)
     assert_not_vacuous(name, got)
     others = plain(BFLOAT16, "temperature")
-    assert [request.logprobs for request in want] != [request.logprobs for request in others]
+    assert [request.result.logprobs for request in want] != [request.result.logprobs for request in others]
 
 
 @DTYPES
@@ -409,7 +409,7 @@ def test_committed_tokens_never_change(name: str, options: str) -> None:
     for request in got:
         engine.add(request)
     steps = 0
-    while running := [request for request in got if request.finish_reason is None]:
+    while running := [request for request in got if request.result.finish_reason is None]:
         engine.step()
         for request, other in zip(got, want, strict=True):
             assert request.output == other.output[: len(request.output)]
@@ -471,7 +471,7 @@ def test_inexact_mode(options: str) -> None:
         assert total(got, "accepted") > 40
         for one, other in zip(got, want, strict=True):
             assert one.output == other.output
-            for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            for mine, theirs in zip(one.result.logprobs, other.result.logprobs, strict=True):
                 assert mine == pytest.approx(theirs, rel=0.0, abs=1e-4)
 
 

@@ -62,7 +62,7 @@ def test_processors_that_raise(verb: str) -> None:
         raised += bool(fuse.raised)
         want = plain()[victim].output
         assert requests[victim].output == want[: len(requests[victim].output)]
-        assert isinstance(requests[victim].error, PlantedError) == bool(fuse.raised)
+        assert isinstance(requests[victim].result.error, PlantedError) == bool(fuse.raised)
         assert fuse.raised or requests[victim].output == want
     assert raised > 4
 
@@ -73,12 +73,12 @@ def test_texts_that_raise(verb: str) -> None:
     for _ in range(8):
         victim, fuse = dice.randrange(8), Fuse(dice.randrange(1, 16) if verb == "push" else 1)
         requests = batch(proposer := failing_proposer())
-        requests[victim].detokenizer = FailingText(verb, fuse)
+        requests[victim].result.detokenizer = FailingText(verb, fuse)
         finish(make_engine(tiny_decoder()), requests)
         assert_as_plain(requests, but=[victim])
         assert_observed(proposer, requests, but=[victim])
         assert fuse.raised == 1
-        assert isinstance(requests[victim].error, PlantedError)
+        assert isinstance(requests[victim].result.error, PlantedError)
 
 
 @pytest.mark.parametrize("verb", ["start", "propose", "observe"])
@@ -122,20 +122,20 @@ def test_an_error_keeps_no_local_variables_alive() -> None:
     request = make_request(PROMPTS[0], options(0))
     add_processor(request, Masking("mask", Fuse(3)))
     finish(make_engine(tiny_decoder()), [request])
-    assert isinstance(request.error, PlantedError)
+    assert isinstance(request.result.error, PlantedError)
     assert len(seen) == 3
     assert seen[-1]() is None
-    assert any("mask" in line for line in traceback.format_exception(request.error))
+    assert any("mask" in line for line in traceback.format_exception(request.result.error))
 
 
 def test_a_text_that_raises_at_the_last_token_leaves_no_finish_reason() -> None:
     for end in ("push", "flush"):
         request = make_request(PROMPTS[0], options(0))
-        request.detokenizer = FailingText(end, Fuse(1 if end == "flush" else len(plain()[0].output)))
+        request.result.detokenizer = FailingText(end, Fuse(1 if end == "flush" else len(plain()[0].output)))
         finish(make_engine(tiny_decoder()), [request])
-        assert isinstance(request.error, PlantedError)
-        assert request.finish_reason is None
-        assert request.stop_reason is None
+        assert isinstance(request.result.error, PlantedError)
+        assert request.result.finish_reason is None
+        assert request.result.stop_reason is None
 
 
 def test_an_overflow_error_of_a_text_is_not_reported_as_bad_logits() -> None:
@@ -145,9 +145,9 @@ def test_an_overflow_error_of_a_text_is_not_reported_as_bad_logits() -> None:
         def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
             raise OverflowError(token)
 
-    request.detokenizer = Overflowing()
+    request.result.detokenizer = Overflowing()
     finish(make_engine(tiny_decoder()), [request])
-    assert isinstance(request.error, OverflowError)
+    assert isinstance(request.result.error, OverflowError)
 
 
 def test_several_failures_at_once() -> None:
@@ -157,13 +157,13 @@ def test_several_failures_at_once() -> None:
         requests, failing = batch(failing_proposer(verb=verb, fuse=fuse)), dice.sample(range(8), 4)
         fuses = {index: Fuse(dice.randrange(1, 14)) for index in failing}
         for index in failing[:2]:
-            requests[index].detokenizer = FailingText("push", fuses[index])
+            requests[index].result.detokenizer = FailingText("push", fuses[index])
         for index in failing[2:]:
             add_processor(requests[index], FailingProcessor(dice.choice(["mask", "advance"]), fuses[index]))
         finish(make_engine(tiny_decoder(), max_batch=dice.choice((3, 8))), requests)
         assert_as_plain(requests, but=failing)
         for index in failing:
-            assert isinstance(requests[index].error, PlantedError) == bool(fuses[index].raised)
+            assert isinstance(requests[index].result.error, PlantedError) == bool(fuses[index].raised)
 
 
 def test_logits_of_nan_end_one_request_alone() -> None:
@@ -181,4 +181,4 @@ def test_logits_of_nan_end_one_request_alone() -> None:
     requests[3] = make_request(PROMPTS[3], replace(requests[3].params, max_tokens=30))
     finish(engine, requests)
     assert_as_plain(requests, but=[3])
-    assert "expected finite logits" in str(requests[3].error)
+    assert "expected finite logits" in str(requests[3].result.error)

@@ -72,7 +72,7 @@ def test_tenants_change_the_order_and_not_the_tokens(num_blocks: int) -> None:
         got = of_tenants(want, engine, names)
         run(engine, got)
         assert_same(got, want)
-        order.append([request.start_order for request in got])
+        order.append([request.queueing.start_order for request in got])
     assert order[0] == sorted(order[0])
     assert order[1] != order[0] != order[2]
 
@@ -86,6 +86,6 @@ def test_a_request_after_its_deadline_gives_way_at_once() -> None:
     assert (late.num_generated, after.num_generated) == (1, 0)
     late.deadline = 0.0
     engine.step()
-    assert isinstance(late.error, TimeoutError)
+    assert isinstance(late.result.error, TimeoutError)
     assert after.num_generated == 1
     assert late not in engine.scheduler.running

@@ -109,8 +109,8 @@ def assert_fits(llm: LLM, done: Completion, params: SamplingParams, schema: dict
         done.prompt_token_ids, most, llm.get_proposer("suffix"), seed=done.seed, output=done.token_ids
     )
     llm.engine.run([request])
-    if request.finish_reason == "stop":
-        assert fits(done.text + request.output_text, schema)
+    if request.result.finish_reason == "stop":
+        assert fits(done.text + request.result.text, schema)
 
 
 def check_schemas(llm: LLM, found: Sequence[dict[str, Any]], names: Sequence[str]) -> Counter[str]:
@@ -248,7 +248,7 @@ def test_preemption_and_prefix_hits(mode: str) -> None:
     assert total(requests, "cached_tokens") > 0
     for request, done in zip(requests, want, strict=True):
         assert request.output == done.token_ids
-        assert mode == "jump" or request.logprobs == done.logprobs
+        assert mode == "jump" or request.result.logprobs == done.logprobs
         small.engine.abort(request)
 
 
@@ -455,7 +455,7 @@ def test_a_guide_that_fails_ends_its_own_request() -> None:
     for request in got:
         engine.add(request)
     step_until_ended(engine, got)
-    assert isinstance(got[2].error, PronkError)
+    assert isinstance(got[2].result.error, PronkError)
     assert 0 < len(got[2].output) <= 12
     assert_same([*got[:2], *got[3:]], [*want[:2], *want[3:]])
 

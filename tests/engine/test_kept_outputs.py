@@ -158,12 +158,12 @@ def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
     engine.add(request)
     engine.target.keep_hidden(2, engine)
     engine.step()
-    assert isinstance(request.error, CacheFullError)
+    assert isinstance(request.result.error, CacheFullError)
     engine.step()
     small = make_request(PROMPTS[0], SamplingParams(max_tokens=4), stop_token_ids=())
     engine.add(small)
     step_until_ended(engine, [small])
-    assert small.error is None
+    assert small.result.error is None
 
 
 def test_prefix_hits_have_kept_outputs() -> None:

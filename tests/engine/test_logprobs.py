@@ -26,8 +26,8 @@ def score(dtype: DType, texts: Sequence[list[int]], variant: dict[str, Any], **e
     requests = [make_request(tokens, SamplingParams(max_tokens=1, prompt_logprobs=2)) for tokens in texts]
     run(make_engine(tiny_decoder(dtype, **variant), **engine), requests)
     for request in requests:
-        assert len(request.prompt_logprobs) == len(request.prompt)
-        assert request.prompt_logprobs[0] is None
+        assert len(request.result.prompt_logprobs) == len(request.prompt)
+        assert request.result.prompt_logprobs[0] is None
     return requests
 
 
@@ -42,8 +42,8 @@ def test_output_logprobs_equal_prompt_logprobs(variant: str, dtype: DType) -> No
     for settings in ({"prefill_chunk": 4096, "max_batch": 1}, {"prefill_chunk": 50}):
         again = score(dtype, [request.tokens for request in got], VARIANTS[variant], **settings)
         for request, scored in zip(got, again, strict=True):
-            assert len(request.logprobs) == len(request.output)
-            assert request.logprobs == scored.prompt_logprobs[len(request.prompt) :]
+            assert len(request.result.logprobs) == len(request.output)
+            assert request.result.logprobs == scored.result.prompt_logprobs[len(request.prompt) :]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -52,7 +52,7 @@ def test_scored_equals_dense(variant: str) -> None:
     for settings in ({}, {"prefill_chunk": 33}):
         (scored,) = score(FLOAT32, [tokens], VARIANTS[variant], **settings)
         want = log_softmax(dense_logits(tiny_module(**VARIANTS[variant]), tokens))
-        for place, report in enumerate(scored.prompt_logprobs[1:]):
+        for place, report in enumerate(scored.result.prompt_logprobs[1:]):
             assert report is not None
             right, best = tokens[place + 1], np.argsort(-want[place])[:2].tolist()
             assert next(iter(report)) == right
@@ -68,5 +68,5 @@ def test_prompt_logprobs_do_not_change_the_output(dtype: DType) -> None:
     got = [ask(request.prompt, each, drafter("oracle", want)) for request, each in zip(want, given, strict=True)]
     run(make_engine(tiny_decoder(dtype)), got)
     assert_same(got, want)
-    assert [len(request.prompt_logprobs) for request in got] == [len(prompt) for prompt in PROMPTS]
-    assert all(report is None or len(report) == 1 for request in got for report in request.prompt_logprobs)
+    assert [len(request.result.prompt_logprobs) for request in got] == [len(prompt) for prompt in PROMPTS]
+    assert all(report is None or len(report) == 1 for request in got for report in request.result.prompt_logprobs)

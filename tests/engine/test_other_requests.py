@@ -31,7 +31,7 @@ def test_other_requests_that_are_aborted_or_fail(name: str, options: str) -> Non
     kept = [again(index) for index in range(len(want))]
     leaving, failing = [again(index) for index in (1, 3, 4)], [again(index) for index in (0, 2, 5)]
     for request in failing:
-        request.detokenizer = FailingText("push", Fuse(dice.randint(1, 8)))
+        request.result.detokenizer = FailingText("push", Fuse(dice.randint(1, 8)))
     for request in dice.sample(kept, len(kept)):
         engine.add(request)
     for _ in range(6):
@@ -45,7 +45,7 @@ def test_other_requests_that_are_aborted_or_fail(name: str, options: str) -> Non
             if request.num_generated > 3 or (request is not leaving[0] and dice.random() < 0.02):
                 engine.abort(request)
     assert_same(kept, want)
-    assert all(isinstance(request.error, PlantedError) for request in failing)
+    assert all(isinstance(request.result.error, PlantedError) for request in failing)
     assert leaving[0].aborted
     assert leaving[0].num_generated > 3
     assert total([*kept, *leaving, *failing], "preemptions") > 0

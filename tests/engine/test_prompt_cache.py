@@ -404,7 +404,7 @@ def test_prompts_with_prompt_logprobs_are_computed(server: Server) -> None:
     one, _ = turn(server.start(decoder), FIRST, options)
     other, _ = turn(server.start(decoder), FIRST, options)
     assert other.stats.disk_tokens == 0
-    assert other.prompt_logprobs == one.prompt_logprobs
+    assert other.result.prompt_logprobs == one.result.prompt_logprobs
 
 
 def test_blocks_that_did_not_fit_into_the_queue_are_stored_later(

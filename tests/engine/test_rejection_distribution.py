@@ -175,7 +175,7 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
             draft_tokens = [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node]
             token = slow_choice(made, logits[place - 1], draft_tokens)
             assert token == text[place]
-            logprob = done.logprobs[place - len(done.prompt)][token]
+            logprob = done.result.logprobs[place - len(done.prompt)][token]
             assert logprob == pytest.approx(float(logprobs[place - 1, token]), abs=1e-4)
             made.advance(token)
             if token not in draft_tokens:

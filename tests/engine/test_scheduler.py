@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pronk.base.errors import CacheFullError, DeadlineError
 from pronk.cache.blocks import BlockAllocator, BlockTable
+from pronk.engine.request import Queueing, RequestResult
 from pronk.engine.scheduler import ScheduledRequest, Scheduler
 from pronk.engine.stats import Stats
 from tiny_models import Clock
@@ -31,13 +32,7 @@ class Fake:
     deadline: float | None = None
     tokens: int = 0
     tenant: str = ""
-    arrival: int = 0
-    queued_time: float | None = None
-    turn_end: float = -inf
-    turn_start: int = 0
     paused: bool = False
-    start_order: int | None = None
-    num_charged: int = 0
     start_time: float = 0.0
     cache_salt: bytes = b""
     adapter: None = None
@@ -46,15 +41,11 @@ class Fake:
     stats: Stats = field(default_factory=Stats)
     block_table: BlockTable = field(default_factory=BlockTable)
     digests: list[bytes] = field(default_factory=list)
-    admission_refusal: object = None
-    finish_reason: str | None = None
-    error: Exception | None = None
+    queueing: Queueing = field(default_factory=Queueing)
+    result: RequestResult = field(default_factory=lambda: RequestResult(cast("Any", None)))
 
     def __post_init__(self) -> None:
         self.tokens = self.length
-
-    def fail(self, error: Exception) -> None:
-        self.error = error
 
     @property
     def prompt(self) -> range:
@@ -74,14 +65,14 @@ class Fake:
 
     @property
     def ended(self) -> bool:
-        return self.finish_reason is not None or self.error is not None
+        return self.result.ended
 
     @property
     def has_new_turn(self) -> bool:
-        return self.turn_end > -inf and self.num_generated == self.turn_start
+        return self.queueing.turn_end > -inf and self.num_generated == self.queueing.turn_start
 
     def has_turn(self, now: float) -> bool:
-        return self.turn_end > now or self.has_new_turn
+        return self.queueing.turn_end > now or self.has_new_turn
 
     @property
     def is_startable(self) -> bool:
@@ -153,7 +144,7 @@ def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Ran
             request.tokens += accepted + 1
             request.block_table.length += accepted
             if request.tokens - request.length >= request.max_tokens:
-                request.finish_reason = "length"
+                request.result.finish_reason = "length"
         if plan.window is not None:
             plan.cache.allocator.release_before(request.block_table, request.block_table.length - plan.window + 1)
 
@@ -186,7 +177,7 @@ def check(plan: Scheduler, batch: Sequence[ScheduledRequest]) -> None:
     decoding = [request for request in plan.running if request.num_pending == 1]
     live = {id(request) for request in decoding if not request.ended}
     assert live <= {id(scheduled.request) for scheduled in batch}, "a decoding request stalls"
-    order = [(-request.priority, request.start_order) for request in plan.running]
+    order = [(-request.priority, request.queueing.start_order) for request in plan.running]
     assert order == sorted(order)  # type: ignore[type-var]
     counts = [0] * plan.cache.allocator.num_blocks
     for request in plan.running:
@@ -267,7 +258,7 @@ def test_no_request_overtakes_one_that_does_not_fit() -> None:
     add(plan, large, larger, small)
     assert [scheduled.request for scheduled in plan.schedule()] == [large]
     assert [*plan.waiting] == [larger, small]
-    large.finish_reason = "stop"
+    large.result.finish_reason = "stop"
     leave(plan)
     assert plan.schedule()[0].request is larger  # type: ignore[comparison-overlap]
 
@@ -285,7 +276,7 @@ def test_a_waiting_request_that_no_longer_fits_fails() -> None:
     add(plan, request, small)
     plan.cache.allocator = BlockAllocator(10, BLOCK)  # as after a draft model took its share of memory
     assert [scheduled.request for scheduled in plan.schedule()] == [small]
-    assert isinstance(request.error, CacheFullError)
+    assert isinstance(request.result.error, CacheFullError)
 
 
 def test_draft_slots_shrink_before_a_request_is_preempted() -> None:
@@ -442,7 +433,8 @@ def test_waiting_tenants_get_equal_shares() -> None:
     assert [each for each in plan.waiting if each.tenant == "long"]
     ended = [sum(each.ended for each in group) for group in (short, long)]
     assert ended[0] > 3 * ended[1] > 0
-    by_tenant = [[each.start_order for each in group if each.start_order is not None] for group in (short, long)]
+    orders = [[each.queueing.start_order for each in group] for group in (short, long)]
+    by_tenant = [[order for order in each if order is not None] for each in orders]
     assert all(order == sorted(order) for order in by_tenant), "requests of one tenant start in order of arrival"
 
 
@@ -473,11 +465,11 @@ def test_a_refusal_is_forgotten_with_a_new_cache() -> None:
     large, waits = Fake(44, 4), Fake(30, 4)
     add(plan, large, waits)
     advance(plan, plan.schedule(), dice)
-    assert waits.admission_refusal is not None
-    waits.admission_refusal = waits.admission_refusal._replace(cached_blocks=[15])  # type: ignore[attr-defined]
+    assert waits.queueing.refusal is not None
+    waits.queueing.refusal = waits.queueing.refusal._replace(cached_blocks=[15])  # type: ignore[attr-defined]
     plan.cache.allocator, plan.cache.version = BlockAllocator(12, BLOCK), 1
     large.block_table = BlockTable()
-    large.finish_reason = "abort"
+    large.result.finish_reason = "abort"
     leave(plan)
     assert [scheduled.request for scheduled in plan.schedule()] == [waits]
 
@@ -492,8 +484,8 @@ def test_deadlines() -> None:
     leave(plan)
     assert [scheduled.request for scheduled in plan.schedule()] == [other]
     for request in (late, waits):
-        assert isinstance(request.error, DeadlineError)
-        assert isinstance(request.error, TimeoutError)
+        assert isinstance(request.result.error, DeadlineError)
+        assert isinstance(request.result.error, TimeoutError)
 
 
 def test_samples_wait_for_prefill_and_share_the_prompt() -> None:
@@ -513,7 +505,7 @@ def test_samples_wait_for_prefill_and_share_the_prompt() -> None:
     assert second.block_table.blocks[:whole] == first.block_table.blocks[:whole] == third.block_table.blocks[:whole]
     assert second.block_table.blocks[whole] != first.block_table.blocks[whole], "copied before it is written"
     check(plan, batch)
-    first.finish_reason = "stop"
+    first.result.finish_reason = "stop"
     leave(plan)
     assert [scheduled.request for scheduled in plan.schedule()] == [second, third]
 
@@ -526,7 +518,7 @@ def test_a_sample_computes_the_prompt_if_the_first_sample_has_left(how: str) -> 
     add(plan, first, second)
     advance(plan, plan.schedule(), dice)
     if how == "ended":
-        first.finish_reason = "stop"
+        first.result.finish_reason = "stop"
     elif how == "failed":
         first.error = ArithmeticError()
     assert plan.remove(first)  # type: ignore[arg-type]

@@ -236,7 +236,7 @@ def test_prompts_with_prompt_logprobs_are_computed() -> None:
     run(engine, [one])
     run(engine, [other])
     assert other.stats.cached_tokens == 0
-    assert other.prompt_logprobs == one.prompt_logprobs
+    assert other.result.prompt_logprobs == one.result.prompt_logprobs
 
 
 def test_prompt_logprobs_after_a_preemption_in_prefill() -> None:
@@ -251,10 +251,10 @@ def test_prompt_logprobs_after_a_preemption_in_prefill() -> None:
     engine.add(urgent)
     step_until_ended(engine, [urgent])
     assert not shared.ended
-    assert 0 < len(shared.prompt_logprobs) < 100
+    assert 0 < len(shared.result.prompt_logprobs) < 100
     step_until_ended(engine, [shared])
     assert shared.stats.preemptions == 1
-    assert shared.prompt_logprobs == alone.prompt_logprobs
+    assert shared.result.prompt_logprobs == alone.result.prompt_logprobs
     assert shared.output == alone.output
 
 
@@ -284,7 +284,7 @@ def test_any_traffic(seed: int) -> None:
     assert (total(done, "cached_tokens") > 0) == bool(seed % 2)
     assert engine.cache.allocator.num_free == 12
     for request in done:
-        assert request.error is None
+        assert request.result.error is None
         assert request.output == run_alone(decoder, request.prompt, request.params).output
 
 

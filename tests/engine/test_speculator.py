@@ -140,7 +140,7 @@ def test_invalid_draft_tokens(odd: str, rule: Any) -> None:
     made = [make_request(prompt, replace(options(index), rule=rule), Odd(want)) for index, prompt in enumerate(PROMPTS)]
     finish(engine, made)
     for index, request in enumerate(made):
-        assert request.error is None
+        assert request.result.error is None
         assert (request.stats.draft_error is not None) == (index == 2)
         assert rule != "coupled" or request.output == plain()[index].output
 

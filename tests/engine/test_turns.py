@@ -224,9 +224,9 @@ def test_turns_change_no_token(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     give_turns = engine.scheduler._give_turns
 
     def note(now: float) -> list[Request]:
-        before = {request: request.turn_end for request in got}
+        before = {request: request.queueing.turn_end for request in got}
         requests = give_turns(now)
-        turns.update(request.tenant for request in requests if request.turn_end != before[request])
+        turns.update(request.tenant for request in requests if request.queueing.turn_end != before[request])
         return requests
 
     monkeypatch.setattr(engine.scheduler, "_give_turns", note)
@@ -245,7 +245,7 @@ def test_a_request_waits_since_it_arrived_and_not_since_the_step_that_ran() -> N
     add(plan, Fake(4, 400, tenant="A"))
     write_rows(plan, plan.schedule())
     one = Fake(4, 4, tenant="B")
-    one.queued_time = clock.now
+    one.queueing.since = clock.now
     clock.now = MAX_WAIT  # the step took so long
     add(plan, one)
     assert in_batch(plan.schedule(), "B")

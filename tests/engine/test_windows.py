@@ -27,10 +27,10 @@ def counts_of_blocks(engine: Engine, requests: Sequence[Request]) -> list[list[i
     counts: list[list[int]] = [[] for _ in requests]
     for request in requests:
         engine.add(request)
-    while any(request.finish_reason is None for request in requests):
+    while any(request.result.finish_reason is None for request in requests):
         engine.step()
         for request, held in zip(requests, counts, strict=True):
-            if request.finish_reason is None:
+            if request.result.finish_reason is None:
                 held.append(len(request.block_table.blocks))
     return counts
 
@@ -47,7 +47,7 @@ def test_memory_is_bounded(windows: tuple[int, ...], *, drafts: bool) -> None:
     requests = [make_request(prompt, PARAMS, proposer) for prompt in PROMPTS]
     counts = counts_of_blocks(engine, requests)
     assert [request.tokens for request in requests] == [request.tokens for request in want]
-    assert [request.logprobs for request in requests] == [request.logprobs for request in want]
+    assert [request.result.logprobs for request in requests] == [request.result.logprobs for request in want]
     assert (total(requests, "moved") > 0) == drafts
     for held in counts:
         assert max(held) <= (WINDOW + CHUNK + TREE) // BLOCK + 2
@@ -99,7 +99,7 @@ def test_windows_equal_a_dense_reference(windows: tuple[int | None, ...]) -> Non
     request = make_request(text(4, 600), SamplingParams(max_tokens=40, logprobs=1, prompt_logprobs=0))
     run(make_engine(decoder, prefill_chunk=100), [request])
     want = log_softmax(dense_logits(tiny_module(windows=windows), request.tokens))
-    reports = [*request.prompt_logprobs[1:], *request.logprobs]
+    reports = [*request.result.prompt_logprobs[1:], *request.result.logprobs]
     assert len(reports) == len(request.tokens) - 1
     for place, report in enumerate(reports):
         assert report is not None

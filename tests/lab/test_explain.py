@@ -79,7 +79,7 @@ def test_summary_without_draft_tokens(llm: LLM) -> None:
 def test_other_requests_have_no_trace(llm: LLM) -> None:
     (request,) = llm.request_factory.create_samples(llm.request_factory.encode_prompt(TEXT), PARAMS, llm.get_proposer())
     llm.engine.run([request])
-    assert request.decision_trace is None
+    assert request.speculation.trace is None
 
 
 def test_text_of_one_token(tmp_path: Path) -> None:

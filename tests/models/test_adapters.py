@@ -141,7 +141,7 @@ def test_requests_of_a_batch_have_the_bits_of_each_alone(
     llm.engine.run(batch)
     for request, one, name, prompt, options in zip(batch, alone, NAMES, PROMPTS, params, strict=True):
         assert request.output == list(one.token_ids)
-        assert request.logprobs == list(one.logprobs or ())
+        assert request.result.logprobs == list(one.logprobs or ())
         base = plain.generate(prompt, options)
         assert (base.logprobs == one.logprobs) == (name is None)
 

@@ -7,7 +7,7 @@ consecutive slots, and the next step starts after them. With torch the last bit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
@@ -165,18 +165,12 @@ class Engine:
             for request in requests:
                 self.add(request)
             # Another thread may have run a step of these requests: yield its tokens before the next step.
-            while any(not request.ended or request.undelivered for request in requests):
-                if not any(request.undelivered for request in requests):
+            while any(not request.ended or request.result.undelivered for request in requests):
+                if not any(request.result.undelivered for request in requests):
                     self.step()
                 _raise_errors(requests)
                 with self.lock:
-                    tokens = [
-                        (index, token, request.finish_reason is not None and count == len(request.undelivered))
-                        for index, request in enumerate(requests)
-                        for count, token in enumerate(request.undelivered, 1)
-                    ]
-                    for request in requests:
-                        request.undelivered.clear()
+                    tokens = [*_take_tokens(requests)]
                 yield from tokens
             _raise_errors(requests)  # errors of a step that another thread has run since
         finally:
@@ -243,9 +237,9 @@ class Engine:
             try:
                 outcome = self.output_processor.commit(step, result.job_result(number))
             except NotFiniteError:
-                step.request.fail(PronkError(_not_finite_message(self.cache.dtype)))
+                step.request.result.fail(PronkError(_not_finite_message(self.cache.dtype)))
             except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of a request
-                step.request.fail(error)
+                step.request.result.fail(error)
             else:
                 if outcome is not None:
                     outcomes[step.request] = outcome
@@ -260,7 +254,7 @@ class Engine:
         if self.scheduler.remove(request):
             request.stats.total_seconds = self.runner.clock() - request.start_time
             self.speculator.stop(request)
-            _clear_frames(request.error)
+            _clear_frames(request.result.error)
 
 
 def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
@@ -278,10 +272,19 @@ def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) ->
     return min(max(16, *windows), 8192)
 
 
+def _take_tokens(requests: Sequence[Request]) -> Iterator[tuple[int, Token, bool]]:
+    """Yield and forget the undelivered tokens, each with its request's index and whether it is the last one."""
+    for index, request in enumerate(requests):
+        undelivered = request.result.undelivered
+        while undelivered:
+            token = undelivered.popleft()
+            yield index, token, request.result.finish_reason is not None and not undelivered
+
+
 def _raise_errors(requests: Sequence[Request]) -> None:
     for request in requests:
-        if request.error is not None:
-            raise request.error
+        if request.result.error is not None:
+            raise request.result.error
 
 
 def _clear_frames(error: BaseException | None) -> None:

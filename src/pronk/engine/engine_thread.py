@@ -88,7 +88,7 @@ class EngineThread:
         """
         now = self.engine.runner.clock()
         for request in call.requests.values():
-            request.queued_time = now
+            request.queueing.since = now
         with self._wake:
             if self._closing:
                 msg = "expected an open model, found one that is closing; load the model again"
@@ -182,12 +182,13 @@ class EngineThread:
         """Put a call's new tokens into its queue. At its end, put ``None`` or the error, and remove it."""
         pieces, requests = list[Piece](), call.requests
         with self.engine.lock:
-            error = next((request.error for request in requests.values() if request.error is not None), None)
+            results = [request.result for request in requests.values()]
+            error = next((result.error for result in results if result.error is not None), None)
             ended = all(request.ended for request in requests.values())
             for index, request in requests.items():
-                while request.undelivered:
-                    token = request.undelivered.popleft()
-                    last = request.finish_reason is not None and not request.undelivered
+                while request.result.undelivered:
+                    token = request.result.undelivered.popleft()
+                    last = request.result.finish_reason is not None and not request.result.undelivered
                     pieces.append(Piece.of(token, index, request, last=last))
         if pieces and error is None:
             call.num_put += len(pieces)

@@ -48,18 +48,18 @@ class Completion:
     @classmethod
     def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:
         """Return the completion of a finished request; ``others`` are the later samples of its prompt."""
-        assert request.finish_reason is not None, "expected a finished request, found one without finish_reason"
+        assert request.result.finish_reason is not None, "expected a finished request, found one without finish_reason"
         params, first = request.params, request.parent or request
         return cls(
-            text=request.output_text,
+            text=request.result.text,
             token_ids=request.output,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
+            finish_reason=request.result.finish_reason,
+            stop_reason=request.result.stop_reason,
             seed=request.seed,
             prompt_token_ids=list(request.prompt),
-            logprobs=None if params.logprobs is None else list(request.logprobs),
+            logprobs=None if params.logprobs is None else list(request.result.logprobs),
             # Only the first sample of a prompt (the parent) computes prompt logits; later samples share its KV blocks.
-            prompt_logprobs=None if params.prompt_logprobs is None else list(first.prompt_logprobs),
+            prompt_logprobs=None if params.prompt_logprobs is None else list(first.result.prompt_logprobs),
             stats=request.stats,
             others=others,
         )

@@ -41,6 +41,70 @@ class AdmissionRefusal(NamedTuple):
     cache_version: int  # ``PagedCache.version``; increases when the KV blocks are reallocated
 
 
+@dataclass
+class Queueing:
+    """Place of a request among those that wait or run; the scheduler's alone.
+
+    Times are those of the scheduler's clock.
+    """
+
+    arrival: int = 0  # 0, 1, … in order of ``Scheduler.add`` calls
+    since: float | None = None  # when it began to wait; ``None`` before ``Scheduler.add``, unless it arrived earlier
+    start_order: int | None = None  # 0, 1, … in order of first starts; ``None`` before
+    turn_end: float = -inf  # when the turn of its tenant ends
+    turn_start: int = 0  # value of ``Request.num_generated`` when the turn began
+    num_charged: int = 0  # number of generated tokens in the tenant's counter
+    refusal: AdmissionRefusal | None = None  # set while too few blocks are free
+
+
+@dataclass
+class Speculation:
+    """Drafter of a request, and what is known of its draft tokens."""
+
+    proposer: Proposer[Any] | None  # ``None`` after the proposer has raised an exception
+    state: Any = None  # the proposer's state; set if ``started``
+    started: bool = False  # whether ``Proposer.start`` has been called
+    policy: RequestPolicy = field(default_factory=RequestPolicy)  # decides what is drafted
+    trace: DecisionTrace | None = None  # set if ``explain`` is running
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Capabilities of the proposer; the defaults without one."""
+        return Capabilities() if self.proposer is None else self.proposer.capabilities
+
+
+@dataclass
+class RequestResult:
+    """Text that a request has generated so far, and why it ended."""
+
+    detokenizer: TextStream
+    calls: RepeatedCalls | None = None  # ends the text with a repeated call of a tool; ``None``: no tools
+    text: str = ""
+    from_draft: list[bool] = field(default_factory=list)  # whether each output token has a ``source``
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list)
+    undelivered: deque[Token] = field(default_factory=deque)  # tokens that the caller has not read yet
+    finish_reason: FinishReason | None = None  # ``None`` while running or after an error
+    stop_reason: str | int | None = None  # token id or stop string that ended the text
+    error: Exception | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the request has finished or failed."""
+        return self.finish_reason is not None or self.error is not None
+
+    def finish(self, finish_reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        """End the text."""
+        self.finish_reason = finish_reason
+        self.stop_reason = stop_reason
+
+    def fail(self, error: Exception) -> None:
+        """End the text with an error, replacing any finish reason."""
+        self.error = error
+        self.finish_reason = None
+        self.stop_reason = None
+
+
 @dataclass(eq=False)
 class Request:
     """One prompt and its output; created by :class:`~pronk.engine.request_factory.RequestFactory`.
@@ -54,9 +118,9 @@ class Request:
     tokens: list[int]
     params: SamplingParams
     seed: int
-    proposer: Proposer[Any] | None  # ``None`` after the proposer has raised an exception
     sampler: Sampler
-    detokenizer: TextStream
+    speculation: Speculation
+    result: RequestResult
     stop_token_ids: frozenset[int]  # token ids that end the text
     parent: Request | None = None  # first sample of the prompt, if this is a later one; its KV blocks may be shared
     priority: int = 0  # scheduling priority; higher values are scheduled first
@@ -64,32 +128,12 @@ class Request:
     salt: bytes = b""  # part of the keys of the prefix cache: only requests with equal salts share blocks
     adapter: Adapter | None = None  # adapter of the model that computes this request; ``None``: the model alone
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
-    calls: RepeatedCalls | None = None  # ends the text with a repeated call of a tool; ``None``: no tools
     pooler: HiddenPooler | None = None  # set if the request computes an embedding of its prompt, and no tokens
-    arrival: int = field(default=0, init=False)  # 0, 1, … in order of ``Scheduler.add`` calls
-    # Scheduler's time at which it began to wait; ``None`` before ``Scheduler.add``, unless it arrived earlier.
-    queued_time: float | None = field(default=None, init=False)
-    turn_end: float = field(default=-inf, init=False)  # scheduler's time at which the turn of its tenant ends
-    turn_start: int = field(default=0, init=False)  # value of ``num_generated`` when the turn began
     paused: bool = field(default=False, init=False)  # whether it must wait until the caller has read its tokens
-    start_order: int | None = field(default=None, init=False)  # 0, 1, … in order of first starts; ``None`` before
-    num_charged: int = field(default=0, init=False)  # number of generated tokens in the tenant's counter
+    aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
+    queueing: Queueing = field(default_factory=Queueing, init=False)
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
     digests: list[bytes] = field(default_factory=list, init=False)  # prefix-cache keys of the first full blocks
-    admission_refusal: AdmissionRefusal | None = field(default=None, init=False)  # set while too few blocks are free
-    draft_state: Any = field(default=None, init=False)  # the proposer's state; set if ``draft_started``
-    draft_started: bool = field(default=False, init=False)  # whether ``Proposer.start`` has been called
-    from_draft: list[bool] = field(default_factory=list, init=False)  # whether each output token has a ``source``
-    logprobs: list[dict[int, float]] = field(default_factory=list, init=False)
-    prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list, init=False)
-    output_text: str = field(default="", init=False)
-    undelivered: deque[Token] = field(default_factory=deque, init=False)  # tokens that the caller has not read yet
-    finish_reason: FinishReason | None = field(default=None, init=False)  # ``None`` while running or after an error
-    stop_reason: str | int | None = field(default=None, init=False)  # token id or stop string that ended the text
-    error: Exception | None = field(default=None, init=False)
-    aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
-    policy: RequestPolicy = field(default_factory=RequestPolicy, init=False)  # decides what is drafted
-    decision_trace: DecisionTrace | None = field(default=None, init=False)  # set if ``explain`` is running
     stats: Stats = field(default_factory=Stats, init=False)
     start_time: float = field(default=0.0, init=False)  # seconds on the engine's clock at ``Engine.add``
 
@@ -107,39 +151,35 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of the request's proposer; the defaults if the request has none."""
-        return Capabilities() if self.proposer is None else self.proposer.capabilities
-
-    @property
     def hidden_layers(self) -> tuple[int, ...]:
         """Numbers (from 1) of the layers whose output is needed: by the drafter, or for an embedding."""
-        return self.capabilities.hidden if self.pooler is None else (self.pooler.layer,)
+        return self.speculation.capabilities.hidden if self.pooler is None else (self.pooler.layer,)
 
     @property
     def needs_logits(self) -> bool:
         """Whether the drafter needs the target's logits of this step."""
-        capabilities = self.capabilities
-        return (capabilities.logits and capabilities.observes_all_steps) or self.policy.needs_logits
+        capabilities = self.speculation.capabilities
+        return (capabilities.logits and capabilities.observes_all_steps) or self.speculation.policy.needs_logits
 
     @property
     def needs_draft_slots(self) -> bool:
         """Whether the drafter can propose, and 2 more tokens (a draft and a bonus token) are allowed."""
-        return self.proposer is not None and self.proposer.capabilities.proposes and self.num_remaining > 1
+        proposer = self.speculation.proposer
+        return proposer is not None and proposer.capabilities.proposes and self.num_remaining > 1
 
     @property
     def ended(self) -> bool:
         """Whether the request has finished or failed."""
-        return self.finish_reason is not None or self.error is not None
+        return self.result.ended
 
     @property
     def has_new_turn(self) -> bool:
         """Whether the request has a turn of its tenant in which it has generated no token."""
-        return self.turn_end > -inf and self.num_generated == self.turn_start
+        return self.queueing.turn_end > -inf and self.num_generated == self.queueing.turn_start
 
     def has_turn(self, now: float) -> bool:
         """Return whether the request has a turn of its tenant."""
-        return self.turn_end > now or self.has_new_turn
+        return self.queueing.turn_end > now or self.has_new_turn
 
     @property
     def is_startable(self) -> bool:
@@ -175,31 +215,32 @@ class Request:
         """Add the last layer's outputs of the next tokens to the embedding; the last token ends the request."""
         assert self.pooler is not None
         if self.pooler.add(self.block_table.length, rows):
-            self._finish("length", None)
+            self.result.finish("length")
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
         """Append a token; return False if it ends the request. The arguments are those of :class:`Token`."""
+        result = self.result
         self.tokens.append(token)
-        self.from_draft.append(source is not None)
+        result.from_draft.append(source is not None)
         self.stats.generated_tokens += 1
         if logprobs is not None:
-            self.logprobs.append(logprobs)
+            result.logprobs.append(logprobs)
         is_end = token in self.stop_token_ids
-        text, stop = self.detokenizer.push(token, is_end=is_end)
+        text, stop = result.detokenizer.push(token, is_end=is_end)
         if is_end:
-            self._finish("stop", token)
+            result.finish("stop", token)
         elif self.num_remaining <= 0:
-            self._finish("length", None)
+            result.finish("length")
         if stop is None and self._repeats_call(text, token):
-            self._finish("stop", None)
-        if self.finish_reason and stop is None:
-            rest, stop = self.detokenizer.flush()
+            result.finish("stop")
+        if result.finish_reason and stop is None:
+            rest, stop = result.detokenizer.flush()
             text += rest
         if stop is not None:
-            self._finish("stop", stop)
-        self.output_text += text
-        self.undelivered.append(Token(token, text, source, len(self.stats.steps), logprobs))
-        return self.finish_reason is None
+            result.finish("stop", stop)
+        result.text += text
+        result.undelivered.append(Token(token, text, source, len(self.stats.steps), logprobs))
+        return result.finish_reason is None
 
     def resume(self, tokens: Iterable[tuple[int, str | None, dict[int, float] | None]]) -> None:
         """Append ``(token id, source, logprobs)`` tuples that another replica has generated and delivered."""
@@ -207,18 +248,11 @@ class Request:
             self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)
             self.sampler.commit(1)
-        self.undelivered.clear()
-
-    def fail(self, error: Exception) -> None:
-        """End the request with an error, replacing any finish reason."""
-        self.error, self.finish_reason, self.stop_reason = error, None, None
+        self.result.undelivered.clear()
 
     def _repeats_call(self, text: str, token: int) -> bool:
         """Return whether a new token completes a call that repeats an earlier one of the text."""
-        if self.calls is None or self.finish_reason is not None:
+        if self.result.calls is None or self.result.finish_reason is not None:
             return False
-        is_repeated = self.calls.push(text, token)
+        is_repeated = self.result.calls.push(text, token)
         return is_repeated and self.num_generated >= self.params.min_tokens
-
-    def _finish(self, finish_reason: FinishReason, stop_reason: str | int | None) -> None:
-        self.finish_reason, self.stop_reason = finish_reason, stop_reason

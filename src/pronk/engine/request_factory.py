@@ -13,7 +13,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.autoregressive import Autoregressive
 from pronk.drafting.proposer import Proposer
 from pronk.engine.pooling import EmbeddingOptions, HiddenPooler
-from pronk.engine.request import Request
+from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.models.adapters import Adapter
 from pronk.models.model_runner import ModelRunner
@@ -153,7 +153,7 @@ class RequestFactory:
         for request in requests:
             opened = self.answer_format.opened_by(request.prompt)
             reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)
-            request.calls = RepeatedCalls(reader)
+            request.result.calls = RepeatedCalls(reader)
 
     def encode_continuations(
         self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]
@@ -223,7 +223,17 @@ class RequestFactory:
         detokenizer = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
         if grammar is not None and params.guide_mode == "forced":
             proposer = self._add_grammar_drafter(proposer)
-        request = Request(prompt, tokens, params, seed, proposer, request_sampler, detokenizer, stop_token_ids, parent)
+        request = Request(
+            prompt,
+            tokens,
+            params,
+            seed,
+            request_sampler,
+            Speculation(proposer),
+            RequestResult(detokenizer),
+            stop_token_ids,
+            parent,
+        )
         request.stats.compile_seconds = 0.0 if grammar is None else grammar.seconds
         return request
 

@@ -46,7 +46,7 @@ class RequestStep(NamedTuple):
         """Return the name of the drafter that proposed a node of the draft."""
         if self.draft.origin is not None:
             return self.draft.origin[node][0]
-        return "" if self.request.proposer is None else self.request.proposer.name
+        return "" if self.request.speculation.proposer is None else self.request.speculation.proposer.name
 
 
 def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestStep:
@@ -125,15 +125,15 @@ class OutputProcessor:
         committed += forced
         self._record_stats(step, path, len(committed))
         return Outcome(
-            request.draft_state,
+            request.speculation.state,
             step.draft,
             path.path,
             committed,
             position,
             request.params,
             logits[:] if request.needs_logits else None,
-            {layer: result.hidden[layer][step.root_row :] for layer in request.capabilities.hidden},
-            request.policy,
+            {layer: result.hidden[layer][step.root_row :] for layer in request.speculation.capabilities.hidden},
+            request.speculation.policy,
         )
 
     def _commit_tokens(self, step: RequestStep, logits: Logits, path: VerifiedPath) -> tuple[int, ...]:
@@ -183,13 +183,13 @@ class OutputProcessor:
         top = request.params.prompt_logprobs
         if top is None or not request.computes_prompt_logprobs:
             return
-        if not request.prompt_logprobs:
-            request.prompt_logprobs.append(None)
+        if not request.result.prompt_logprobs:
+            request.result.prompt_logprobs.append(None)
         first = request.block_table.length + 1
         # Number of tokens from ``first`` on that have been appended before a preemption.
-        num_reported = len(request.prompt_logprobs) - first
+        num_reported = len(request.result.prompt_logprobs) - first
         following = request.prompt[first + num_reported : first + len(logits)]
-        request.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))
+        request.result.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))
 
     def _record_stats(self, step: RequestStep, path: VerifiedPath, num_tokens: int) -> None:
         stats, draft, accepted = step.request.stats, step.draft, {0, *path.path}

@@ -96,10 +96,10 @@ class Scheduler:
         """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
         if self.blocks.maximum(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._cache_too_small(request))
-        request.arrival = next(self._arrivals)
-        if request.queued_time is None:
-            request.queued_time = self.clock()
-        self.fair_share.join(request.tenant, request.queued_time)
+        request.queueing.arrival = next(self._arrivals)
+        if request.queueing.since is None:
+            request.queueing.since = self.clock()
+        self.fair_share.join(request.tenant, request.queueing.since)
         bisect.insort(self.waiting, request, key=_arrival_order)
 
     def schedule(self) -> list[ScheduledRequest]:
@@ -145,7 +145,7 @@ class Scheduler:
         for request in (*self.running, *self.waiting):
             if request.deadline is not None and now > request.deadline and not request.ended:
                 waited = now - request.start_time
-                request.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
+                request.result.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
 
     def release_outside_window(self, block_table: BlockTable) -> None:
         """Release the blocks whose tokens have left the attention window."""
@@ -154,8 +154,8 @@ class Scheduler:
 
     def _charge_tenant(self, request: Request) -> None:
         """Add to the tenant's counter the tokens that the request has generated since the last call."""
-        self.fair_share.serve(request.tenant, generated=request.num_generated - request.num_charged)
-        request.num_charged = request.num_generated
+        self.fair_share.serve(request.tenant, generated=request.num_generated - request.queueing.num_charged)
+        request.queueing.num_charged = request.num_generated
 
     def _give_turns(self, now: float) -> list[Request]:
         """Give a turn to each tenant that has waited for ``max_wait``; return the requests that have a turn."""
@@ -163,10 +163,10 @@ class Scheduler:
         for tenant in self.fair_share.waiting_since(now - self.max_wait):
             request = self._next_request(tenant, now)
             if request is not None:
-                request.turn_end = now + self.max_wait
-                request.turn_start = request.num_generated
+                request.queueing.turn_end = now + self.max_wait
+                request.queueing.turn_start = request.num_generated
                 first.append(request)
-        return [*first, *(each for each in self.running if each.turn_end > now and each not in first)]
+        return [*first, *(each for each in self.running if each.queueing.turn_end > now and each not in first)]
 
     def _next_request(self, tenant: str, now: float) -> Request | None:
         """Return a running request of a tenant that has waited too long; if it has none, start one."""
@@ -183,7 +183,7 @@ class Scheduler:
         """Return the running requests that may be preempted for ``request``, in this order."""
         victims = [each for each in reversed(self.running) if each.priority < request.priority]
         victims = [each for each in victims if each.tenant == request.tenant or not each.has_turn(now)]
-        if request.queued_time is not None and now - request.queued_time >= self.max_wait:
+        if request.queueing.since is not None and now - request.queueing.since >= self.max_wait:
             victims += self._larger_shares(request, now, victims)
         return victims
 
@@ -225,7 +225,7 @@ class Scheduler:
             waiting.remove(request)
             if not self.running and self.blocks.maximum(request) > self.cache.allocator.num_blocks:
                 # The cache has shrunk since the request was added: a new draft model has taken memory.
-                request.fail(CacheFullError(self._cache_too_small(request)))
+                request.result.fail(CacheFullError(self._cache_too_small(request)))
                 continue
             if self._waits_for_blocks_of_others(request):
                 continue
@@ -233,7 +233,7 @@ class Scheduler:
                 return
 
     def _queue_order(self, request: Request) -> tuple[int, int, int]:
-        return -request.priority, self.fair_share.counters[request.tenant], request.arrival
+        return -request.priority, self.fair_share.counters[request.tenant], request.queueing.arrival
 
     def _waits_for_blocks_of_others(self, request: Request) -> bool:
         """Return whether a request should wait to share blocks that are being read or computed.
@@ -259,10 +259,10 @@ class Scheduler:
         if not runs_alone and wanted > self._num_available_blocks(victims):
             cached_blocks = request.block_table.blocks
             next_digest = next(iter(request.digests[len(cached_blocks) :]), b"")
-            request.admission_refusal = AdmissionRefusal(cached_blocks, next_digest, self.cache.version)
+            request.queueing.refusal = AdmissionRefusal(cached_blocks, next_digest, self.cache.version)
             self.cache.release(request.block_table)
             return False
-        request.admission_refusal = None
+        request.queueing.refusal = None
         allocator = self.cache.allocator
         if wanted > allocator.num_free:
             self._release_reserved_blocks({})
@@ -274,8 +274,8 @@ class Scheduler:
             self.cache.prepare(request.block_table, max_length(request) + self.max_tree)
         self.disk_reads.start(request)
         self.release_outside_window(request.block_table)
-        if request.start_order is None:
-            request.start_order = next(self._starts)
+        if request.queueing.start_order is None:
+            request.queueing.start_order = next(self._starts)
             self.fair_share.serve(request.tenant, prefilled=self.disk_reads.num_to_compute(request))
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_start_order)
@@ -283,7 +283,7 @@ class Scheduler:
 
     def _is_still_refused(self, request: Request, victims: Sequence[Request]) -> bool:
         """Return whether a refused request still has too few free blocks and the same cached prefix."""
-        refusal = request.admission_refusal
+        refusal = request.queueing.refusal
         if refusal is None or self.window is not None or request.parent is not None:
             return False
         if refusal.cache_version != self.cache.version:
@@ -330,8 +330,8 @@ class Scheduler:
         request.digests = max(request.digests, request.block_table.digests, key=len)
         self.cache.release(request.block_table)
         request.stats.preemptions += 1
-        request.queued_time = self.clock()
-        request.turn_end = -inf
+        request.queueing.since = self.clock()
+        request.queueing.turn_end = -inf
         bisect.insort(self.waiting, request, key=_arrival_order)
 
     def _release_reserved_blocks(self, tokens_by_request: Mapping[Request, int]) -> None:
@@ -426,9 +426,9 @@ class Scheduler:
 
 
 def _arrival_order(request: Request) -> tuple[int, int]:
-    return -request.priority, request.arrival
+    return -request.priority, request.queueing.arrival
 
 
 def _start_order(request: Request) -> tuple[int, int]:
-    assert request.start_order is not None
-    return -request.priority, request.start_order
+    assert request.queueing.start_order is not None
+    return -request.priority, request.queueing.start_order

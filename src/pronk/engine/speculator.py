@@ -54,24 +54,24 @@ class Speculator:
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
         """Begin a step: call the proposers' ``on_preempt`` for preempted requests, ``start`` for new ones."""
         for request in preempted:
-            if request.proposer is not None and request.draft_started:
+            if request.speculation.proposer is not None and request.speculation.started:
                 try:
-                    request.proposer.on_preempt(request.draft_state)
+                    request.speculation.proposer.on_preempt(request.speculation.state)
                 except Exception as error:  # noqa: BLE001 - proposers are user code
                     self._give_up(request, error)
         self.seconds = 0.0
         for request in (scheduled.request for scheduled in batch):
-            request.policy.begin()
-            if request.draft_started or request.proposer is None:
+            request.speculation.policy.begin()
+            if request.speculation.started or request.speculation.proposer is None:
                 continue
             params, began = request.params, self.runner.clock()
             stats = None if self._stats_by_adapter is None else self._stats_by_adapter[request.adapter]
             acceptance = RequestAcceptance(stats, params.temperature, private=params.rejects)
-            request.policy = RequestPolicy(self.policy, acceptance)
-            request.stats.regret = request.policy.regret
+            request.speculation.policy = RequestPolicy(self.policy, acceptance)
+            request.stats.regret = request.speculation.policy.regret
             try:
-                request.draft_state = request.proposer.start(list(request.tokens))
-                request.draft_started = True
+                request.speculation.state = request.speculation.proposer.start(list(request.tokens))
+                request.speculation.started = True
             except Exception as error:  # noqa: BLE001 - proposers are user code
                 self._give_up(request, error)
             self._record_draft_time([request], began)
@@ -88,12 +88,12 @@ class Speculator:
             if governed and self.costs is None:
                 continue  # a forward pass without draft tokens has to be measured first
             # A guide may force text, which costs nothing to draft, whatever the policy says of other sources.
-            requests = [r for r in group if not (governed and r.params.guide is None and r.policy.is_quiet())]
+            requests = [each for each in group if not governed or _may_draft(each)]
             if not requests:
                 continue
             allowance = self.policy.allowance / len(draft_slots)
             for request in requests:
-                request.policy.set_prices(self.costs if governed else None, self._num_decoding, allowance)
+                request.speculation.policy.set_prices(self.costs if governed else None, self._num_decoding, allowance)
             drafts.update(self._call(proposer, requests, draft_slots))
         return self._select(batch, drafts, self.seconds - began)
 
@@ -117,17 +117,17 @@ class Speculator:
         plain = not any(step.draft.num_draft_tokens for step in steps)
         self.runner.record_duration([step.job for step in steps], context, seconds, plain=plain, touched=touched)
         for step in steps:
-            decision_trace, outcome = step.request.decision_trace, outcomes.get(step.request)
+            decision_trace, outcome = step.request.speculation.trace, outcomes.get(step.request)
             if decision_trace is not None and outcome is not None:
                 costs = self.costs if self.budget else None
                 decision_trace.record_step(outcome, costs, self._num_decoding, seconds, self.policy.allowance)
 
     def stop(self, request: Request) -> None:
         """Free the draft state of a request that has ended."""
-        if request.proposer is not None and request.draft_started:
-            request.draft_started = False
+        if request.speculation.proposer is not None and request.speculation.started:
+            request.speculation.started = False
             try:
-                request.proposer.stop(request.draft_state)
+                request.speculation.proposer.stop(request.speculation.state)
             except Exception as error:  # noqa: BLE001 - proposers are user code
                 self._give_up(request, error)
 
@@ -151,7 +151,7 @@ class Speculator:
         saved = sum(max(0, min(len(outcome.path), len(outcome.committed) - 1)) for outcome in outcomes.values())
         for request in outcomes:
             if not request.params.rejects:
-                request.policy.regret.seconds += (seconds + self.seconds) / decoding
+                request.speculation.policy.regret.seconds += (seconds + self.seconds) / decoding
         policy.spent += curve.at(rows + draft_rows) - curve.at(rows)
         policy.saved += saved * curve.at(decoding) / decoding
 
@@ -163,10 +163,10 @@ class Speculator:
             began = self.runner.clock()
             for request in requests:
                 outcome = outcomes[request]
-                request.policy.acceptance.advance(outcome.committed)
+                request.speculation.policy.acceptance.advance(outcome.committed)
                 if not outcome.params.rejects:
                     accepted = max(0, min(len(outcome.path), len(outcome.committed) - 1))
-                    request.policy.close(outcome.committed, accepted, outcome.tree.num_draft_tokens)
+                    request.speculation.policy.close(outcome.committed, accepted, outcome.tree.num_draft_tokens)
                 try:
                     if proposer.capabilities.self_budgeting:
                         proposer.observe(outcome)
@@ -189,14 +189,14 @@ class Speculator:
             request.sampler.recover()
         contexts: list[DraftContext[Any]] = [
             DraftContext(
-                request.draft_state,
+                request.speculation.state,
                 request.tokens,
                 max(0, request.num_remaining - 1),
                 draft_slots[request],
                 request.params,
                 request.sampler,
                 request.block_table,
-                request.policy,
+                request.speculation.policy,
                 request.cache_salt,
             )
             for request in requests
@@ -216,8 +216,8 @@ class Speculator:
             calls = [self._call(proposer, [request], draft_slots) for request in requests]
             return {request: tree for drafts in calls for request, tree in drafts.items()}
         for request, tree in zip(requests, trees, strict=True):
-            if request.decision_trace is not None:
-                request.decision_trace.offered = tree
+            if request.speculation.trace is not None:
+                request.speculation.trace.offered = tree
         self._record_draft_time(requests, began)
         return {request: tree for request, tree in zip(requests, trees, strict=True) if tree.num_draft_tokens}
 
@@ -226,10 +226,10 @@ class Speculator:
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
-            request.policy.charge_rest(seconds / len(requests))
+            request.speculation.policy.charge_rest(seconds / len(requests))
             request.stats.draft_seconds += seconds
-            if request.decision_trace is not None:
-                request.decision_trace.draft_seconds += seconds / len(requests)
+            if request.speculation.trace is not None:
+                request.speculation.trace.draft_seconds += seconds / len(requests)
 
     def _select(
         self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree], drafting: float
@@ -243,7 +243,7 @@ class Speculator:
         whole = {
             request
             for request, tree in drafts.items()
-            if request.capabilities.bypass_budget or (request.params.rejects and tree.probs is not None)
+            if request.speculation.capabilities.bypass_budget or (request.params.rejects and tree.probs is not None)
         }
         candidates = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
         kept = select_nodes(
@@ -253,7 +253,7 @@ class Speculator:
         return {request: tree if request in whole else cut for (request, tree), cut in selected if cut.num_draft_tokens}
 
     def _give_up(self, request: Request, error: Exception) -> None:
-        proposer, request.proposer = request.proposer, None
+        proposer, request.speculation.proposer = request.speculation.proposer, None
         if proposer is None:
             return
         is_pronk_error = isinstance(error, PronkError)  # its message is clear without the type
@@ -261,10 +261,14 @@ class Speculator:
         request.stats.draft_error = reason
         _log.warning("%s: %s; the request continues without draft tokens", proposer.name, request.stats.draft_error)
         _log.debug("traceback of %s", proposer.name, exc_info=error)
-        if request.draft_started:
-            request.draft_started = False
+        if request.speculation.started:
+            request.speculation.started = False
             with suppress(Exception):  # only ``error``, the first one, is reported
-                proposer.stop(request.draft_state)
+                proposer.stop(request.speculation.state)
+
+
+def _may_draft(request: Request) -> bool:
+    return request.params.guide is not None or not request.speculation.policy.is_quiet()
 
 
 def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
@@ -277,6 +281,6 @@ def _group_by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any],
     """Group requests by proposer object; proposers that compare equal may hold different states."""
     groups: dict[int, tuple[Proposer[Any], list[Request]]] = {}
     for request in requests:
-        if request.proposer is not None:
-            groups.setdefault(id(request.proposer), (request.proposer, []))[1].append(request)
+        if request.speculation.proposer is not None:
+            groups.setdefault(id(request.speculation.proposer), (request.speculation.proposer, []))[1].append(request)
     return list(groups.values())

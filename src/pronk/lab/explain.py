@@ -74,9 +74,9 @@ def explain(
         check_integer("n", params.n, 1, 1)
     options, proposer = params_per_prompt(params, 1), llm.get_proposer(drafter)
     ((request,),) = llm.request_factory.create_batch([prompt], options, proposer, None)
-    request.decision_trace = DecisionTrace()
+    request.speculation.trace = DecisionTrace()
     llm.engine.run([request])
-    steps = tuple(request.decision_trace.steps)
+    steps = tuple(request.speculation.trace.steps)
     return Explanation(Completion.of(request), steps, tuple(_shares(steps)))
 
 

@@ -52,7 +52,7 @@ def test_random_numbers_of_drawn_draft_tokens_are_used_in_one_step(
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=5, rule=rule)
     request = make_request(text(3, 20), params, drafter)
     engine.add(request)
-    while request.finish_reason is None:
+    while request.result.finish_reason is None:
         engine.step()
         now[0] += 1
     assert request.stats.drafted > 0
@@ -75,7 +75,7 @@ def test_a_draft_does_not_learn_from_another_drafts_tokens() -> None:
     drafter = bound(f"first_of({model(WRONG)}, {model(RIGHT)})", engine)
     request = make_request(text(1, 30), SamplingParams(max_tokens=40), drafter)
     run(engine, [request])
-    wrong, right = (request.policy.acceptance.source(part.source) for part in drafter.parts)
+    wrong, right = (request.speculation.policy.acceptance.source(part.source) for part in drafter.parts)
     assert wrong.mean(0.5) < 0.5
     assert sum(wrong.offered.values()) > 0
     assert right.offered == {}
@@ -92,7 +92,7 @@ def test_a_long_prompt_does_not_delay_other_requests() -> None:
     for request in requests:
         engine.add(request)
     before = 0
-    while not all(request.finish_reason for request in requests):
+    while not all(request.result.finish_reason for request in requests):
         engine.step()
         assert sum(sum(each.rows) for each in passes[before:]) <= 512 + 2 * 8
         before = len(passes)
@@ -159,7 +159,7 @@ def test_samplers_recover_from_an_interrupted_update(spec: str) -> None:
         interrupted = 0
         with pytest.MonkeyPatch.context() as patch:
             Burn(at).install(patch, type(drafter), got)
-            while got.finish_reason is None:
+            while got.result.finish_reason is None:
                 try:
                     engine.step()
                 except KeyboardInterrupt:

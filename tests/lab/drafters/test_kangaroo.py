@@ -75,14 +75,14 @@ def test_rows_of_drafting_and_of_the_target(calm: float, eta: float, monkeypatch
     request = make_request(text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter)
     engine.add(request)
     slots, own_slots = list[int](), list[int]()
-    while request.finish_reason is None:
+    while request.result.finish_reason is None:
         before, proposals = len(rows.calls), len(drafter.of(request))
         engine.step()
         if not drafter.of(request):
             continue
-        if request.finish_reason is None:
+        if request.result.finish_reason is None:
             slots = engine.cache.slots(request.block_table, 0, 100).tolist()
-            own_slots = beside.cache.slots(request.draft_state.block_table, 0, 100).tolist()
+            own_slots = beside.cache.slots(request.speculation.state.block_table, 0, 100).tolist()
         # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's pass computes all
         # layers for all 1 + k rows.
         drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])

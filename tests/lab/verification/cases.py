@@ -71,7 +71,7 @@ def nudged(llm: LLM, ulps: float) -> Callable[..., Any]:
     """
 
     def nudged_verify(step: RequestStep, result: JobResult) -> Any:
-        proposer = step.request.proposer
+        proposer = step.request.speculation.proposer
         if proposer is not None and proposer.name != "autoregressive":
             logits = result.logits[:].copy()
             second = np.argsort(-logits, axis=-1, kind="stable")[:, 1:2]
