@@ -151,7 +151,7 @@ class PricedClock:
         key = id(executor.decoder)
         if key not in self._prices:
             self._prices[key] = None
-            if executor.cross_source is None:  # GLIDE's model cannot run alone: its passes take their processor time
+            if not executor.other_caches:  # GLIDE's model cannot run alone: its passes take their processor time
                 self._prices[key] = self._stored(executor)
         return self._prices[key]
 

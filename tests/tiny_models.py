@@ -5,7 +5,7 @@ output does not loop, which would hide errors of position (``tests/engine/test_e
 cache is filled with NaN, so that each read of an unwritten slot shows in the logits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -35,6 +35,7 @@ from pronk.models.forward_job import Segment
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout, choose_linear
 from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.models.program import KVSource
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -180,6 +181,17 @@ def decoder_of(module: DecoderModule, backend: Backend, weights: str = "plain") 
             continue
         set_linears(layer, own, linear, "up", "down")
         add_convolution(layer, linear, own.out.weight)
+    return decoder
+
+
+def sharing_decoder(module: DecoderModule, backend: Backend, reads: Mapping[int, KVSource]) -> Decoder:
+    """Return the decoder with the weights of a module, some of whose layers have only queries and read other keys."""
+    decoder = decoder_of(module, backend)
+    for index, kv in reads.items():
+        layer, weight = decoder.layers[index], to_array(module.layers[index].qkv.weight)
+        layer.reads = kv
+        layer.k_norm = None
+        layer.qkv = Linear(backend, weight[: layer.config.qkv_sizes[0]], None, layer.layout("qkv"), None)
     return decoder
 
 

@@ -32,6 +32,7 @@ from pronk.models.backend import KernelBackend as KernelBackend
 from pronk.models.backend import Matrix as Matrix
 from pronk.models.choice import choose_backend as choose_backend
 from pronk.models.choice import open_torch as open_torch
+from pronk.models.decoder import Attention as Attention
 from pronk.models.decoder import Decoder as Decoder
 from pronk.models.decoder import Layer as Layer
 from pronk.models.decoder import count_parameters as count_parameters
@@ -46,7 +47,7 @@ from pronk.models.linear import Norm as Norm
 from pronk.models.linear import WeightLayout as WeightLayout
 from pronk.models.model_runner import ForwardResult as ForwardResult
 from pronk.models.model_runner import ModelRunner as ModelRunner
-from pronk.models.program import CrossAttentionSource as CrossAttentionSource
+from pronk.models.program import KVSource as KVSource
 from pronk.models.program import Program as Program
 from pronk.models.program import output_range as output_range
 from pronk.models.program_rows import ProgramRows as ProgramRows

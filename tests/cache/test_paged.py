@@ -27,13 +27,14 @@ from pronk.models.backend import Backend, KernelBackend
 from pronk.models.forward_job import Segment
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.models.program import KVSource
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 from pronk.torch.backend import TorchBackend
 from pronk.torch.cache import TorchCache
 from tiny_models import kernels, make_cache, read_kv, text_logits, tiny_config, tiny_decoder, tiny_module
 
-CONFIG = tiny_config(heads=2, kv_heads=2, head_dim=6)
+CONFIG = replace(tiny_config(heads=2, kv_heads=2, head_dim=6), rope=None)
 HIDDEN = CONFIG.hidden_size
 MARGIN = 16
 SIZE = 16  # tokens of a block
@@ -102,14 +103,14 @@ def write_rows(cache: PagedCache, block_table: BlockTable, layer: int, keys: Arr
 
     The input of row ``i`` is the unit vector ``i``, for which the projection returns column ``i`` of its weight.
     """
-    count, backend, config = len(keys), backend_of(cache), replace(CONFIG, rope=None)
+    count, backend, config = len(keys), backend_of(cache), cache.config
     cache.prepare(block_table, block_table.length + count)
     inputs = 256  # a unit vector times its square root has a mean square of exactly 1
     weight = np.zeros((sum(config.qkv_sizes), inputs), np.float32)
     weight[config.qkv_sizes[0] :, :count] = np.concatenate((keys, values), axis=1).reshape(count, -1).T
     linear = Linear(backend, weight.astype(cache.dtype), None, WeightLayout(unit=config.head_dim), None)
     program = backend.program(inputs, cache.dtype, cache)
-    program.project(linear, Norm(np.full(inputs, 1 / 16, np.float32), None, 0.0), config, layer)
+    program.project(linear, Norm(np.full(inputs, 1 / 16, np.float32), None, 0.0), config, KVSource(layer))
     units = 16 * np.eye(count, inputs, dtype=np.float32)
     program.run(rows_after(block_table, count), units.astype(cache.dtype))
 

@@ -24,11 +24,12 @@ from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.kernels.threads import num_threads, set_threads
+from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_job import Segment
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.model_runner import ForwardJob, ForwardResult, ModelRunner
-from pronk.models.program import Program
+from pronk.models.program import KVSource, Program
 from pronk.sampling.tree import TokenTree
 from pronk.torch.convert import to_array, to_tensor
 from tiny_models import (
@@ -38,6 +39,7 @@ from tiny_models import (
     make_engine,
     pack_several_forms,
     read_kv,
+    sharing_decoder,
     tiny_decoder,
     tiny_module,
 )
@@ -159,7 +161,8 @@ class Texts:
 
     def held(self, block_table: BlockTable) -> list[Array]:
         """Return the keys and values of the text that are still held, layer by layer."""
-        return [each for layer in range(len(self.cache.keys)) for each in read_kv(self.cache, layer, block_table)]
+        layers = [index for index, layer in enumerate(self.runner.decoder.layers) if layer.reads is None]
+        return [each for layer in layers for each in read_kv(self.cache, layer, block_table)]
 
 
 def same(one: Array, other: Array) -> bool:
@@ -346,6 +349,14 @@ def test_8_bit_cache(variant: str, dtype: DType) -> None:
     assert not [*chunks_differ(decoder, length=600, chunks=(33, 512), **texts), *trees_differ(decoder, **texts)]
     assert not [*batches_differ(decoder, **texts)]
     assert not same(plain(decoder, 600)[0], plain(decoder, 600, kv_dtype=INT8)[0])
+
+
+@MOSTLY
+@pytest.mark.parametrize("windows", [(None,) * 4, (None, 37, 9, None)], ids=str)
+def test_layers_that_read_the_keys_of_earlier_layers(windows: tuple[int | None, ...], dtype: DType) -> None:
+    backend = KernelBackend(kernels())
+    decoder = sharing_decoder(tiny_module(dtype, windows=windows), backend, {2: KVSource(1), 3: KVSource(0)})
+    assert not [*chunks_differ(decoder, length=300, chunks=(33, 100)), *trees_differ(decoder), *batches_differ(decoder)]
 
 
 @MOSTLY

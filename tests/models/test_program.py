@@ -181,8 +181,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     block_table, found = BlockTable(), np.empty((len(tokens), config.hidden_size), np.float32)
     pool.prepare(block_table, len(tokens))
     rows = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
-    if config.ropes:
-        rows.set_rope(0, RopeTable(config.rope_of(0)).up_to(len(tokens)))
+    rows.rotate(RopeTable(config.rope_of(0)))
     program.run(rows, found)
     assert error(found, exact) < (2e-6 if scale == 1.0 else 2e-5)
     block_table.length = len(tokens)

@@ -45,7 +45,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
     """Cached keys and values have the bits of separate products; the output is close to torch's."""
     plain, backend = tiny_module(**SHAPES[shape]), KernelBackend(kernels)
     c, forms = plain.config, several_forms(plain.layers[0], kernels)
-    packed, rope = pack_several_forms(plain, kernels), RopeTable(c.rope) if c.rope is not None else None
+    packed, rope = pack_several_forms(plain, kernels), RopeTable(c.rope)
     exact = deepcopy(plain.layers[0])
     exact.qkv = Stacked([Rounded(weight, bias) for weight, bias in forms])
     exact.double()
@@ -62,7 +62,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         program.attention(packed.layers[0], 0)
         pool.prepare(table, rows)
         call = ProgramRows().set_segments([(table, TokenTree.chain(tokens), 0)], tokens)
-        call.set_rope(0, rope.up_to(rows) if rope is not None else None)
+        call.rotate(rope)
         program.run(call, stream)
         table.length = rows
         assert np.linalg.norm(stream - want) < 0.002 * np.linalg.norm(want - before)

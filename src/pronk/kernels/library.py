@@ -26,7 +26,7 @@ from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
-VERSION = 12  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 13  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")

@@ -47,7 +47,7 @@ class COp(Structure):
         ("eps", c_float),
         ("norm_weight norm_bias", c_void_p),
         ("w", POINTER(CWeights)),
-        ("heads kv_heads head_dim first_head rope window cross block_size kv_type", c_int32),
+        ("heads kv_heads head_dim first_head rope window cache block_size kv_type", c_int32),
         ("slots", c_int64),
         ("q_norm k_norm keys values table positions", c_void_p),
         ("table_type collected", c_int32),
@@ -74,10 +74,10 @@ class CForward(Structure):
     """``pronk_pass``: the rows of a forward pass, and the addresses of its inputs and results."""
 
     _fields_ = structure_fields(
-        ("rows segments num_wanted", c_int64),
+        ("rows segments num_others num_wanted", c_int64),
         ("type hidden isa threads", c_int32),
         ("tokens", c_void_p),
-        ("segment cross_segment", POINTER(CSegment)),
+        ("segment others", POINTER(CSegment)),
         ("stream", c_void_p),
         ("rope", c_void_p * NUM_ROPE_TABLES),
         ("rope_by_row", c_int32 * NUM_ROPE_TABLES),

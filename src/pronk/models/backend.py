@@ -23,7 +23,7 @@ from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows, pack
 from pronk.models.kernel_program import KernelProgram
-from pronk.models.program import CrossAttentionSource, Program
+from pronk.models.program import Program
 
 AnyMatrix = Array | QuantizedMatrix | CodedRows | BlockMatrix  # weights ``[outputs, inputs]`` to pack
 
@@ -115,7 +115,7 @@ class Backend(Protocol):
         """Convert an adapter of a matrix of this backend; ``parts`` have disjoint outputs."""
 
     def program(
-        self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
+        self, hidden: int, dtype: DType, cache: PagedCache | None = None, other_caches: Sequence[PagedCache] = ()
     ) -> Program:
         """Return an empty program; the arguments are those of :class:`~pronk.models.program.Program`."""
 
@@ -169,9 +169,9 @@ class KernelBackend:
         return pack_adapter(matrix, parts)
 
     def program(
-        self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
+        self, hidden: int, dtype: DType, cache: PagedCache | None = None, other_caches: Sequence[PagedCache] = ()
     ) -> Program:
-        return KernelProgram(self.kernels, hidden, dtype, cache, source)
+        return KernelProgram(self.kernels, hidden, dtype, cache, other_caches)
 
     def make_cache(
         self, config: ModelConfig, *, cache_class: type[PagedCache] = PagedCache, **options: Any

@@ -18,27 +18,58 @@ from pronk.base.arrays import Array
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
-from pronk.models.program import Program
+from pronk.models.program import KVSource, Program
 from pronk.models.tensor_plan import plan_tensors
 
 
-class Layer:
+class Attention:
+    """Attention with its residual connection, ``x + out(attention(norm(x)))``.
+
+    The weights are set when they are loaded. ``config`` has the sizes of the queries, and of the keys and values that
+    the attention stores.
+    """
+
+    # The keys and values to attend to; ``qkv`` then has only queries. ``None``: the attention's own, which it stores.
+    reads: KVSource | None = None
+    attention_norm: Norm | None = None
+    qkv: Linear | StackedLinear
+    q_norm: Norm | None = None  # norm of each query head, or of all of them
+    k_norm: Norm | None = None  # norm of each key head, or of all of them
+    sinks: Array | None = None  # ``[heads]``: score of each head's attention sink, a key without value
+    out: Linear
+    attention_output_norm: Norm | None = None
+
+    def __init__(self, config: ModelConfig, reads: KVSource | None = None) -> None:
+        self.config = config
+        self.reads = reads
+
+    def compile(self, program: Program, index: int) -> None:
+        """Append the operations to a program; ``index`` is the layer (from 0) that stores keys and values."""
+        program.attention(self, index)
+
+    def layout(self, name: str) -> WeightLayout:
+        """Return how to pack the linear layer ``name``: ``qkv`` or ``out``."""
+        return WeightLayout(unit=self.config.head_dim if name == "qkv" and not self.config.whole_qk_norm else None)
+
+    def linears(self) -> Iterator[Linear]:
+        """Yield the linear layers with one matrix each."""
+        for value in vars(self).values():
+            if isinstance(value, Linear | StackedLinear | Experts):
+                yield from value.parts
+            elif isinstance(value, Attention):
+                yield from value.linears()
+
+
+class Layer(Attention):
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
 
     With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the layer has a short
     convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of attention.
     """
 
-    attention_norm: Norm | None = None
-    qkv: Linear | StackedLinear
-    q_norm: Norm | None = None  # norm of each query head, or of all of them
-    k_norm: Norm | None = None  # norm of each key head, or of all of them
-    sinks: Array | None = None  # ``[heads]``: score of each head's attention sink, a key without value
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
     filter: Array  # weights of a convolution, ``[hidden, …, taps]``, the oldest token first
     filter_bias: Array | None = None  # ``[hidden]``
-    out: Linear
-    attention_output_norm: Norm | None = None
     mlp_norm: Norm | None = None
     router: Linear | None = None
     up: Linear | Experts  # gate and up projection, if the MLP is gated
@@ -46,7 +77,7 @@ class Layer:
     mlp_output_norm: Norm | None = None
 
     def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
-        self.config = config
+        super().__init__(config)
         if mixture is not None:
             self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
             self.down = Experts(mixture, WeightLayout(), gathers=True)
@@ -61,15 +92,9 @@ class Layer:
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``: ``qkv``, ``out``, ``up``, ``down`` or ``router``."""
-        if name == "qkv":
-            return WeightLayout(unit=None if self.config.whole_qk_norm else self.config.head_dim)
+        if name in {"qkv", "out"}:
+            return super().layout(name)
         return WeightLayout(gated=self.config.gated and name == "up", exact=name == "router")
-
-    def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers with one matrix each."""
-        for value in vars(self).values():
-            if isinstance(value, Linear | StackedLinear | Experts):
-                yield from value.parts
 
 
 class Decoder:

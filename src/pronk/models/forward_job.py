@@ -34,7 +34,8 @@ class ForwardJob(NamedTuple):
     segment: Segment
     logits_nodes: range  # indices of the tree nodes whose logits are needed
     prompt_length: int  # number of prompt tokens; dynamic RoPE scaling depends on it
-    cross_block_table: BlockTable | None = None  # request's blocks in the cache that cross-attention reads
+    # The request's tokens in each of the runner's ``other_caches``; empty if the job only measures a duration.
+    other_tables: tuple[BlockTable, ...] = ()
     # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are sent when it is read.
     all_logits: bool = True
     stateless_sampler: StatelessSampler | None = None  # if set, workers sample tokens and send these, not logits

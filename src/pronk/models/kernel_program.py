@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pronk.base.arrays import Array, DType
 from pronk.cache.paged import PagedCache
-from pronk.checkpoint.config import MixtureConfig, ModelConfig, default_query_scale
+from pronk.checkpoint.config import MixtureConfig, ModelConfig
+from pronk.checkpoint.rope import RopeConfig
 from pronk.kernels.library import TYPES, Kernels
-from pronk.kernels.structures import CAdapter, CDraftChain, COp, CWeights
+from pronk.kernels.structures import NUM_ROPE_TABLES, CAdapter, CDraftChain, COp, CWeights
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.linear import Experts
-from pronk.models.program import CrossAttentionSource, Program, output_range
+from pronk.models.program import KVSource, Program, output_range
 from pronk.models.program_rows import ProgramRows
 
 _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE, _CONVOLVE = range(8)  # kinds of operations (``pronk_kind``)
@@ -30,11 +32,17 @@ class KernelProgram(Program):
     """A program that the kernels run in one call."""
 
     def __init__(
-        self, kernels: Kernels, hidden: int, dtype: DType, cache: PagedCache | None, source: CrossAttentionSource | None
+        self,
+        kernels: Kernels,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None,
+        other_caches: Sequence[PagedCache],
     ) -> None:
-        super().__init__(hidden, dtype, cache, source)
+        super().__init__(hidden, dtype, cache, other_caches)
         self.kernels = kernels
         self._ops: list[COp] = []
+        self._ropes: list[RopeConfig] = []  # different rotations of the operations; the index is that of the table
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._compiled: Any = None  # C array of the operations; ``None`` before the first run
 
@@ -59,58 +67,66 @@ class KernelProgram(Program):
         linear: Any,
         norm: Any,
         config: ModelConfig,
-        index: int,
+        kv: KVSource,
         head_norms: tuple[Any, Any] = (None, None),
         *,
-        cross: bool = False,
+        only_queries: bool = False,
         source: str = "stream",
     ) -> None:
         """Implement :meth:`Program.project`; each matrix of ``linear`` is an operation."""
-        if config.whole_qk_norm and not cross:
+        if config.whole_qk_norm:
             self.linear(linear, norm=norm, source=source, to="B")
-            op = self._heads(config, index, head_norms)
+            op = self._heads(config, kv, head_norms, only_queries=only_queries)
             op.input, op.eps = _B, head_norms[0].eps
             return
         first_head = 0
         for part in linear.parts:
-            op = self._heads(config, index, head_norms, cross=cross)
+            op = self._heads(config, kv, head_norms, only_queries=only_queries)
             op.input = _BUFFERS[source]
             self._set_weights(op, part)
             self._set_norm(op, norm)
             op.eps = op.eps if head_norms[0] is None else head_norms[0].eps
             op.first_head = first_head
             first_head += part.out_features // config.head_dim
-        num_heads = config.num_heads + (0 if cross else 2 * config.num_kv_heads)
+        num_heads = config.num_heads + (0 if only_queries else 2 * config.num_kv_heads)
         assert first_head == num_heads, "expected as many outputs as heads"
 
-    def _heads(self, config: ModelConfig, index: int, head_norms: tuple[Any, Any], *, cross: bool = False) -> COp:
-        """Append an operation that rotates and stores the heads of a layer."""
+    def _heads(self, config: ModelConfig, kv: KVSource, head_norms: tuple[Any, Any], *, only_queries: bool) -> COp:
+        """Append an operation that rotates the heads of a layer, and stores keys and values."""
         op = self._append(_QKV)
         op.heads, op.head_dim = config.num_heads, config.head_dim
-        number, rope = self.rope_number(config, index, cross=cross), config.rope_of(index)
-        if number is not None and rope is not None:
-            op.rope, op.rope_dim = number + 1, rope.dim
-        op.scale = default_query_scale(config.head_dim) if cross else config.query_scale
-        if not cross:
-            assert self.cache is not None
+        rope = self.cache_of(kv).config.rope_of(kv.layer)
+        if rope is not None:
+            op.rope, op.rope_dim = self._rope_index(rope) + 1, rope.dim
+        op.scale = config.query_scale
+        op.query_growth, op.query_period = config.query_growth or (0.0, 1)
+        if not only_queries:
+            assert not kv.cache, "expected keys of the model's own cache, found another, which is only read"
             op.kv_heads = config.num_kv_heads
-            self._kv_cache(op, self.cache, index)
-            op.query_growth, op.query_period = config.query_growth or (0.0, 1)
-        if head_norms[0] is not None:
-            op.q_norm, op.k_norm = (self._keep_alive(norm.weight) for norm in head_norms)
+            self._kv_cache(op, kv)
+        q_norm, k_norm = head_norms
+        op.q_norm = None if q_norm is None else self._keep_alive(q_norm.weight)
+        op.k_norm = None if k_norm is None else self._keep_alive(k_norm.weight)
         return op
 
-    def attend(
-        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
-    ) -> None:
+    def _rope_index(self, rope: RopeConfig) -> int:
+        """Return the index of the table of ``rope`` in ``pronk_pass.rope``."""
+        if rope not in self._ropes:
+            assert len(self._ropes) < NUM_ROPE_TABLES, f"expected at most {NUM_ROPE_TABLES} different rotations"
+            self._ropes.append(rope)
+        return self._ropes.index(rope)
+
+    def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
+        cache = self.cache_of(kv)
+        windows = cache.config.windows
         op = self._append(_ATTEND)
         op.sinks = self._keep_alive(None if sinks is None else sinks.astype(np.float32))
-        op.heads, op.kv_heads, op.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        op.window = config.windows[layer] or 0 if config.windows else 0
-        op.cross = int(cross)
-        op.cap = 0.0 if cross else config.attention_cap or 0.0
+        op.heads, op.kv_heads, op.head_dim = config.num_heads, cache.config.num_kv_heads, config.head_dim
+        op.window = windows[kv.layer] or 0 if windows else 0
+        op.cap = config.attention_cap or 0.0
+        op.cache = kv.cache
         op.block_size, op.slots = cache.block_size, cache.num_slots
-        self._kv_cache(op, cache, layer)
+        self._kv_cache(op, kv)
 
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         op = self._append(_CONVOLVE)
@@ -195,6 +211,10 @@ class KernelProgram(Program):
         call = rows.call
         call.type, call.hidden, call.isa = TYPES[self.dtype], self.hidden, self.kernels.isa
         call.threads = num_threads()
+        for index, rope in enumerate(self._ropes):
+            table, by_row = rows.rope_tables[rope]
+            call.rope[index] = table.ctypes.data
+            call.rope_by_row[index] = int(by_row)
         call.stream = stream.ctypes.data
         call.logits = None if logits is None else logits.ctypes.data
         call.collected = None if collected is None else collected.ctypes.data
@@ -207,9 +227,10 @@ class KernelProgram(Program):
         self._ops.append(op)
         return op
 
-    def _kv_cache(self, op: COp, cache: PagedCache, layer: int) -> None:
+    def _kv_cache(self, op: COp, kv: KVSource) -> None:
+        cache = self.cache_of(kv)
         op.kv_type = TYPES[cache.kv_dtype]
-        op.keys, op.values = self._keep_alive(cache.keys[layer]), self._keep_alive(cache.values[layer])
+        op.keys, op.values = self._keep_alive(cache.keys[kv.layer]), self._keep_alive(cache.values[kv.layer])
 
     def _set_weights(self, op: COp, linear: Any) -> None:
         packed = linear if isinstance(linear, PackedMatrix) else getattr(linear, "packed", None)

@@ -15,7 +15,7 @@ from pronk.kernels.structures import CDraftChain, OnToken
 from pronk.models.decoder import Decoder
 from pronk.models.forward_job import ForwardJob
 from pronk.models.kernel_program import KernelProgram
-from pronk.models.program import FIRST_CROSS_ROPE, CrossAttentionSource, Program
+from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.noise import seed_key
@@ -28,19 +28,17 @@ class LayerExecutor:
 
     is_usable = True  # whether forward passes are possible; false after a worker process has been lost
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, cross_source: CrossAttentionSource | None) -> None:
-        self.decoder, self.cache, self.cross_source = decoder, cache, cross_source
+    def __init__(self, decoder: Decoder, cache: PagedCache, other_caches: Sequence[PagedCache] = ()) -> None:
+        """Create an executor; ``other_caches`` are those of other models that layers of ``decoder`` read."""
+        self.decoder, self.cache, self.other_caches = decoder, cache, other_caches
         self.communication_seconds = 0.0  # spent so far on communication with worker processes
         self.num_experts_read = 0  # experts whose weights this process has read, summed over layers and passes
         self._programs: dict[tuple[object, ...], Program] = {}
-        self._version = (-1, -1)
-        # RoPE tables of self-attention and, if there is a source, of cross-attention, by the numbers in programs.
-        self._ropes = {number: RopeTable(rope) for number, rope in enumerate(decoder.config.ropes)}
-        if cross_source is not None:
-            ropes = enumerate(cross_source.decoder.config.ropes, FIRST_CROSS_ROPE)
-            self._ropes |= {number: RopeTable(rope) for number, rope in ropes}
+        self._version: tuple[int, ...] = ()  # versions of the caches for which the programs were built
+        ropes = {rope for each in (cache, *other_caches) for rope in each.config.ropes}
+        self._rope_tables = [RopeTable(rope) for rope in ropes]
         # Whether a RoPE table has one entry per row, because rotations depend on the prompt's length.
-        self.has_dynamic_rope = any(rope.dynamic for rope in self._ropes.values())
+        self.has_dynamic_rope = any(rope.dynamic for rope in self._rope_tables)
 
     def run(
         self, jobs: Sequence[ForwardJob], num_layers: int, collect: Sequence[int] = ()
@@ -99,13 +97,15 @@ class LayerExecutor:
         for segment in (job.segment for job in jobs):
             segments.append((segment.block_table, segment.tree, segment.num_computed))
             tokens += segment.tree.tokens[segment.num_computed :]
-        # A job that only measures a duration has no table in the cross-attention source.
-        tables = [job.cross_block_table or BlockTable() for job in jobs]
-        cross = None if self.cross_source is None else tables
-        packed = ProgramRows().set_segments(segments, tokens, cross)
+        # A job that only measures a duration has no tokens in other caches.
+        other_tables = [
+            [job.other_tables[number] if job.other_tables else BlockTable() for job in jobs]
+            for number in range(len(self.other_caches))
+        ]
+        packed = ProgramRows().set_segments(segments, tokens, other_tables)
         prompt_lengths = [job.prompt_length for job in jobs] if self.has_dynamic_rope else []
-        for number, rope in self._ropes.items():
-            packed.rotate(rope, number, prompt_lengths=prompt_lengths, num_extra=extra_positions)
+        for rope in self._rope_tables:
+            packed.rotate(rope, prompt_lengths=prompt_lengths, num_extra=extra_positions)
         return packed
 
     def _program(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
@@ -116,7 +116,7 @@ class LayerExecutor:
 
     def _cached_program(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
         """Return the program of ``key``; ``make`` compiles it once per allocation of the KV pools."""
-        version = (self.cache.version, -1 if self.cross_source is None else self.cross_source.cache.version)
+        version = tuple([cache.version for cache in (self.cache, *self.other_caches)])
         if version != self._version:
             self._programs, self._version = {}, version
         if key not in self._programs:
@@ -125,7 +125,7 @@ class LayerExecutor:
 
     def _compile(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
         decoder, cache = self.decoder, self.cache
-        program = decoder.backend.program(decoder.config.hidden_size, cache.dtype, cache, self.cross_source)
+        program = decoder.backend.program(decoder.config.hidden_size, cache.dtype, cache, self.other_caches)
         program.embed(decoder)
         if 0 in collect:
             program.collect_hidden(collect.index(0))

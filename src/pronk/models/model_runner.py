@@ -18,7 +18,7 @@ from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder, expert_costs
 from pronk.models.forward_job import ForwardJob
 from pronk.models.layer_executor import LayerExecutor
-from pronk.models.program import CrossAttentionSource, Program
+from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.sampler import Sampler
@@ -62,18 +62,21 @@ class ModelRunner:
         self,
         decoder: Decoder,
         cache: PagedCache,
-        cross_source: CrossAttentionSource | None = None,
+        other_caches: Sequence[PagedCache] = (),
         *,
         executor: LayerExecutor | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds."""
+        """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds.
+
+        ``other_caches`` are those of other models that layers read; their jobs have ``other_tables``.
+        """
         self.decoder, self.cache, self.clock = decoder, cache, clock
         self.cost_model = CostModel() if decoder.config.mixture is None else CostModel(*expert_costs(decoder))
         self.dtype = cache.dtype
         self.exact = decoder.backend.exact  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
-        self._executor = executor or LayerExecutor(decoder, cache, cross_source)
+        self._executor = executor or LayerExecutor(decoder, cache, other_caches)
         # Whether :meth:`draft_chain` is available: not if an executor splits each forward pass among several processes.
         is_alone = executor is None and not self._executor.has_dynamic_rope
         self.supports_draft_chain = decoder.backend.drafts_chains and is_alone

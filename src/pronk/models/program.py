@@ -10,6 +10,8 @@ and ``B`` are buffers for intermediate activations ::
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
     linear  x = x + B W_down
 
+An attention that reads the keys of another layer (:class:`KVSource`) has only queries in ``qkv``, and stores nothing.
+
 A layer with a mixture of experts has these operations in place of the last two ::
 
     norm    A = norm(x)
@@ -31,51 +33,64 @@ and keys that span all heads, ``linear`` writes the projections to ``B``, and on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from pronk.base.arrays import Array, DType
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
-from pronk.kernels.structures import NUM_ROPE_TABLES
 from pronk.models.program_rows import ProgramRows
 
-if TYPE_CHECKING:
-    from pronk.models.decoder import Decoder
 
+class KVSource(NamedTuple):
+    """The keys and values that an attention reads: a layer of the model's cache, or of another model's.
 
-# Numbers of rotations: 0 and 1 are those of the model's own ``ropes``, 2 and 3 those of the source's.
-FIRST_CROSS_ROPE = NUM_ROPE_TABLES // 2
+    A forward pass writes the model's own cache: a layer can read what an earlier layer has stored, also in this pass.
+    Other caches hold what other models have stored; the pass only reads them.
 
+    A row at position ``p`` of its text sees the cached tokens before ``p`` and, in the model's own cache, its ancestors
+    in the token tree and itself. If the source's layer has a sliding window of ``w`` tokens, only positions above
+    ``p - w`` are seen. The queries have the rotations of the source's layer.
+    """
 
-class CrossAttentionSource(NamedTuple):
-    """Another model whose KV cache is read: layer ``i`` reads layer ``layers[i]`` (from 0) of that model."""
-
-    decoder: Decoder
-    cache: PagedCache
-    layers: tuple[int, ...]
+    layer: int  # from 0
+    cache: int = 0  # 0: the model's own cache; ``n > 0``: ``Program.other_caches[n - 1]``
 
 
 class Program(ABC):
     """A list of operations that is built once and run any number of times.
 
     ``hidden`` is the width of the residual stream (the *stream*), and ``dtype`` is its dtype, float32 or bfloat16.
-    ``cache`` is the KV cache of the model. ``source`` is the model that cross-attention reads, such as GLIDE's target.
+    ``cache`` is the KV cache of the model. ``other_caches`` are those of other models that layers read
+    (:class:`KVSource`).
     """
 
-    def __init__(
-        self, hidden: int, dtype: DType, cache: PagedCache | None, source: CrossAttentionSource | None
-    ) -> None:
-        self.hidden, self.dtype, self.cache, self.source = hidden, dtype, cache, source
+    def __init__(self, hidden: int, dtype: DType, cache: PagedCache | None, other_caches: Sequence[PagedCache]) -> None:
+        self.hidden = hidden
+        self.dtype = dtype
+        self.cache = cache
+        self.other_caches = other_caches
+
+    def cache_of(self, kv: KVSource) -> PagedCache:
+        """Return the cache with the keys and values of ``kv``; its ``config`` has the sizes of their heads."""
+        if kv.cache:
+            return self.other_caches[kv.cache - 1]
+        assert self.cache is not None, "expected a KV cache for attention, found none"
+        return self.cache
 
     def attention(self, layer: Any, index: int, *, partial: bool = False) -> None:
-        """Append the self-attention of a decoder layer, with its residual connection.
+        """Append an :class:`~pronk.models.decoder.Attention`, with its residual connection.
+
+        The keys and values are stored as those of layer ``index`` (from 0), unless the layer reads others.
 
         With ``partial`` (tensor parallelism), the output for this process's heads is written to the buffer ``logits``
         instead of being added to the stream.
         """
-        assert self.cache is not None
-        self.project(layer.qkv, layer.attention_norm, layer.config, index, (layer.q_norm, layer.k_norm))
-        self.attend(layer.config, self.cache, index, sinks=layer.sinks)
+        kv = layer.reads or KVSource(index)
+        only_queries = layer.reads is not None
+        norms = (layer.q_norm, layer.k_norm)
+        self.project(layer.qkv, layer.attention_norm, layer.config, kv, norms, only_queries=only_queries)
+        self.attend(layer.config, kv, sinks=layer.sinks)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def convolution(self, layer: Any, index: int) -> None:
@@ -84,14 +99,6 @@ class Program(ABC):
         self.linear(layer.gates, norm=layer.attention_norm, to="B")
         self.convolve(layer.filter, layer.filter_bias, self.cache, index)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
-
-    def cross(self, layer: Any, index: int) -> None:
-        """Append cross-attention to the source, with its residual connection, as in the drafter Glide."""
-        assert self.source is not None
-        config = self.source.decoder.config
-        self.project(layer.cross_query, layer.cross_norm, config, self.source.layers[index], cross=True)
-        self.attend(config, self.source.cache, self.source.layers[index], cross=True)
-        self.linear(layer.cross_out, source="A", residual=True)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
         """Append the MLP of a decoder layer, with its residual connection; for ``partial``, see ``attention``."""
@@ -116,12 +123,6 @@ class Program(ABC):
         self.linear(linear, source=source, to=buffer)
         self.norm(norm, source=buffer, residual=True, scale=scale)
 
-    @staticmethod
-    def rope_number(config: ModelConfig, layer: int, *, cross: bool = False) -> int | None:
-        """Return the number (:meth:`ProgramRows.set_rope`) of a layer's rotations; ``None`` without rotations."""
-        rope = config.rope_of(layer)
-        return None if rope is None else config.ropes.index(rope) + (FIRST_CROSS_ROPE if cross else 0)
-
     @abstractmethod
     def embed(
         self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
@@ -138,10 +139,10 @@ class Program(ABC):
         linear: Any,
         norm: Any,
         config: ModelConfig,
-        index: int,
+        kv: KVSource,
         head_norms: tuple[Any, Any] = (None, None),
         *,
-        cross: bool = False,
+        only_queries: bool = False,
         source: str = "stream",
     ) -> None:
         """Append queries, keys and values: ``norm(source) Wᵀ + b``, rotated; keys and values are stored.
@@ -149,21 +150,19 @@ class Program(ABC):
         Args:
             linear: layer with the outputs of all query heads, then of the key heads, then of the value heads.
             norm: norm of ``source``, which is then the stream; ``None``: ``source`` is read as it is.
-            config: sizes of the heads, and whether they are rotated.
-            index: layer (from 0) of ``config``, and of the cache that stores keys and values.
+            config: number, scale and growth of the queries.
+            kv: where keys and values are stored: a layer of the model's own cache, which determines the rotations.
             head_norms: norms of queries and of keys, or ``None``.
-            cross: whether there are only queries, for cross-attention to layer ``index`` of another model.
+            only_queries: whether ``linear`` has only queries. An earlier layer or another model has stored ``kv``.
             source: ``"stream"`` or ``"A"``.
         """
 
     @abstractmethod
-    def attend(
-        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
-    ) -> None:
-        """Append ``A = attention`` of the queries to a layer (from 0) of ``cache``.
+    def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
+        """Append ``A = attention`` of the queries to ``kv``.
 
-        With ``cross``, the cache is another model's. ``sinks`` has a score for each head, which takes part in the
-        softmax without a value.
+        ``config`` has the number of query heads and the soft cap of scores. ``sinks`` has a score for each head, which
+        takes part in the softmax without a value.
         """
 
     @abstractmethod

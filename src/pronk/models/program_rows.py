@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pronk.base.arrays import Array
 from pronk.cache.blocks import BlockTable
-from pronk.checkpoint.rope import RopeTable
+from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.kernels.structures import CForward, CSegment
 from pronk.sampling.tree import TokenTree
 
@@ -31,8 +31,9 @@ class ProgramRows:
     count: int = 0
     segments: Sequence[tuple[BlockTable, TokenTree, int]] = ()
     tokens: Sequence[int] = ()
-    cross_block_tables: Sequence[BlockTable] = ()
-    rope: dict[int, tuple[Array, bool]] = field(default_factory=dict)  # arguments ``table`` and ``by_row``, by number
+    other_tables: Sequence[Sequence[BlockTable]] = ()
+    # Entries of a :class:`RopeTable`: entry ``i`` is for position ``i`` or, if the second value is true, for row ``i``.
+    rope_tables: dict[RopeConfig, tuple[Array, bool]] = field(default_factory=dict)
     logits_rows: Sequence[int] | range = ()
     _kept_alive: list[object] = field(default_factory=list)
 
@@ -43,27 +44,29 @@ class ProgramRows:
         self,
         segments: Sequence[tuple[BlockTable, TokenTree, int]],
         tokens: Sequence[int] | None = None,
-        cross_block_tables: Sequence[BlockTable] | None = None,
+        other_tables: Sequence[Sequence[BlockTable]] = (),
     ) -> ProgramRows:
         """Set the rows of all requests, and return this object.
 
         A segment is a request's block table, its draft tree, and the number of leading nodes of the tree that are
         already computed and get no row. ``tokens`` has the token id of each row, for programs that begin with an
-        embedding. ``cross_block_tables`` has the block table that each request's cross-attention reads.
+        embedding. ``other_tables`` has for each of :attr:`Program.other_caches` the block table of each request.
         """
-        self.segments, self.tokens, self.cross_block_tables = segments, tokens or (), cross_block_tables or ()
+        self.segments, self.tokens, self.other_tables = segments, tokens or (), other_tables
         call, count = self.call, len(segments)
         call.segment = (CSegment * count)(*[self._segment(*each) for each in segments])
         self.count = sum([len(tree) - computed for _, tree, computed in segments])
         call.segments, call.rows = count, self.count
         if tokens is not None:
             call.tokens = self._int32_array(tokens)
-        if cross_block_tables is not None:
-            call.cross_segment = (CSegment * count)(*[self._segment(table) for table in cross_block_tables])
+        if other_tables:
+            others = [self._segment(table) for tables in other_tables for table in tables]
+            call.others = (CSegment * len(others))(*others)
+            call.num_others = len(other_tables)
         return self
 
     def _segment(self, table: BlockTable, tree: TokenTree | None = None, computed: int = 0) -> CSegment:
-        """Return the structure of a segment; one for cross-attention has no tree."""
+        """Return the structure of a segment; one of another cache has no tree."""
         blocks, nodes, parents = table.c_blocks, 0, None
         self._kept_alive.append(blocks)
         if tree is not None:
@@ -85,30 +88,18 @@ class ProgramRows:
         rows.call.rows = count
         return rows
 
-    def set_rope(self, number: int, table: Array | None, *, by_row: bool = False) -> None:
-        """Set the :class:`RopeTable` array of the rotations with a number, see :meth:`Program.rope_number`.
+    def rotate(self, rope: RopeTable, *, prompt_lengths: Sequence[int] = (), num_extra: int = 0) -> None:
+        """Add a RoPE table of the rows: by position, or by row if rotations depend on the text's length.
 
-        Entry ``i`` of ``table`` is for position ``i``, or with ``by_row`` for row ``i``.
-        """
-        if table is not None:
-            self.rope[number] = table, by_row
-            self.call.rope[number], self.call.rope_by_row[number] = table.ctypes.data, int(by_row)
-
-    def rotate(
-        self, rope: RopeTable, number: int = 0, *, prompt_lengths: Sequence[int] = (), num_extra: int = 0
-    ) -> None:
-        """Set the RoPE table of the rows: by position, or by row if rotations depend on the text's length.
-
-        ``rope`` grows if necessary; without RoPE it has no effect. ``number`` is that of :meth:`set_rope`.
-        ``prompt_lengths`` has the number of prompt tokens of each request, which are all rotated for a text of this
-        length; by default each row is rotated for the text up to this row. ``num_extra`` is the number of positions,
-        after those of the rows, that a draft chain needs.
+        ``rope`` grows if necessary; without RoPE it has no effect. ``prompt_lengths`` has the number of prompt tokens
+        of each request, which are all rotated for a text of this length; by default each row is rotated for the text up
+        to this row. ``num_extra`` is the number of positions, after those of the rows, that a draft chain needs.
         """
         if rope.config is None:
             return
         if not rope.dynamic:
             stop = max([block_table.length + len(tree) for block_table, tree, _ in self.segments])
-            self.set_rope(number, rope.up_to(stop + num_extra))
+            self.rope_tables[rope.config] = rope.up_to(stop + num_extra), False
             return
         positions, text_lengths = list[int](), list[int]()
         lengths = prompt_lengths or [0] * len(self.segments)
@@ -116,7 +107,7 @@ class ProgramRows:
             row_positions = [block_table.length + depth for depth in tree.depths[computed:]]
             positions += row_positions
             text_lengths += [max(prompt_length, position + 1) for position in row_positions]
-        self.set_rope(number, rope.compute_entries(positions, text_lengths), by_row=True)
+        self.rope_tables[rope.config] = rope.compute_entries(positions, text_lengths), True
 
     def select_logits_rows(self, rows: Sequence[int] | range) -> int:
         """Set the indices of the rows whose logits are computed; return the number of these rows."""

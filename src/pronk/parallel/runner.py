@@ -135,9 +135,8 @@ class TreeRunner(ModelRunner):
 
     def _partition(self, jobs: Sequence[ForwardJob]) -> list[ProcessShard]:
         """Return the shards of all processes, the driver first; no shards if only the driver can compute."""
-        # Only the driver has the KV rows of nodes that an earlier pass computed, and the cache that
-        # cross-attention reads.
-        needs_driver = any(job.segment.num_computed > 0 or job.cross_block_table is not None for job in jobs)
+        # Only the driver has the KV rows of nodes that an earlier pass computed, and other caches.
+        needs_driver = any(job.segment.num_computed > 0 or job.other_tables for job in jobs)
         if not self.workers or needs_driver or _num_rows(jobs) < 2:
             return []
         context = sum(job.segment.block_table.length for job in jobs)

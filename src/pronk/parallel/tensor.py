@@ -129,7 +129,7 @@ class TensorParallelExecutor(LayerExecutor):
         peers: Sequence[PeerConnection] = (),
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(decoder, cache, None)
+        super().__init__(decoder, cache)
         self.split_cache, self.split, self.all_reduce = cache, split, all_reduce
         self._peers, self._on_lost = peers, on_lost
         self._error: ConnectionLostError | None = None

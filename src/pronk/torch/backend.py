@@ -15,7 +15,6 @@ from pronk.backends import (
     AnyMatrix,
     Bits,
     CodedRows,
-    CrossAttentionSource,
     LowRank,
     ModelConfig,
     PagedCache,
@@ -126,9 +125,9 @@ class TorchBackend:
         return [(start, to_tensor(down).to(self.device), to_tensor(up).to(self.device)) for start, down, up in parts]
 
     def program(
-        self, hidden: int, dtype: DType, cache: PagedCache | None = None, source: CrossAttentionSource | None = None
+        self, hidden: int, dtype: DType, cache: PagedCache | None = None, other_caches: Sequence[PagedCache] = ()
     ) -> Program:
-        return TorchProgram(self.device, hidden, dtype, cache, source)
+        return TorchProgram(self.device, hidden, dtype, cache, other_caches)
 
     def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
         return TorchCache(config, device=self.device, **options)

@@ -1,7 +1,7 @@
 """KV cache of the torch backend, attention from packed rows to it, and the state of a pass.
 
-A row sees the cached tokens of its request, its ancestors in the tree, and itself; the kernels follow the same rule
-without building a mask (``kernels/README.md``).
+The class :class:`~pronk.backends.KVSource` states which keys a row sees; the kernels follow the same rule without
+building a mask (``kernels/README.md``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk import OptionError, TokenTree
+from pronk import OptionError
 from pronk.backends import ROWS, BlockTable, Kept, ModelConfig, PagedCache, PoolLayout, ProgramRows, Projection
 from pronk.base.arrays import Array
+from pronk.checkpoint import RopeConfig
 from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 
@@ -82,27 +83,27 @@ class VisibleKeys(NamedTuple):
     sees_any: Tensor | None  # bool ``[rows, 1]``: whether a row sees a key; ``None`` if all do
 
 
-def visible_keys(rows: ProgramRows, cache: TorchCache, window: int | None, *, cross: bool) -> list[VisibleKeys]:
+def visible_keys(rows: ProgramRows, cache: TorchCache, number: int, window: int | None) -> list[VisibleKeys]:
     """Return the visible keys of each segment of ``rows``; the layers have a window of ``window`` tokens.
 
-    With ``cross``, the cache belongs to another model. A row at position ``p`` then sees its tokens before ``p``, so
-    without a window all draft tokens of a step see the same tokens.
+    ``cache`` has this ``number`` in :class:`KVSource`. The keys of a segment are its cached tokens from ``start`` on,
+    then the nodes of its tree if the pass writes the cache.
     """
     found = []
-    for number, (table, tree, computed) in enumerate(rows.segments):
-        if cross:
-            source, positions = rows.cross_block_tables[number], np.asarray(tree.depths[computed:]) + table.length
-            first = 0 if window is None else int(positions.min()) - window + 1
-            start = max(first, source.num_released * cache.block_size)
-            tokens = np.arange(start, max(source.length, start))
-            mask = tokens < positions[:, None]
-            if window is not None:
-                mask &= tokens > positions[:, None] - window
-            slots = cache.slots(source, start, start + len(tokens))
-        else:
-            start = max(0 if window is None else table.length - window + 1, table.num_released * cache.block_size)
-            mask = _mask(tree, table.length, window, start)[computed:]
-            slots = cache.slots(table, start, table.length + len(tree))
+    for index, (table, tree, computed) in enumerate(rows.segments):
+        cached = rows.other_tables[number - 1][index] if number else table
+        node_positions = table.length + np.asarray(tree.depths)
+        positions = node_positions[computed:, None]
+        start = max(0 if window is None else int(positions.min()) - window + 1, cached.num_released * cache.block_size)
+        start = min(start, cached.length)
+        keys = np.arange(start, cached.length)
+        mask = keys < positions
+        if number == 0:
+            keys = np.concatenate((keys, node_positions))
+            mask = np.concatenate((mask, tree.visible[computed:]), axis=1)
+        if window is not None:
+            mask &= keys > positions - window
+        slots = cache.slots(cached, start, start + len(keys))
         sees_any = mask.any(1, keepdims=True)
         every = None if sees_any.all() else torch.from_numpy(sees_any).to(cache.device)
         seen = torch.from_numpy(mask | ~sees_any).to(cache.device)
@@ -181,20 +182,6 @@ def capped_attention(
     return torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1].to(v.dtype) @ v
 
 
-def _mask(tree: TokenTree, length: int, window: int | None, start: int) -> Array:
-    """Return the mask ``[nodes, length + nodes - start]`` of the tokens that each node sees.
-
-    The columns are the committed tokens ``start .. length - 1``, then the tree's nodes in order. A node at position
-    ``p`` with a window sees, of these, only positions above ``p - window``.
-    """
-    depths = np.asarray(tree.depths)
-    committed, drafted = np.ones((len(tree), length - start), bool), tree.visible
-    if window is not None:
-        committed = np.arange(start, length) > (length + depths - window)[:, None]
-        drafted = drafted & (depths > (depths - window)[:, None])
-    return np.concatenate((committed, drafted), axis=1)
-
-
 class TorchPass:
     """The buffers of one run of a program, by name, and its rows."""
 
@@ -225,11 +212,11 @@ class TorchPass:
         if len(self._parts) == part[1]:
             self.buffers["A"] = torch.cat([self._parts.pop(index) for index in range(part[1])], dim=-1)
 
-    def rotate(self, x: Tensor, number: int) -> Tensor:
-        """Apply RoPE table ``number`` to ``x`` ``[rows, heads, head_dim]``."""
-        table, by_row = self.rows.rope[number]
+    def rotate(self, x: Tensor, rope: RopeConfig) -> Tensor:
+        """Apply a rotation to ``x`` ``[rows, heads, head_dim]``."""
+        table, by_row = self.rows.rope_tables[rope]
         places = np.arange(self.rows.count) if by_row else self.positions
-        entries = self.once(("rope", number), lambda: to_tensor(table[places]).to(self.device, x.dtype))
+        entries = self.once(("rope", rope), lambda: to_tensor(table[places]).to(self.device, x.dtype))
         cos, sin = entries.unsqueeze(2).unbind(1)
         half = cos.shape[-1]
         first, second, rest = x.tensor_split((half, 2 * half), dim=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pronk.backends import (
-    CrossAttentionSource,
     Experts,
+    KVSource,
     MixtureConfig,
     ModelConfig,
     PagedCache,
     Program,
     ProgramRows,
-    default_query_scale,
     output_range,
 )
 from pronk.base.arrays import Array, DType
@@ -57,9 +56,9 @@ class TorchProgram(Program):
     """A program whose operations run one after the other on torch's device."""
 
     def __init__(
-        self, device: str, hidden: int, dtype: DType, cache: PagedCache | None, source: CrossAttentionSource | None
+        self, device: str, hidden: int, dtype: DType, cache: PagedCache | None, other_caches: Sequence[PagedCache]
     ) -> None:
-        super().__init__(hidden, dtype, cache, source)
+        super().__init__(hidden, dtype, cache, other_caches)
         self.device = device
         self._ops: list[Callable[[TorchPass], None]] = []
 
@@ -87,17 +86,18 @@ class TorchProgram(Program):
         linear: Any,
         norm: Any,
         config: ModelConfig,
-        index: int,
+        kv: KVSource,
         head_norms: tuple[Any, Any] = (None, None),
         *,
-        cross: bool = False,
+        only_queries: bool = False,
         source: str = "stream",
     ) -> None:
         """Implement :meth:`Program.project`; the queries stay in a buffer."""
-        normalize, cache = self._norm(norm), self.cache
+        normalize, cache = self._norm(norm), self.cache_of(kv)
+        assert isinstance(cache, TorchCache)
         norms = [self._norm(each) for each in head_norms]
-        number, sizes = self.rope_number(config, index, cross=cross), config.qkv_sizes[: 1 if cross else 3]
-        whole, growth = config.whole_qk_norm and not cross, None if cross else config.query_growth
+        rope, sizes = cache.config.rope_of(kv.layer), config.qkv_sizes[: 1 if only_queries else 3]
+        whole, growth = config.whole_qk_norm, config.query_growth
 
         def run(state: TorchPass) -> None:
             x = normalize(state.buffers[source])
@@ -105,27 +105,24 @@ class TorchProgram(Program):
             parts = list(projected) if whole else [_heads(part, config) for part in projected]
             for part, normalize_heads in enumerate(norms[: len(parts)]):
                 parts[part] = _heads(normalize_heads(parts[part]), config)
-            rotated = [part if number is None else state.rotate(part, number) for part in parts[:2]]
-            if not cross:
-                assert isinstance(cache, TorchCache)
-                cache.write(index, state.slots, rotated[1], _heads(parts[2], config))
+            rotated = [part if rope is None else state.rotate(part, rope) for part in parts[:2]]
+            if not only_queries:
+                cache.write(kv.layer, state.slots, rotated[1], _heads(parts[2], config))
             state.buffers["queries"] = rotated[0] if growth is None else rotated[0] * state.growth(*growth)
 
         self._ops.append(run)
 
-    def attend(
-        self, config: ModelConfig, cache: PagedCache, layer: int, *, cross: bool = False, sinks: Array | None = None
-    ) -> None:
+    def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
+        cache = self.cache_of(kv)
         assert isinstance(cache, TorchCache)
-
-        scale = default_query_scale(config.head_dim) if cross else config.query_scale
-        cap = None if cross else config.attention_cap
+        scale, cap = config.query_scale, config.attention_cap
+        windows = cache.config.windows
+        window = windows[kv.layer] if windows else None
         scores = None if sinks is None else to_tensor(sinks).to(self.device)
 
         def run(state: TorchPass) -> None:
-            window = config.windows[layer] if config.windows else None
-            keys = state.once((window, cross), lambda: visible_keys(state.rows, cache, window, cross=cross))
-            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, layer, scale, cap, sinks=scores)
+            keys = state.once((window, kv.cache), lambda: visible_keys(state.rows, cache, kv.cache, window))
+            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, kv.layer, scale, cap, sinks=scores)
 
         self._ops.append(run)
 

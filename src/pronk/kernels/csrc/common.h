@@ -61,6 +61,11 @@ struct Pair {
   float share;  // factor of the expert's output
 };
 
+// The tokens of request `i` in the cache of an operation.
+static inline const pronk_segment* cached_tokens(const pronk_pass* pass, const pronk_op* op, int64_t i) {
+  return op->cache ? pass->others + (op->cache - 1) * pass->segments + i : pass->segment + i;
+}
+
 struct QuantKernels;
 
 // One forward pass in progress.

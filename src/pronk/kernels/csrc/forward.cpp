@@ -96,9 +96,9 @@ int64_t query_width(const pronk_op* ops, int64_t count) {
 // per node of the largest tree; Row explains the last two.
 void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row* row, Segment* segment, int32_t* path,
                 int32_t* depth, int32_t* contiguous, int32_t* tail) {
-  int64_t block_size = 16, at = 0, used = 0;  // all self-attention has one block size; 16 is for programs without any
+  int64_t block_size = 16, at = 0, used = 0;  // a cache has one block size; 16 is for programs without a cache
   for (int64_t i = 0; i < count; i++)
-    if (ops[i].block_size && !ops[i].cross) block_size = ops[i].block_size;
+    if (ops[i].block_size && !ops[i].cache) block_size = ops[i].block_size;
   for (int64_t i = 0; i < pass->segments; i++) {
     const pronk_segment* given = pass->segment + i;
     segment[i].given = given;
@@ -123,7 +123,9 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
       if (node < given->computed) continue;
       int64_t slot_index = given->length + node, block = slot_index / block_size - given->released;
       row[at].position = given->length + depth[node];
-      row[at].slot = given->blocks ? (int32_t)(given->blocks[block] * block_size + slot_index % block_size) : 0;
+      // A model that stores no keys needs no blocks.
+      bool has_slot = block < given->num_blocks;
+      row[at].slot = has_slot ? (int32_t)(given->blocks[block] * block_size + slot_index % block_size) : 0;
       row[at].contiguous = contiguous[node];
       row[at].tail = tail[node];
       row[at].adapter = given->adapter;
@@ -135,8 +137,8 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
 // Whether every request has a cache block for each slot that the operation reads or writes.
 bool has_slots(const pronk_pass* pass, const pronk_op* op) {
   for (int64_t i = 0; i < pass->segments; i++) {
-    const pronk_segment* given = (op->cross ? pass->cross_segment : pass->segment) + i;
-    int64_t end = (int64_t)given->length + (op->cross ? 0 : given->nodes);
+    const pronk_segment* given = cached_tokens(pass, op, i);
+    int64_t end = (int64_t)given->length + given->nodes;
     if (end > ((int64_t)given->released + given->num_blocks) * op->block_size) return false;
   }
   return true;
@@ -207,6 +209,7 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (!has_valid_adapters(pass, op)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;
+    if (op->cache < 0 || op->cache > pass->num_others) return false;
     bool uses_cache = op->keys && !op->collected;  // with `collected`, PRONK_STORE writes by row and not by slot
     if (uses_cache && !has_slots(pass, op)) return false;
   }

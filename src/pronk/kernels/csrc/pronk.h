@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 12
+#define PRONK_VERSION 13
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -25,7 +25,8 @@ enum pronk_kind {
   PRONK_LINEAR = 1,  // output = cap(scale * activate(norm(input) W^T + b)): W [N, K] is pronk_op.w and b its bias
   PRONK_QKV = 2,     // project; apply RoPE to queries and keys; scale queries; write keys and values to the cache.
                      // Without w: the projections are in buffer B, and the norms span all query or all key heads
-  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries
+  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries. A row at position p of its text sees the cached tokens
+                     // before p and, in the cache that this pass writes, its ancestors in the tree and itself
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
   PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`
   PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest scores; of equal scores, the expert
@@ -112,7 +113,8 @@ typedef struct {
   int32_t first_head;     // PRONK_QKV: number of the first head in w, counting query heads, then key, then value heads
   int32_t rope;           // RoPE table. 0: none; n > 0: pass.rope[n - 1]
   int32_t window;         // sliding window in tokens; 0: none
-  int32_t cross;          // 1: cross-attention to the cached tokens of pass.cross_segment
+  int32_t cache;          // PRONK_ATTEND: cache of `keys` and `values`. 0: that of pass.segment, which this pass writes;
+                          // n > 0: that of pass.others[n - 1], which another model has written
   int32_t block_size;     // slots of a cache block, a multiple of 16
   int32_t kv_type;        // f32, bf16 or i8
   int64_t slots;          // number of slots of a pool
@@ -152,13 +154,14 @@ typedef struct {
 } pronk_segment;
 
 typedef struct {
-  int64_t rows, segments, num_wanted;
+  int64_t rows, segments, num_others, num_wanted;
   int32_t type;              // type of the stream: f32 or bf16
   int32_t hidden;            // width of the stream
   int32_t isa;               // pronk_isa, at most pronk_detect()
   int32_t threads;           // at least 1
   const int32_t* tokens;     // [rows] token ids
-  const pronk_segment *segment, *cross_segment;  // [segments], one per request
+  const pronk_segment* segment;  // [segments], one per request
+  const pronk_segment* others;   // [num_others, segments] the requests' tokens in other caches; without nodes
   void* stream;              // [rows, hidden]
   const float* rope[4];      // tables [positions or rows, 2, rope_dim / 2]: cosines, sines
   int32_t rope_by_row[4];    // per table of `rope`. 1: the table has an entry per row; 0: an entry per position

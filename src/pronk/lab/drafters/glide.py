@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pronk import OptionError, TokenTree
-from pronk.backends import BlockTable, CrossAttentionSource, ForwardJob, ModelRunner, Segment
+from pronk.backends import BlockTable, ForwardJob, ModelRunner, Segment
 from pronk.base import known_keywords, uninterrupted
 from pronk.drafting import DraftContext, DraftLane, DraftRunner, ModelDrafter, Target, Translation, open_pool
 from pronk.lab.drafters.modules.files import read_trained_drafter
@@ -61,7 +61,7 @@ class _GlideRunner(DraftRunner):
     def make_job(self, lane: DraftLane, tree: TokenTree, logits_nodes: range, num_computed: int = 0) -> ForwardJob:
         assert isinstance(lane, _GlideLane)
         segment = Segment(lane.block_table, tree, num_computed)
-        return ForwardJob(segment, logits_nodes, lane.num_prompt, lane.target_block_table)
+        return ForwardJob(segment, logits_nodes, lane.num_prompt, (lane.target_block_table,))
 
 
 @known_keywords
@@ -81,9 +81,8 @@ class Glide(ModelDrafter):
 
         def load_runner() -> DraftRunner:
             module = trained.load(target, trained.make_shape(GlideShape), GlideDecoder)
-            layers = tuple(layer - 1 for layer in module.cache_layers)  # layer numbers from 1 to indices from 0
-            cross_source = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
-            runner = ModelRunner(module, open_pool(target, module.config), cross_source, clock=target.clock)
+            read_caches = [target.cache] if module.cache_layers else []
+            runner = ModelRunner(module, open_pool(target, module.config), read_caches, clock=target.clock)
             size, relative_size = module.config.vocab_size, len(module.layers) / len(target.decoder.layers)
             return _GlideRunner(runner, Translation(size, size), target, relative_size)
 

@@ -46,7 +46,7 @@ def run_program(compile_into: Callable[[Program], None], config: ModelConfig, by
     compile_into(program)
     tokens = [0] * len(x)
     rows, stream = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens), x.copy()
-    rows.set_rope(0, None if config.rope is None else RopeTable(config.rope).up_to(len(x)))
+    rows.rotate(RopeTable(config.rope))
     program.run(rows, stream)
     assert np.isfinite(stream).all()
     return stream

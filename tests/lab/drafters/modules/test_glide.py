@@ -16,7 +16,7 @@ from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
 from pronk.lab.drafters.modules.glide import GlideDecoder, GlideShape
 from pronk.models.forward_job import Segment
-from pronk.models.model_runner import CrossAttentionSource, ForwardJob, ModelRunner
+from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.sampling.tree import TokenTree
 from pronk.train.attention import DenseAttention, Features, compute_features, dense_hidden
 from pronk.train.modules.decoder import DecoderModule
@@ -143,6 +143,8 @@ def test_logits_of_the_core_equal_the_formulas(packed: bool, cross: bool, classi
     weights = export_weights(module, tmp_path / "drafter", by)
     decoder = GlideDecoder(GlideShape(**{**vars(SHAPE), "cross": cross}), target.config, weights)
     weights.check_all_read()
+    matrices = [parameter for parameter in module.parameters() if parameter.dim() == 2]
+    assert sum(each.out_features * each.in_features for each in decoder.linears()) == sum(map(torch.numel, matrices))
     source, shape = tiny_decoder(packed=packed, classic=classic), dict[str, Any](num_blocks=2, packed=packed)
     pools = [make_cache(each.config, FLOAT32, **shape) for each in (source, decoder)]
     tables = BlockTable(), BlockTable()
@@ -151,9 +153,8 @@ def test_logits_of_the_core_equal_the_formulas(packed: bool, cross: bool, classi
     job = ForwardJob(Segment(tables[0], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH)
     ModelRunner(source, pools[0]).forward([job])
     pools[0].commit(tables[0], range(5))
-    cross_source = CrossAttentionSource(source, pools[0], tuple(layer - 1 for layer in decoder.cache_layers))
-    job = ForwardJob(Segment(tables[1], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH, tables[0])
-    found = ModelRunner(decoder, pools[1], cross_source if cross else None).forward([job]).logits[0][:]
+    job = ForwardJob(Segment(tables[1], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH, (tables[0],))
+    found = ModelRunner(decoder, pools[1], pools[:1] if cross else ()).forward([job]).logits[0][:]
     seen, tokens = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1), torch.tensor(TOKENS)
     seen[:, 5:] = False
     features = compute_features(target, tokens[None], torch.float32, cache=module.cache_layers)

@@ -33,7 +33,7 @@ from pronk.models.inventory import Inventory
 from pronk.models.linear import Linear, Norm, choose_linear
 from pronk.models.loader import parse_dtype
 from pronk.models.placer import WeightPlacer
-from pronk.models.program import Program
+from pronk.models.program import KVSource, Program
 from pronk.models.program_rows import ProgramRows
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_layer, plan_linear, plan_norm
 from pronk.sampling.draft_token import DraftIds
@@ -85,11 +85,12 @@ class EagleHead(Decoder):
             program.linear(self.fc, source="A")
         for index, layer in enumerate(self.layers):
             if index < self.eagle.num_wide:
-                assert program.cache is not None
                 norm_before = index == 0 and self.eagle.norm_before_residual
                 self._compile_input(program, layer.attention_norm, layer.hidden_norm, norm_before=norm_before)
-                program.project(layer.qkv, None, layer.config, index, (layer.q_norm, layer.k_norm), source="A")
-                program.attend(layer.config, program.cache, index)
+                kv = KVSource(index)
+                norms = (layer.q_norm, layer.k_norm)
+                program.project(layer.qkv, None, layer.config, kv, norms, source="A")
+                program.attend(layer.config, kv)
                 program.linear(layer.out, source="A", residual=True)
                 program.mlp(layer)
             else:

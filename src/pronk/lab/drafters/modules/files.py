@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pronk import CheckpointError, OptionError
-from pronk.backends import Backend, Layer, Linear, Norm, WeightLayout
+from pronk.backends import Attention, Backend, Layer, Linear, Norm, WeightLayout
 from pronk.base import is_file
 from pronk.base.arrays import FLOAT32, Array, DType
 from pronk.checkpoint import Checkpoint, Fingerprint, ModelConfig, clone_model, read_json, resolve_model
@@ -125,8 +125,8 @@ class DrafterWeights:
         bias = self.array(f"{name}.bias", size) if config.norm == "layer" else None
         return Norm.of(config, self.array(f"{name}.weight", size), bias)
 
-    def attention(self, layer: Layer, name: str) -> Layer:
-        """Set the attention of the decoder layer ``name``; return the layer."""
+    def attention(self, layer: Attention, name: str) -> Attention:
+        """Set the weights of the attention of the decoder layer ``name``; return ``layer``."""
         config, size = layer.config, layer.config.hidden_size
         layer.attention_norm = self.norm(f"{name}.attention_norm", config, size)
         qkv, bias = f"{name}.qkv", config.qkv_bias

@@ -13,11 +13,11 @@ the *vanilla* drafter, the paper's baseline.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pronk import OptionError
-from pronk.backends import Decoder, Layer, Linear, Program, WeightLayout
+from pronk.backends import Attention, Decoder, KVSource, Layer, Linear, Program, WeightLayout
 from pronk.base.checks import check_integer
 from pronk.checkpoint import MAX_LAYERS, ModelConfig, llama_config
 from pronk.lab.drafters.modules.files import DrafterWeights
@@ -110,20 +110,30 @@ class GlideShape:
         )
 
 
+class _CrossAttention(Attention):
+    """Attention to the keys and values of layer ``layer`` (from 0) of the target."""
+
+    def __init__(
+        self, config: ModelConfig, target: ModelConfig, layer: int, weights: DrafterWeights, name: str
+    ) -> None:
+        queries = replace(config, num_heads=target.num_heads, head_dim=target.head_dim)
+        super().__init__(queries, reads=KVSource(layer, cache=1))
+        size = target.num_heads * target.head_dim
+        self.attention_norm = weights.norm(f"{name}.cross_norm", config, config.hidden_size)
+        self.qkv = weights.linear(f"{name}.cross_query", size, config.hidden_size, self.layout("qkv"))
+        self.out = weights.linear(f"{name}.cross_out", config.hidden_size, size)
+
+
 class _GlideLayer(Layer):
     """A layer with cross-attention before the MLP."""
 
-    def __init__(self, config: ModelConfig, target: ModelConfig, weights: DrafterWeights, name: str) -> None:
+    def __init__(self, config: ModelConfig, cross_attention: _CrossAttention) -> None:
         super().__init__(config)
-        weights.layer(self, name)
-        heads, hidden = target.num_heads * target.head_dim, config.hidden_size
-        self.cross_norm = weights.norm(f"{name}.cross_norm", config, hidden)
-        self.cross_query = weights.linear(f"{name}.cross_query", heads, hidden, WeightLayout(unit=target.head_dim))
-        self.cross_out = weights.linear(f"{name}.cross_out", hidden, heads)
+        self.cross_attention = cross_attention
 
     def compile(self, program: Program, index: int) -> None:
         program.attention(self, index)
-        program.cross(self, index)
+        self.cross_attention.compile(program, index)
         program.mlp(self)
 
 
@@ -132,12 +142,15 @@ class GlideDecoder(Decoder):
 
     def __init__(self, shape: GlideShape, target: ModelConfig, weights: DrafterWeights) -> None:
         super().__init__(shape.config(target), weights.backend)
-        config, self.cache_layers = self.config, shape.cache_layers(target)
+        config = self.config
+        self.cache_layers = shape.cache_layers(target)
         self.embedding = weights.array("embedding", config.vocab_size, config.hidden_size)
-        names = [f"layers.{index}" for index in range(shape.layers)]
-        self.layers = [
-            _GlideLayer(config, target, weights, name) if shape.cross else weights.layer(Layer(config), name)
-            for name in names
-        ]
+        if shape.cross:
+            self.layers = [
+                _GlideLayer(config, _CrossAttention(config, target, number - 1, weights, f"layers.{index}"))
+                for index, number in enumerate(self.cache_layers)
+            ]
+        for index, layer in enumerate(self.layers):
+            weights.layer(layer, f"layers.{index}")
         self.norm = weights.norm("norm", config, config.hidden_size)
         self.head = Linear(weights.backend, self.embedding, None, WeightLayout(), None)

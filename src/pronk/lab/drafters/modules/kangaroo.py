@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pronk import OptionError
-from pronk.backends import Layer, Program
+from pronk.backends import Attention, Layer, Program
 from pronk.base.checks import check_choice, check_integer
 from pronk.checkpoint import ModelConfig
 from pronk.lab.drafters.modules.files import DrafterWeights
@@ -95,13 +95,13 @@ class KangarooAdapter:
         self.shape = shape
         self.config = shape.config(target)
         vocab, size = target.vocab_size, target.hidden_size
-        self.block: Layer | _TwoLinears
+        self.block: Attention | _TwoLinears
         if shape.adapter == "mlp":
             self.block = _TwoLinears(self.config, weights)
         elif shape.adapter == "transformer":
             self.block = weights.layer(Layer(self.config), "layers.0")
         else:
-            self.block = weights.attention(_Attention(self.config), "layers.0")
+            self.block = weights.attention(Attention(self.config), "layers.0")
         self.norm = weights.norm("norm", target, size)
         self.head = weights.linear("head", vocab, size) if shape.has_own_head else None
 
@@ -112,13 +112,6 @@ class KangarooAdapter:
         """
         self.block.compile(program, index)
         program.norm(self.norm)
-
-
-class _Attention(Layer):
-    """The first half of a decoder layer: ``x + attention(norm(x))``."""
-
-    def compile(self, program: Program, index: int) -> None:
-        program.attention(self, index)
 
 
 class _TwoLinears:
