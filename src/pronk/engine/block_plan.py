@@ -32,7 +32,7 @@ class BlockPlanner:
     max_tree: int  # maximum number of rows per decoding request and forward pass
 
     def plan(self, request: Request) -> BlockPlan:
-        """Return the blocks that a request lacks, whether it is running or has only taken over a cached prefix."""
+        """Return the blocks that a request lacks, running or with a cached prefix alone."""
         allocator = self.cache.allocator
         table = request.block_table
         length = table.length + self._in_window(request.num_pending + 1)

@@ -273,7 +273,7 @@ def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) ->
 
 
 def _take_tokens(requests: Sequence[Request]) -> Iterator[tuple[int, Token, bool]]:
-    """Yield and forget the undelivered tokens, each with its request's index and whether it is the last one."""
+    """Yield and forget undelivered tokens, each with its request's index and whether it is the last."""
     for index, request in enumerate(requests):
         undelivered = request.result.undelivered
         while undelivered:
