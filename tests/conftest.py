@@ -5,11 +5,9 @@ import gzip
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from functools import wraps
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,17 +95,6 @@ def schemas(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
         return []
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return [found for line in data.splitlines() if isinstance(found := json.loads(line)["schema"], dict)]
-
-
-@pytest.fixture(scope="module")
-def forked_workers() -> Iterator[None]:
-    """Start the workers of models as forks of one process; see :mod:`forked_workers`."""
-    from forked_workers import ForkedProcess
-    from pronk.parallel import processes
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", SimpleNamespace(Popen=ForkedProcess, PIPE=subprocess.PIPE))
-        yield
 
 
 @pytest.fixture(autouse=True)

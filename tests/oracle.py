@@ -1,13 +1,51 @@
-"""Slow dense attention as the reference of all faster implementations."""
+"""A slow model in torch, as the formulas are written, as the reference of all faster implementations.
 
+One text is computed in one pass without a KV cache. The model shares no code with pronk but the tables of RoPE.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from pronk.base.arrays import FLOAT32, Array, DType
-from pronk.checkpoint.config import ModelConfig
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.checkpoint.rope import RopeConfig, RopeTable
-from pronk.torch.convert import to_array, to_tensor, torch_dtype
-from pronk.train.modules.decoder import DecoderModule, Rope
+
+# Cosines and sines ``[rows, 1, size / 2]`` of each row; ``None`` without RoPE.
+Rotations = tuple[Tensor, Tensor] | None
+# Maps the number of a layer, ``q`` ``[rows, heads, d]``, ``k`` and ``v`` ``[rows, kv_heads, d]`` to
+# ``[rows, heads * d]``.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """Return the type of the same name in torch."""
+    found: torch.dtype = getattr(torch, dtype.name)
+    return found
+
+
+def to_tensor(array: Array) -> Tensor:
+    """Return a copy of an array; the bits of bfloat16 are passed as integers, because NumPy's type is ml_dtypes'."""
+    if array.dtype != BFLOAT16:
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+
+
+def to_array(tensor: Tensor) -> Array:
+    """Return a tensor as an array with the same memory."""
+    values = tensor.detach()
+    if values.dtype != torch.bfloat16:
+        return values.numpy()
+    return values.view(torch.int16).numpy().view(BFLOAT16)
 
 
 class DenseAttend:
@@ -25,7 +63,8 @@ class DenseAttend:
         wide = torch.promote_types(q.dtype, torch.float32)
         query, key, value = (x.to(wide).transpose(0, 1) for x in (q, k, v))
         key, value = (x.repeat_interleave(c.group, dim=0) for x in (key, value))
-        scores = query @ key.transpose(1, 2) * c.head_dim**-0.5
+        scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
+        scores = query @ key.transpose(1, 2) * scale
         if c.attention_cap is not None:
             scores = c.attention_cap * torch.tanh(scores / c.attention_cap)
         scores = scores.masked_fill(~visible(rows, c.windows[layer]), -torch.inf)
@@ -45,18 +84,160 @@ def visible(rows: int, window: int | None) -> Tensor:
     return (distance >= 0) & (distance < (rows if window is None else window))
 
 
-def _rotations(rope: RopeConfig | None, length: int, dtype: torch.dtype) -> Rope:
+def rotate(x: Tensor, rotations: Rotations) -> Tensor:
+    """Rotate the coordinates ``i`` and ``i + size / 2`` of heads ``[rows, heads, d]``; those after ``size`` stay."""
+    if rotations is None:
+        return x
+    cos, sin = rotations
+    first, second, rest = x.tensor_split((cos.shape[-1], 2 * cos.shape[-1]), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def dense_rotations(rope: RopeConfig | None, length: int, dtype: torch.dtype) -> Rotations:
+    """Return the rotations of a text, in which *dynamic* scaling depends on the text's length."""
     if rope is None:
         return None
-    cos, sin = to_tensor(RopeTable(rope).compute_entries(range(length), [length] * length)).to(dtype)[:, None].unbind(2)
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    entries = to_tensor(RopeTable(rope).compute_entries(range(length), [length] * length)).to(dtype)
+    cos, sin = entries[:, None].unbind(2)
+    return cos, sin
 
 
-@torch.no_grad()
-def dense_logits(module: DecoderModule, tokens: list[int], dtype: DType = FLOAT32, *, coded: bool = False) -> Array:
+class DenseLayer(nn.Module):
+    """A transformer layer on the rows ``[rows, hidden]`` of one text; its weights are not initialized."""
+
+    def __init__(self, config: ModelConfig, mixture: MixtureConfig | None) -> None:
+        super().__init__()
+        self.config, self.mixture = config, mixture
+        before, after = config.norm_places != "output", config.norm_places != "input"
+        self.attention_norm = _norm(config) if before else nn.Identity()
+        self.attention_output_norm = _norm(config) if after else nn.Identity()
+        self.qkv = _linear(sum(config.qkv_sizes), config.hidden_size, bias=config.qkv_bias)
+        queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
+        self.q_norm = nn.RMSNorm(queries, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(keys, config.norm_eps) if config.qk_norm else None
+        self.out = _linear(config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias)
+        self.mlp_norm = _norm(config) if before else nn.Identity()
+        self.mlp_output_norm = _norm(config) if after else nn.Identity()
+        self.router: nn.Module | None = None
+        self.up: nn.Module
+        self.down: nn.Module
+        fold = 2 if config.gated else 1
+        if mixture is None:
+            width = config.intermediate_size
+            self.up = _linear(fold * width, config.hidden_size, bias=config.mlp_bias)
+            self.down = _linear(config.hidden_size, width, bias=config.mlp_bias)
+            return
+        numbers, width = range(mixture.experts), mixture.width
+        self.router = _linear(mixture.experts, config.hidden_size, bias=False)
+        self.up = nn.ModuleList(_linear(fold * width, config.hidden_size, bias=False) for _ in numbers)
+        self.down = nn.ModuleList(_linear(config.hidden_size, width, bias=False) for _ in numbers)
+
+    def forward(self, x: Tensor, rotations: Rotations, index: int, attend: Attend) -> Tensor:
+        """Return the output ``[rows, hidden]``; ``index`` is the number of the layer, from 0."""
+        x = self.apply_attention(x, rotations, index, attend)
+        normed = self.mlp_norm(x)
+        branch = self._mlp(self.up, self.down, normed) if self.router is None else self._mix(normed)
+        return x + self.config.residual_scale * self.mlp_output_norm(branch)
+
+    def apply_attention(self, x: Tensor, rotations: Rotations, index: int, attend: Attend) -> Tensor:
+        """Return ``x`` plus its self-attention; the arguments are those of :meth:`forward`."""
+        c = self.config
+        q, k, v = self.qkv(self.attention_norm(x)).split(c.qkv_sizes, dim=-1)
+        if c.whole_qk_norm:
+            q, k = self._norm_queries_and_keys(q, k)
+        q, k, v = (each.unflatten(-1, (-1, c.head_dim)) for each in (q, k, v))
+        if not c.whole_qk_norm:
+            q, k = self._norm_queries_and_keys(q, k)
+        attended = attend(index, rotate(q, rotations), rotate(k, rotations), v)
+        return x + c.residual_scale * self.attention_output_norm(self.out(attended))
+
+    def _norm_queries_and_keys(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return (q, k) if self.q_norm is None or self.k_norm is None else (self.q_norm(q), self.k_norm(k))
+
+    def _mlp(self, up: nn.Module, down: nn.Module, x: Tensor) -> Tensor:
+        activate, hidden = ACTIVATIONS[self.config.activation], up(x)
+        if not self.config.gated:
+            return down(activate(hidden))
+        gate, hidden = hidden.chunk(2, dim=-1)
+        return down(activate(gate) * hidden)
+
+    def _mix(self, x: Tensor) -> Tensor:
+        """Return the weighted sums of the outputs of each row's experts."""
+        assert self.mixture is not None
+        assert self.router is not None
+        assert isinstance(self.up, nn.ModuleList)
+        assert isinstance(self.down, nn.ModuleList)
+        scores = self.router(x)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        best, chosen = scores.topk(self.mixture.per_row, dim=-1)
+        shares = best.softmax(-1) if self.mixture.normalized else scores.softmax(-1).gather(-1, chosen)
+        outputs = []
+        for row in range(len(x)):
+            total = torch.zeros(x.shape[1:], dtype=shares.dtype)
+            for share, number in sorted(zip(shares[row], chosen[row].tolist(), strict=True), key=lambda pair: pair[1]):
+                total += share * self._mlp(self.up[number], self.down[number], x[row])
+            outputs.append(total)
+        return torch.stack(outputs).to(x.dtype)
+
+
+class DenseModel(nn.Module):
+    """A language model on the rows of one text; its weights are not initialized.
+
+    It lacks short convolutions, attention sinks and queries that grow with the position.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        learned = config.rope is None
+        self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
+        self.layers = nn.ModuleList(DenseLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers))
+        self.norm = _norm(config)
+        self.head = _linear(config.vocab_size, config.hidden_size, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding
+
+    def embed(self, tokens: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the input of layer 0, ``[tokens, hidden]``."""
+        x = self.embedding[list(tokens)].to(dtype)
+        if self.positions is not None:
+            x = x + self.positions[: len(tokens)].to(dtype)
+        return x * torch.tensor(self.config.embedding_scale, dtype=dtype)
+
+    def rotations(self, layer: int, length: int, dtype: torch.dtype = torch.float32) -> Rotations:
+        """Return the rotations of a text of ``length`` tokens in a layer."""
+        return dense_rotations(self.config.rope_of(layer), length, dtype)
+
+    @torch.no_grad()
+    def states(
+        self, tokens: Sequence[int], dtype: torch.dtype = torch.float32, attend: Attend | None = None
+    ) -> list[Tensor]:
+        """Return the input of layer 0 and the output of each layer, ``[tokens, hidden]`` each."""
+        found, attend = [self.embed(tokens, dtype)], attend or DenseAttend(self.config)
+        for index, layer in enumerate(self.layers):
+            found.append(layer(found[-1], self.rotations(index, len(tokens), dtype), index, attend))
+        return found
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits ``[rows, vocab]`` of outputs ``[rows, hidden]`` of the last layer."""
+        logits = self.head(self.norm(hidden)) * self.config.logits_scale
+        cap = self.config.logits_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(config.hidden_size, config.norm_eps)
+
+
+def _linear(outputs: int, inputs: int, *, bias: bool) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device="cpu")
+
+
+def dense_logits(model: DenseModel, tokens: Sequence[int], dtype: DType = FLOAT32, *, coded: bool = False) -> Array:
     """Return logits ``[len(tokens), vocab]`` of a whole text in one pass, in float32 or wider."""
-    positions, size, config = torch.arange(len(tokens)), torch_dtype(dtype), module.config
-    rope = [_rotations(config.rope_of(layer), len(tokens), size) for layer in range(config.num_layers)]
-    x = module.embed(torch.tensor(tokens), positions, size)
-    *_, (_, hidden) = module.run(x, rope, DenseAttend(config, coded=coded))
-    return to_array(module.logits(hidden).to(torch.promote_types(size, torch.float32)))
+    size = torch_dtype(dtype)
+    *_, hidden = model.states(tokens, size, DenseAttend(model.config, coded=coded))
+    return to_array(model.logits(hidden).to(torch.promote_types(size, torch.float32)))

@@ -20,7 +20,6 @@ from pronk import LLM, CheckpointError, Completion, OptionError, PromptError, Pr
 from pronk.base.arrays import DTYPES
 from pronk.base.errors import CacheFullError
 from pronk.drafting import DraftContext, Outcome, Proposer
-from pronk.torch.convert import torch_dtype
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -168,9 +167,7 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
         assert pieces[-1].completion.text == "".join(piece.text for piece in pieces)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kernels", "factor"), [("float16", "torch", 1e5), ("float32", "auto", 1e39), ("bfloat16", "auto", 1e39)]
-)
+@pytest.mark.parametrize(("dtype", "kernels", "factor"), [("float32", "auto", 1e39), ("bfloat16", "auto", 1e39)])
 def test_overflow_affects_only_its_own_request(
     checkpoint: MakeCheckpoint, tmp_path: Path, dtype: str, kernels: str, factor: float
 ) -> None:
@@ -383,18 +380,14 @@ def test_a_completion_is_json(llm: LLM) -> None:
     assert len(values["others"]) == 1
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtypes(checkpoint: MakeCheckpoint, dtype: str, kernels: str) -> None:
+def test_dtypes(checkpoint: MakeCheckpoint, dtype: str) -> None:
     """With the kernels, float16 weights stay float16, but activations and KV cache are float32."""
-    llm = LLM(checkpoint("llama"), dtype=dtype, kernels=kernels, budget="all")
+    llm = LLM(checkpoint("llama"), dtype=dtype, budget="all")
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, ignore_eos=True))
-    widened = (dtype, kernels) == ("float16", "auto")
-    assert llm.engine.runner.dtype == llm.engine.cache.dtype == DTYPES["float32" if widened else dtype]
-    packed = llm.engine.runner.decoder.head.packed
-    stored = packed.weight if kernels == "torch" else packed.data
-    assert (torch_dtype(DTYPES[dtype]) if kernels == "torch" else DTYPES[dtype]) == stored.dtype
-    assert (llm.exact, llm.kernels == "torch") == (kernels == "auto", kernels == "torch")
+    assert llm.engine.runner.dtype == llm.engine.cache.dtype == DTYPES["float32" if dtype == "float16" else dtype]
+    assert llm.engine.runner.decoder.head.packed.data.dtype == DTYPES[dtype]
+    assert llm.exact
     assert len(done.token_ids) == 8
 
 
@@ -533,7 +526,6 @@ def test_options_that_do_not_fit_the_model(llm: LLM, options: dict[str, Any], me
         ({"drafter": "psychic"}, "drafter: expected one of autoregressive, .*prompt_lookup.*, found 'psychic'"),
         ({"drafter": "prompt_lookup(k=3)"}, "prompt_lookup: expected one of max_ngram.*, found 'k'"),
         ({"dtype": "int7"}, "int7"),
-        ({"device": "abacus"}, "device: expected .* found 'abacus'"),
         ({"kv_memory": "lots"}, "kv_memory: expected .* found 'lots'"),
         ({"kv_memory": 10}, "kv_memory: expected at least .* found 10"),
         ({"kv_dtype": "int4"}, "kv_dtype: expected one of auto, int8, found 'int4'"),
@@ -560,7 +552,7 @@ def test_no_such_model(tmp_path: Path) -> None:
         LLM(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("drafter", ["recycling", "jacobi", "lookahead(window=3)"])
+@pytest.mark.parametrize("drafter", ["recycling"])
 def test_a_bias_may_be_a_whole_number(llm: LLM, drafter: str) -> None:
     """JSON clients send integers; these drafters also add the bias to the logits that they read."""
     params = SamplingParams(max_tokens=8, ignore_eos=True, logit_bias={5: 3, 9: -2})

@@ -15,6 +15,7 @@ import pytest
 
 import pronk
 import pronk.drafting
+from engine_copy import GUESTS, WHOLE
 from pronk.drafting.registry import DRAFTERS, REGISTRY, drafter_classes
 from waiting import HUNG
 
@@ -63,10 +64,6 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-
-
-# Packages that use the engine as a stranger's package would: only by the names that docs/api.md lists.
-GUESTS = ("lab", "parallel", "server", "torch", "train")
 
 
 @cache
@@ -225,6 +222,51 @@ def test_the_engine_imports_no_guest() -> None:
     assert other.keys() == {"__init__.py"}, "only this one may, for type checkers"
 
 
+def guests_in_a_test(path: Path) -> list[str]:
+    """Return the imports of guests, and of the folders of their tests, in a file of the engine's tests."""
+    imports = (node for node in nodes(path) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return [ast.unparse(node) for node in imports if any(map(is_of_a_guest, modules_of(node)))]
+
+
+def modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the modules that a statement imports, and what it imports of them."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def is_of_a_guest(module: str) -> bool:
+    first, *rest = module.split(".")
+    # The name of the library torch is not that of a folder of tests.
+    return (first == "pronk" and rest[:1] != [] and rest[0] in GUESTS) or (first in GUESTS and first != "torch")
+
+
+def test_the_engines_tests_import_no_guest() -> None:
+    """A test that needs a guest is in the guest's folder of tests; ``engine_copy.WHOLE`` tests the whole repository."""
+    tests, apart = ROOT / "tests", {*GUESTS, *WHOLE}
+    own = [path for path in tests.rglob("*.py") if path.relative_to(tests).parts[0] not in apart]
+    assert len(own) > 200
+    found = {path.relative_to(tests).as_posix(): guests_in_a_test(path) for path in own}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "is_refused"),
+    [
+        ("from pronk.lab.drafters.lookahead import LookaheadProposer", True),
+        ("import pronk.server.service", True),
+        ("from pronk import train", True),
+        ("from lab.drafters import exits", True),
+        ("from parallel.dealt import partition_randomly", True),
+        ("from torch import Tensor", False),
+        ("from pronk.models.choice import open_torch", False),
+    ],
+)
+def test_imports_of_guests_are_found(line: str, is_refused: bool, tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text(f"def late() -> None:\n    {line}\n", encoding="utf-8")
+    assert guests_in_a_test(tmp_path / "new.py") == ([line] if is_refused else [])
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -350,7 +392,33 @@ except OptionError as error:
     assert done.stdout == f"{message}\n"
 
 
-# Functions that write files by themselves, by module, with the reason why base/files/atomic.py does not fit.
+# Modules that read text in another way: files that pronk writes and packages itself, or that the system writes; and a
+# method of the same name.
+OWN_FILES = {
+    "lab/bench/machine.py",
+    "lab/bench/peers/engines/memory.py",
+    "train/corpus/questions.py",
+    "drafting/from_outputs/recycling.py",
+    "checkpoint/hub/cache.py",
+    "kernels/build.py",
+    "kernels/library.py",
+    "kernels/threads.py",
+    "base/lazy.py",
+    "train/quantization/heads.py",
+    "train/card.py",
+    "train/clock.py",
+    "train/data.py",
+    "train/on_policy.py",
+}
+
+
+def test_no_other_module_reads_text() -> None:
+    """Text files of users are read with :func:`pronk.base.files.text.read_text`."""
+    found = {relative(path) for path in MODULES if ".read_text(" in path.read_text(encoding="utf-8")}
+    assert found == OWN_FILES
+
+
+# Functions that write files by themselves, by module, with the reason why files/atomic.py does not fit.
 WRITES = {
     "lab/bench/peers/engines/memory.py": ({"reset_peak_memory"}, "a switch of the Linux kernel, not a file"),
     "lab/bench/peers/worker.py": ({"main"}, "a pipe to the parent process"),

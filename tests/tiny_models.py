@@ -16,6 +16,7 @@ import torch
 from tokenizers import decoders, models
 
 from guides import ToyFollower, with_forced
+from oracle import DenseLayer, DenseModel, to_array, torch_dtype
 from pronk.base.arrays import FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.layout import PoolLayout, fill_poison
@@ -29,6 +30,7 @@ from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.models.backend import Backend, KernelBackend
+from pronk.models.choice import open_torch
 from pronk.models.cost_model import CostCurve, CostModel
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_job import Segment
@@ -44,9 +46,6 @@ from pronk.sampling.tree import TokenTree
 from pronk.text.stream import TextStream
 from pronk.text.thinking import ThinkingMarkers
 from pronk.text.tokenizer import Tokenizer
-from pronk.torch.backend import TorchBackend
-from pronk.torch.convert import to_array, torch_dtype
-from pronk.train.modules.decoder import DecoderModule, ModuleLayer
 
 VOCAB = 131
 POISON = float("nan")
@@ -95,8 +94,7 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     convolutions  a short convolution in all layers but the second
     ============  =========================================================================================
 
-    :class:`~pronk.train.modules.decoder.DecoderModule`, the oracle in torch, has neither ``growth`` nor
-    ``convolutions``.
+    :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``.
     """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
@@ -122,10 +120,10 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
 
 
 @cache
-def tiny_module(dtype: DType = FLOAT32, *, seed: int = 0, **shape: Any) -> DecoderModule:
-    """Return a decoder with random weights as a module of torch, for oracles; ``shape`` as in :func:`tiny_config`."""
+def tiny_module(dtype: DType = FLOAT32, *, seed: int = 0, **shape: Any) -> DenseModel:
+    """Return the oracle with random weights; ``shape`` as in :func:`tiny_config`."""
     config = tiny_config(**shape)
-    module = DecoderModule(config)
+    module = DenseModel(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -150,14 +148,18 @@ def tiny_decoder(
     """Return the decoder of :func:`tiny_module`; decoders have no state, so equal ones are shared.
 
     Args:
-        packed: for the kernels; otherwise for torch.
+        packed: for the kernels; otherwise for torch, which a guest computes with.
         weights: as in :func:`~pronk.models.linear.choose_linear`.
     """
-    backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
-    return decoder_of(tiny_module(dtype, seed=seed, **shape), backend, weights)
+    return decoder_of(tiny_module(dtype, seed=seed, **shape), make_backend(dtype, packed=packed), weights)
 
 
-def decoder_of(module: DecoderModule, backend: Backend, weights: str = "plain") -> Decoder:
+def make_backend(dtype: DType = FLOAT32, *, packed: bool = True) -> Backend:
+    """Return the backend of the kernels, or that of the guest that registers torch."""
+    return KernelBackend(kernels()) if packed else open_torch("cpu", dtype, "tests")
+
+
+def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> Decoder:
     """Return the decoder with the weights of a module."""
     config, linear = module.config, choose_linear(backend, weights)
     decoder = Decoder(config, backend)
@@ -184,7 +186,7 @@ def decoder_of(module: DecoderModule, backend: Backend, weights: str = "plain") 
     return decoder
 
 
-def sharing_decoder(module: DecoderModule, backend: Backend, reads: Mapping[int, KVSource]) -> Decoder:
+def sharing_decoder(module: DenseModel, backend: Backend, reads: Mapping[int, KVSource]) -> Decoder:
     """Return the decoder with the weights of a module, some of whose layers have only queries and read other keys."""
     decoder = decoder_of(module, backend)
     for index, kv in reads.items():
@@ -195,7 +197,7 @@ def sharing_decoder(module: DecoderModule, backend: Backend, reads: Mapping[int,
     return decoder
 
 
-def set_linears(layer: Layer, own: ModuleLayer, linear: LinearFactory, *names: str) -> None:
+def set_linears(layer: Layer, own: DenseLayer, linear: LinearFactory, *names: str) -> None:
     """Set linear layers with the weights of a module's layer, the norms of queries and keys, and the router."""
     if own.q_norm is not None and "qkv" in names:
         layer.q_norm, layer.k_norm = (
@@ -230,7 +232,7 @@ def add_convolution(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> 
     layer.out = linear(draw(hidden, hidden, scale=hidden**-0.5), draw(hidden, scale=0.3), layer.layout("out"))
 
 
-def several_forms(layer: ModuleLayer, by: Kernels) -> list[tuple[AnyWeight, Array | None]]:
+def several_forms(layer: DenseLayer, by: Kernels) -> list[tuple[AnyWeight, Array | None]]:
     """Return weights and biases of q, k and v: q in 4 bits with minima, k in 8 bits with an input order, v plain."""
     c, bias = layer.config, layer.qkv.bias
     q, k, v = (to_array(part) for part in layer.qkv.weight.split(c.qkv_sizes))
@@ -241,7 +243,7 @@ def several_forms(layer: ModuleLayer, by: Kernels) -> list[tuple[AnyWeight, Arra
     return list(zip((replace(low, minimum=low.scale * np.float32(-8.0)), keys, v), biases, strict=True))
 
 
-def pack_several_forms(module: DecoderModule, by: Kernels) -> Decoder:
+def pack_several_forms(module: DenseModel, by: Kernels) -> Decoder:
     """Return the model for the kernels with q, k and v of all layers in :func:`several_forms`."""
     backend = KernelBackend(by)
     made = decoder_of(module, backend)
@@ -298,7 +300,7 @@ def make_cache(
     """Return a KV cache filled with ``poison``, for the kernels or for torch."""
     if not packed and poison is not None:
         poison = 1e4  # torch multiplies masked values by zero, which NaN would survive
-    backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
+    backend = make_backend(dtype, packed=packed)
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
     shape |= {"cache_class": kind} if packed else {}
     made = backend.make_cache(config, **shape, kv_dtype=kv_dtype, poison=poison, share_prefixes=share_prefixes)

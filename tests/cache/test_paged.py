@@ -1,6 +1,6 @@
 """The paged KV cache: programs write to the slots of the table, commits move rows, shared blocks are copied.
 
-Tests run with all layouts: rows for torch, panels of 16 slots for the kernels, and panels and rows in 8 bits. Most
+Tests run with all layouts: panels of 16 slots, and panels and rows in 8 bits; ``tests/torch`` runs them with rows. Most
 texts begin four slots before the end of a block.
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from oracle import dense_logits
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, UINT8, Array, DType
@@ -24,15 +23,11 @@ from pronk.cache.budget import BLOCK_SIZE, parse_memory
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
 from pronk.models.backend import Backend, KernelBackend
-from pronk.models.forward_job import Segment
 from pronk.models.linear import Linear, Norm, WeightLayout
-from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.models.program import KVSource
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
-from pronk.torch.backend import TorchBackend
-from pronk.torch.cache import TorchCache
-from tiny_models import kernels, make_cache, read_kv, text_logits, tiny_config, tiny_decoder, tiny_module
+from tiny_models import kernels, make_backend, make_cache, read_kv, text_logits, tiny_config, tiny_decoder, tiny_module
 
 CONFIG = replace(tiny_config(heads=2, kv_heads=2, head_dim=6), rope=None)
 HIDDEN = CONFIG.hidden_size
@@ -58,8 +53,6 @@ class Kind:
 
 
 KINDS = {
-    "torch": Kind(False, FLOAT32),
-    "torch, bfloat16": Kind(False, BFLOAT16),
     "kernels": Kind(True, FLOAT32),
     "kernels, bfloat16": Kind(True, BFLOAT16),
     "kernels, 8 bits": Kind(True, FLOAT32, INT8),
@@ -116,7 +109,7 @@ def write_rows(cache: PagedCache, block_table: BlockTable, layer: int, keys: Arr
 
 
 def backend_of(cache: PagedCache) -> Backend:
-    return TorchBackend("cpu", cache.dtype) if cache.kernels is None else KernelBackend(cache.kernels)
+    return make_backend(cache.dtype, packed=False) if cache.kernels is None else KernelBackend(cache.kernels)
 
 
 def rows_after(block_table: BlockTable, count: int) -> ProgramRows:
@@ -243,29 +236,6 @@ def test_stored_bytes_are_those_of_every_layout() -> None:
         assert read(target, other, 0, 50) == values
 
 
-@pytest.mark.parametrize("kv_dtype", [None, INT8], ids=["plain", "8 bits"])
-@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
-def test_kernels_and_torch_write_the_same_rows(dtype: DType, kv_dtype: DType | None) -> None:
-    found = []
-    for packed in (True, False):
-        decoder = tiny_decoder(dtype, packed=packed)
-        shape: dict[str, Any] = {"num_blocks": 8, "packed": packed, "kv_dtype": kv_dtype if packed else None}
-        cache = make_cache(decoder.config, dtype, **shape)
-        block_table = BlockTable()
-        cache.prepare(block_table, 70)
-        job = ForwardJob(Segment(block_table, TokenTree.chain(range(70))), range(70), 70)
-        ModelRunner(decoder, cache).forward([job])
-        cache.commit(block_table, range(70))
-        found.append([each.astype(np.float32) for each in read_kv(cache, 0, block_table)])
-        assert all(each.shape == (2, 70, 16) for each in found[-1])
-    near = {"rtol": 0.0, "atol": 1e-5} if dtype == FLOAT32 else {"rtol": 2e-2, "atol": 5e-2}
-    for by_kernels, by_torch in zip(*found, strict=True):
-        # The codes of torch's rows, of which those in 8 bits differ by rounding: half a step.
-        step = 0.0 if kv_dtype is None else np.abs(by_torch).max(-1, keepdims=True) / 127
-        assert (np.abs(by_kernels - by_torch) <= near["atol"] + near["rtol"] * np.abs(by_torch) + 0.51 * step).all()
-    assert text_logits(tiny_decoder(dtype), range(70), dtype).shape == (70, 131)
-
-
 @pytest.mark.parametrize(
     "shape",
     [{}, {"heads": 7, "kv_heads": 1, "windows": (30, None)}, {"classic": True, "heads": 4, "kv_heads": 4}],
@@ -281,36 +251,6 @@ def test_logits_with_a_cache_of_8_bits(shape: dict[str, Any]) -> None:
     assert np.abs(found - want).mean() < 0.05 * rounding
 
 
-def test_torch_refuses_8_bits() -> None:
-    with pytest.raises(
-        OptionError, match=r"^kv_dtype: expected auto with torch, found int8, which needs pronk's kernels$"
-    ):
-        make_cache(CONFIG, FLOAT32, packed=False, kv_dtype=INT8)
-
-
-@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
-def test_torch_stores_numbers_that_are_not_finite_as_zeros(dtype: DType) -> None:
-    """Torch multiplies masked values by 0; NaN would spread to the rows of other requests."""
-    cache = make_cache(CONFIG, dtype, packed=False)
-    assert isinstance(cache, TorchCache)
-    cache.keep_hidden(1, cache)
-    block_table = BlockTable()
-    cache.prepare(block_table, 3)
-    slots = cache.to_index(cache.slots(block_table, 0, 3))
-    keys = torch.ones(3, 2, 6).to(cache.keys[0].dtype)
-    keys[0, 1, 2], keys[1, 0, 0], keys[2] = math.nan, math.inf, -math.inf
-    cache.write(0, slots, keys, 2 * keys)
-    hidden = torch.ones(3, HIDDEN).to(keys.dtype)
-    hidden[1, 5] = math.nan
-    cache.write_hidden(1, slots, hidden)
-    cache.commit(block_table, range(3))
-    want = keys.isfinite().float().transpose(0, 1).numpy()
-    for factor, found in zip((1, 2), read_kv(cache, 0, block_table), strict=True):
-        assert found.dtype == dtype
-        assert np.array_equal(found, factor * want)
-    assert np.array_equal(cache.read_hidden(1, block_table, 0, 3), hidden.isfinite().numpy())
-
-
 def test_the_example_of_the_docstring() -> None:
     cache = make_cache(CONFIG, FLOAT32, num_blocks=10, block_size=16)
     block_table = BlockTable(blocks=[7, 8], num_released=2, length=40)
@@ -320,7 +260,7 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def test_slots_of_scattered_blocks() -> None:
-    cache = KINDS["torch"].make()
+    cache = KINDS["kernels"].make()
     block_table = BlockTable(blocks=[7, 2, 3], num_released=1, contiguous=False)
     assert cache.slots(block_table, 16, 64).tolist() == [*range(112, 128), *range(32, 64)]
     # For tokens in released or missing blocks, any slot of the pool may be returned.
@@ -331,7 +271,7 @@ def test_slots_of_scattered_blocks() -> None:
 
 def test_slots_of_consecutive_blocks() -> None:
     """Slots are consecutive beyond the end of the blocks too, and before their start if slots exist there."""
-    cache = KINDS["torch"].make()
+    cache = KINDS["kernels"].make()
     assert cache.slots(BlockTable(blocks=[2, 3]), 0, 32).tolist() == [*range(32, 64)]
     assert cache.slots(BlockTable(blocks=[2, 3]), 0, 160).tolist() == [*range(32, 192)]
     assert cache.slots(BlockTable(blocks=[10, 11]), 0, 48).tolist() == [*range(160, 208)]
@@ -569,34 +509,36 @@ def test_memory_sizes_that_are_refused(value: object) -> None:
     assert repr(value) in str(caught.value)
 
 
-def blocks(dtype: DType, memory: str | int | None, requests: int) -> int:
-    """Return the number of blocks for ``kv_memory=memory``, which is equal for torch and kernels."""
-    found = set[int]()
-    for backend in (TorchBackend("cpu", dtype), KernelBackend(kernels())):
-        pool = budget.KVBudget(memory, requests).add(CONFIG, dtype, backend.make_cache)
-        assert pool.kernels is backend.kernels
-        found.add(pool.allocator.num_blocks)
-        assert sum(each.nbytes for each in (*pool.keys, *pool.values)) == pool.num_slots * pool.bytes_per_token
-    (count,) = found
-    return count
+def blocks(dtype: DType, memory: str | int | None, requests: int, *, packed: bool) -> int:
+    """Return the number of blocks for ``kv_memory=memory``."""
+    backend = make_backend(dtype, packed=packed)
+    pool = budget.KVBudget(memory, requests).add(CONFIG, dtype, backend.make_cache)
+    assert pool.kernels is backend.kernels
+    assert sum(each.nbytes for each in (*pool.keys, *pool.values)) == pool.num_slots * pool.bytes_per_token
+    return pool.allocator.num_blocks
 
 
-def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def packed() -> bool:
+    return True
+
+
+def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch, *, packed: bool) -> None:
     """The cache fills the budget; without a budget it holds all requests, within a quarter of the memory."""
     block = 2 * 2 * 2 * 6 * 4 * BLOCK_SIZE  # keys and values, layers, heads, size of a head, bytes, tokens
     assert kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE == block
     assert kv_bytes_per_token(CONFIG, INT8) * 4 * 6 == kv_bytes_per_token(CONFIG, FLOAT32) * (6 + 4)
-    assert blocks(FLOAT32, block, 9) == 1
-    assert blocks(FLOAT32, 10 * block - 1, 9) == 9
-    assert blocks(BFLOAT16, 10 * block, 9) == 20
+    assert blocks(FLOAT32, block, 9, packed=packed) == 1
+    assert blocks(FLOAT32, 10 * block - 1, 9, packed=packed) == 9
+    assert blocks(BFLOAT16, 10 * block, 9, packed=packed) == 20
     with pytest.raises(OptionError, match=f"kv_memory: expected at least {block} bytes.*found '1k'"):
-        blocks(FLOAT32, "1k", 9)
+        blocks(FLOAT32, "1k", 9, packed=packed)
     needed = 3 * math.ceil((CONFIG.context + 128) / BLOCK_SIZE)
-    assert blocks(FLOAT32, None, 3) == needed
+    assert blocks(FLOAT32, None, 3, packed=packed) == needed
     monkeypatch.setattr(budget, "machine_memory", lambda: 4 * 10 * block)
-    assert blocks(FLOAT32, None, 3) == 10
+    assert blocks(FLOAT32, None, 3, packed=packed) == 10
     monkeypatch.setattr(budget, "machine_memory", lambda: 100)
-    assert blocks(FLOAT32, None, 3) == 1
+    assert blocks(FLOAT32, None, 3, packed=packed) == 1
 
 
 def test_default_size_without_sysconf(monkeypatch: pytest.MonkeyPatch) -> None:

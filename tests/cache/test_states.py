@@ -22,12 +22,15 @@ CONFIG = replace(
 )
 HIDDEN = CONFIG.hidden_size
 CACHES: dict[str, dict[str, Any]] = {
-    "torch": {"dtype": FLOAT32, "packed": False},
     "kernels": {"dtype": FLOAT32},
     "kernels, bfloat16": {"dtype": BFLOAT16},
     "kernels, 8 bits of bfloat16": {"dtype": BFLOAT16, "kv_dtype": INT8},
 }
-EACH = pytest.mark.parametrize("options", CACHES.values(), ids=CACHES)
+
+
+@pytest.fixture(params=CACHES)
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return CACHES[request.param]
 
 
 def made(options: dict[str, Any], **more: Any) -> PagedCache:
@@ -53,7 +56,6 @@ def held(cache: PagedCache, table: BlockTable) -> list[int]:
     return values
 
 
-@EACH
 def test_sizes(options: dict[str, Any]) -> None:
     cache = made(options)
     for layer in (0, 2):
@@ -70,7 +72,6 @@ def test_sizes(options: dict[str, Any]) -> None:
         assert stored == cache.num_slots * cache.bytes_per_token
 
 
-@EACH
 def test_commit_moves_states(options: dict[str, Any]) -> None:
     cache, table = made(options), BlockTable()
     write(cache, table, [*range(1, 13)])
@@ -84,7 +85,6 @@ def test_commit_moves_states(options: dict[str, Any]) -> None:
     assert held(cache, table) == [*range(1, 13), 20, 22, 41]
 
 
-@EACH
 def test_a_shared_block_is_copied_before_it_is_written(options: dict[str, Any]) -> None:
     cache, table = made(options), BlockTable()
     write(cache, table, [*range(20)])
@@ -97,7 +97,6 @@ def test_a_shared_block_is_copied_before_it_is_written(options: dict[str, Any]) 
     assert held(cache, other) == [*range(18), 90, 91]
 
 
-@pytest.mark.parametrize("options", [each for each in CACHES.values() if "packed" not in each], ids=str)
 def test_stored_bytes(options: dict[str, Any]) -> None:
     """Slots are exported to workers, blocks to the disk."""
     one, other, table, copied = made(options), made(options), BlockTable(), BlockTable()
@@ -114,7 +113,6 @@ def test_stored_bytes(options: dict[str, Any]) -> None:
     assert held(other, copied) == [*range(SIZE)] * 2
 
 
-@EACH
 def test_freed_blocks_are_poisoned(options: dict[str, Any]) -> None:
     cache, table = made(options), BlockTable()
     write(cache, table, [1] * SIZE)

@@ -124,10 +124,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_version_and_no_arguments(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    assert all(word in out for word in ("generate", "chat", "train"))
+    assert all(word in out for word in ("generate", "chat", "pull"))
     assert run()[:2] == (code, out)
     assert run("--version")[:2] == (0, f"pronk {pronk.__version__}\n")
-    assert "lm" in run("train")[1]
 
 
 @pytest.mark.parametrize("name", _all_commands())
@@ -541,7 +540,6 @@ def test_model_without_chat_template(run: Run, fake: type[FakeLLM], monkeypatch:
         (["generate", "--temperature", "warm", "x"], "'warm'"),
         (["generate", "x", "y"], "y"),
         (["generate", "--threads", "0", "x"], "0"),
-        (["train", "lm", "--foo"], "--foo"),
     ],
 )
 def test_usage_errors_are_one_line_with_a_hint(run: Run, args: list[str], expected: str) -> None:
@@ -676,7 +674,7 @@ def test_real_model_in_a_process(checkpoint: MakeCheckpoint) -> None:
     assert_mistake((wrong.returncode, wrong.stdout, wrong.stderr), "temperature")
 
 
-@pytest.mark.parametrize("name", ["generate", "datastore", "quantize"])
+@pytest.mark.parametrize("name", ["generate", "chat"])
 def test_help_does_not_wait_for_torch(name: str) -> None:
     program = f"""
 import sys, pronk.cli.main
@@ -688,22 +686,6 @@ finally:
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HUNG, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_missing_kernels_are_one_line_and_no_obstacle() -> None:
-    code = """
-from pathlib import Path
-from pkgutil import resolve_name
-from pronk.kernels import library
-library.installed_library = lambda: Path("nowhere") / "libpronk.so"
-from pronk.cli.main import main
-main(["generate", "--model", "pronk-tiny", "--max-tokens", "2", "--stats", "def f"])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    warning, figures = done.stderr.splitlines()
-    assert warning.startswith("pronk: warning: found no compiled kernels at nowhere")
-    assert "torch computes instead" in warning
-    assert figures.endswith("kernels torch")
 
 
 @pytest.mark.parametrize("chosen", [(), ("sql=a",)])

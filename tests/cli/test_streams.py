@@ -18,14 +18,11 @@ import pytest
 
 from covering import covering
 from pronk.cli.main import main
-from pronk.lab.bench import machine, measure
 from waiting import HUNG
 
 FULL = Path("/dev/full")
 NEEDS_FULL = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 MODEL = "--model pronk-tiny --threads 1"
-VERIFY = f"verify {MODEL} --drafter suffix --limit 1 --max-tokens 4 --samples 0"
-BENCH = f"bench --quick --prompts tests/cli/one_prompt.txt {MODEL} --drafter suffix --max-tokens 4"
 COMMANDS = [
     "--help",
     "--version",
@@ -36,14 +33,6 @@ COMMANDS = [
     f"generate hello {MODEL} --max-tokens 4",
     f"generate hello {MODEL} --max-tokens 4 --json",
     f"chat {MODEL} --max-tokens 4",
-    f"explain hello {MODEL} --max-tokens 4",
-    f"{VERIFY} --json -",
-]
-SLOW_COMMANDS = [
-    f"explain hello {MODEL} --max-tokens 4 --json",
-    VERIFY,
-    BENCH,
-    f"{BENCH} --json -",  # the tests of files run it with a full output
 ]
 MISTAKES = ["generat", "generate x --rule luck", "generate x --model nowhere"]
 # Words of commands whose output has figures that two runs do not share: durations, random seeds.
@@ -135,22 +124,18 @@ def run_with_good_streams(arguments: str) -> Ended:
     return run_here(arguments)
 
 
-def cases(commands: Sequence[str], faults: Sequence[str]) -> list[Any]:
-    """Return each command with each fault in this process, and a few in processes; the others are slow tests."""
+def cases(commands: Sequence[str], faults: Sequence[str], slowly: Sequence[str] = ()) -> list[Any]:
+    """Return each command with each fault in this process, and a few in processes; the others are slow tests.
+
+    The commands ``slowly`` are slow tests in this process, too.
+    """
     here = [pytest.param(run_here, *case) for case in product(commands, faults)]
-    slow = [pytest.param(run_here, *case, marks=pytest.mark.slow) for case in product(SLOW_COMMANDS, faults)]
-    few = covering([run_in_a_process], [each for each in commands if each in IN_PROCESSES], faults, strength=1)
-    others = [command for command in (*commands, *SLOW_COMMANDS) if command not in IN_PROCESSES]
+    slow = [pytest.param(run_here, *case, marks=pytest.mark.slow) for case in product(slowly, faults)]
+    some = [each for each in commands if each in IN_PROCESSES]
+    few = covering([run_in_a_process], some, faults, strength=1) if some else []
+    others = [command for command in (*commands, *slowly) if command not in IN_PROCESSES]
     rest = [pytest.param(run_in_a_process, *case, marks=pytest.mark.slow) for case in product(others, faults)]
     return [*here, *slow, *few, *rest]
-
-
-@pytest.fixture(autouse=True)
-def quick_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read little memory and time few forward passes."""
-    monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
-    monkeypatch.setattr(measure, "_ROUNDS", 1)
-    monkeypatch.setattr(measure, "ROWS", (1, 4))
 
 
 @NEEDS_FULL
@@ -185,48 +170,6 @@ def test_standard_error_changes_neither_the_exit_code_nor_the_output(run: Run, a
         assert bad.stdout.split()[:2] == good.stdout.split()[:2]  # durations decide what is drafted, and what is shown
     else:
         assert bad.stdout == good.stdout
-
-
-@NEEDS_FULL
-@pytest.mark.parametrize(
-    ("arguments", "result"),
-    [
-        (f"batch IN OUT {MODEL}", "OUT"),
-        ("quantize models/pronk-tiny OUT --bits 8 --threads 1", "OUT/config.json"),
-        ("datastore build OUT IN --model pronk-tiny", "OUT/datastore.json"),
-        (f"explain x {MODEL} --max-tokens 4 --plot OUT", "OUT"),
-        (
-            f"{BENCH} --json OUT",
-            "OUT",
-        ),
-    ],
-)
-def test_standard_error_loses_no_file(arguments: str, result: str, tmp_path: Path) -> None:
-    request = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}
-    source = tmp_path / "in.jsonl"
-    source.write_text(json.dumps(request | {"text": "def f(x): return x\n" * 20}) + "\n")
-    out = tmp_path / "out"
-    done = run_here(arguments.replace("IN", str(source)).replace("OUT", str(out)), stderr=FULL_STREAM)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert Path(result.replace("OUT", str(out))).stat().st_size
-
-
-@NEEDS_FULL
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        f"explain x {MODEL} --max-tokens 4 --plot OUT",
-        f"explain x {MODEL} --max-tokens 4 --json --plot OUT",
-        f"{BENCH} --json OUT",
-        f"{BENCH} --json - --markdown OUT",
-        f"{VERIFY} --json OUT",
-    ],
-)
-def test_a_full_output_loses_no_file(arguments: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = run_here(arguments.replace("OUT", str(out)), stdout=FULL_STREAM)
-    assert done.returncode == 1
-    assert out.stat().st_size
 
 
 @pytest.mark.parametrize("run", [run_here, pytest.param(run_in_a_process, marks=pytest.mark.slow)])

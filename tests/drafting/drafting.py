@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from drafting.from_draft.drafts import draft_folder
+from drafting.from_draft.drafts import draft_folder, read_checkpoint
 from drafting.helpers import context as plain_context
+from oracle import dense_logits
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
@@ -27,8 +27,6 @@ from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.sampling.tree import TokenTree
-from pronk.train.attention import dense_logits
-from pronk.train.modules.decoder import load_module
 from tiny_models import (
     VOCAB,
     StrictAllocator,
@@ -49,14 +47,13 @@ LIKELY = dict.fromkeys(range(5), 30.0)
 class Dense:
     """Reference of a draft model without a KV cache: computes the whole text for every call.
 
-    The results of the kernels (``decoder``) are compared bit by bit; torch (``module``) must be close to them.
+    The results of the kernels (``decoder``) are compared bit by bit; those of torch must be close to them.
     """
 
     def __init__(self, folder: str) -> None:
-        path = Path(folder)
-        config = read_config(path)
-        self.decoder = load_decoder(path, config, dtype=FLOAT32, backend=KernelBackend(kernels()))
-        self.module = load_module(path, config, torch.float32, torch.device("cpu"))
+        path, backend = Path(folder), KernelBackend(kernels())
+        self.decoder = load_decoder(path, read_config(path), dtype=FLOAT32, backend=backend)
+        self.model = read_checkpoint(path)
         self._after: dict[tuple[int, ...], Array] = {}
 
     def __call__(self, tokens: Sequence[int]) -> Array:
@@ -79,8 +76,7 @@ class Dense:
             Segment(block_table, TokenTree.chain(tokens)), range(len(tokens) - 1, len(tokens)), len(tokens)
         )
         logits = runner.forward([job]).logits[0][0]
-        with torch.no_grad():
-            want = dense_logits(self.module, torch.tensor([tokens]))[-1].numpy()
+        want = dense_logits(self.model, tokens)[-1]
         np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
         block_table.length = len(tokens)
         return logits, kept_rows(runner, block_table)

@@ -1,7 +1,7 @@
-"""Rules for every registered drafter.
+"""Rules for every drafter.
 
-Tests make a drafter by its name alone or by its entry in ``SPECS`` of ``engine/cases.py``. ``engine/test_equality.py``
-checks that no drafter changes a text.
+Tests make a drafter of the engine by its name alone or by its entry in ``SPECS`` of ``engine/cases.py``; guests call
+them with specifications of their drafters. ``engine/test_equality.py`` checks that no drafter changes a text.
 """
 
 import random
@@ -16,7 +16,8 @@ from engine.cases import SPECS
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
-from pronk.drafting import REGISTRY, DraftContext, Drafter, Outcome, Proposer, make_drafter
+from pronk.drafting import DraftContext, Drafter, Outcome, Proposer, make_drafter
+from pronk.drafting.registry import DRAFTERS
 from pronk.drafting.shared.side_cache import SideLane
 from pronk.models.forward_job import Segment
 from pronk.models.model_runner import ForwardJob
@@ -25,15 +26,12 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, context_of, make_engine, tiny_decoder
 
-# Drafters whose state depends on which draft tokens were accepted: ``threshold``, also inside ``cape``.
+# Drafters whose state depends on which draft tokens were accepted; ``cape`` is the lab's, around ``threshold``.
 ADAPTIVE = {"threshold", "cape"}
-
-# Drafters that read the target's KV cache, which must hold the text.
-READERS = {"eagle3", "mtp", "multi_token", "kangaroo", "glide", "vanilla"}
 
 
 def make(name: str) -> Drafter:
-    own = {"merged": "merged(prompt_lookup(min_ngram=1), lookahead(window=3), recycling)"}  # requests share no table
+    own = {"merged": "merged(prompt_lookup(min_ngram=1), suffix(store_tokens=0), recycling)"}  # requests share nothing
     return make_drafter((SPECS | own).get(name, name))
 
 
@@ -63,7 +61,8 @@ class Stage:
         engine = make_engine(tiny_decoder())
         self.runner = engine.runner
         self.drafter = make(name).bind(engine.target)
-        self.reads = name in READERS
+        # A model of a drafter may read the target's KV cache, which then must hold the text.
+        self.reads = bool(self.drafter.models)
         self.tables: dict[int, BlockTable] = {}
 
     def context(
@@ -148,7 +147,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 9), marks=pytest.mark.slow)], ids=str)
 def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str, seeds: range) -> None:
     """Draft tokens do not change a state, except in drafters that read the outputs for them or are ``ADAPTIVE``."""
@@ -161,7 +160,7 @@ def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str, seed
         again = random.Random()
         again.setstate(dice.getstate())
         state = replay(stage, tokens, prompt, dice, disturbed=True)
-        if drafter.capabilities.logits or drafter.capabilities.hidden or name in ADAPTIVE:
+        if drafter.capabilities.logits or drafter.capabilities.hidden or drafter.name in ADAPTIVE:
             fresh = replay(stage, tokens, prompt, again)
         else:
             fresh = drafter.start(tokens[:prompt])
@@ -175,7 +174,7 @@ def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str, seed
             stage.stop(each)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_proposals_are_trees_within_the_limits(name: str) -> None:
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
@@ -201,10 +200,10 @@ def test_proposals_are_trees_within_the_limits(name: str) -> None:
         for each in contexts:
             assert context_of(each.sampler) == tokens
             stage.stop(each.state)
-    assert (largest > 1) == (name != "autoregressive")
+    assert (largest > 1) == (drafter.name != "autoregressive")
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_proposals_do_not_depend_on_the_batch_or_on_earlier_proposals(name: str) -> None:
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
@@ -216,7 +215,7 @@ def test_proposals_do_not_depend_on_the_batch_or_on_earlier_proposals(name: str)
     assert [(tree.tokens, tree.parents) for tree in together] == [(tree.tokens, tree.parents) for tree in alone]
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_equal_options_bind_to_equal_proposers_of_each_target(name: str) -> None:
     made, again = make(name), make(name)
     one, other = (make_engine(tiny_decoder()).target for _ in range(2))
@@ -225,7 +224,7 @@ def test_equal_options_bind_to_equal_proposers_of_each_target(name: str) -> None
         proposer = drafter.bind(target)
         proposers.append(proposer)
         assert isinstance(proposer, Proposer)
-        assert proposer.name == name
+        assert proposer.name == made.name
         assert proposer.bind(target) is proposer
         if isinstance(made, Proposer):  # a drafter without model and memory is its own proposer
             assert proposer.bind(stranger) is proposer

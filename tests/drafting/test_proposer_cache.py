@@ -16,11 +16,12 @@ import pytest
 from checkpoints import MakeCheckpoint
 from drafting.from_draft.drafts import write_checkpoint
 from drafting.helpers import context
-from pronk import LLM, Cape, DraftModel, Merged, OptionError, PromptLookup, SamplingParams, Staged, Suffix
-from pronk.drafting import REGISTRY, Drafter, Proposer, Target
+from pronk import LLM, DraftModel, Merged, OptionError, PromptLookup, SamplingParams, Suffix, Threshold
+from pronk.drafting import Drafter, Proposer, Target, make_drafter
 from pronk.drafting.autoregressive import Autoregressive
 from pronk.drafting.proposer import bind_proposer
 from pronk.drafting.proposer_cache import ProposerCache
+from pronk.drafting.registry import DRAFTERS
 from pronk.drafting.shared.chain import ChainDrafter
 from tiny_models import make_engine, tiny_decoder, tiny_module
 from waiting import HUNG, eventually
@@ -103,12 +104,13 @@ def test_the_default_drafter_is_never_evicted(drafter: str, checkpoint: MakeChec
     assert llm.get_proposer() is llm.get_proposer(given) is own
 
 
-@pytest.mark.parametrize("kind", ["draft_model", "cape", "merged"])
+@pytest.mark.parametrize(
+    "kind", ["{}", "threshold({})", "merged(prompt_lookup, {})"], ids=["draft_model", "threshold", "merged"]
+)
 def test_a_rewritten_folder_is_loaded_again(kind: str, target: Target, tmp_path: Path) -> None:
     folder = tmp_path / "draft"
     write_checkpoint(folder, tiny_module(), noise=0.1)
-    model = DraftModel(str(folder))
-    drafter: Drafter = {"draft_model": model, "cape": Cape((model,)), "merged": Merged((PromptLookup(), model))}[kind]
+    drafter = make_drafter(kind.format(f"draft_model(model={str(folder)!r})"))
     proposers, other = ProposerCache(target, drafter), ProposerCache(target, Autoregressive())
     old = other.get_proposer(drafter)
     assert other.get_proposer(drafter) is old
@@ -125,7 +127,7 @@ def test_a_rewritten_folder_is_loaded_again(kind: str, target: Target, tmp_path:
     assert other.get_proposer(drafter) is new
 
 
-@pytest.mark.parametrize("name", [name for name in REGISTRY if name not in ("eagle3", "mtp")])
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in ("eagle3", "mtp")])
 def test_proposers_list_their_models(name: str) -> None:
     llm = LLM(drafter="autoregressive")  # pronk-tiny, which has a trained drafter of every other kind
     proposer = llm.get_proposer(name)
@@ -267,12 +269,14 @@ class Unbindable(Autoregressive):
             Merged((PromptLookup(), Returns(None))),
             r"drafter returns: expected bind\(\) to return a Proposer, found NoneType",
         ),
-        (Staged((DraftModel(), Returns(3))), r"drafter returns: expected bind\(\) to return a Proposer, found int"),
         (
-            Cape((ReturnsChains(None),)),
+            Threshold((ReturnsChains(None),)),
             "drafter returns_chains: expected bind.. to return a Proposer, found NoneType",
         ),
-        (Cape((ReturnsChains(PromptLookup()),)), "drafter returns_chains: expected bind.. to return a ChainProposer"),
+        (
+            Threshold((ReturnsChains(PromptLookup()),)),
+            "drafter returns_chains: expected bind.. to return a ChainProposer",
+        ),
         (Unbindable(), r"drafter autoregressive: expected bind\(\) to return a Proposer, found NoneType"),
     ],
     ids=lambda value: value[:50] if isinstance(value, str) else type(value).__name__,

@@ -10,10 +10,9 @@ from drafting.from_draft import drafts
 from drafting.from_target import trained_eagle
 from drafting.trees import TreeDrafter, adversarial, explore_trees, oracle_trees, random_trees
 from guides import TOY
-from lab.drafters import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
-from lab.drafters.stores import conformance_spec
 from pronk.base.arrays import DType
-from pronk.drafting import REGISTRY, Drafter, make_drafter
+from pronk.drafting import Drafter, make_drafter
+from pronk.drafting.registry import DRAFTERS as REGISTERED
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.model_runner import ForwardJob, ForwardResult
@@ -34,33 +33,22 @@ def text(seed: int, length: int) -> list[int]:
 # Lengths: one token, one block, across attention's boundary of 512 keys, across two chunks of prefill.
 PROMPTS = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 16, 77, 300, 505, 520)))
 
-# Drafters of the registry that need options; all others are made by their names.
+# Drafters of the engine that need options; all others are made by their names.
 SPECS: dict[str, str] = {
     "prompt_lookup": "prompt_lookup(min_ngram=1, num_tokens=12, num_chains=4)",
-    "lookahead": "lookahead(window=4, ngram=3, guesses=5)",
-    "gauss_seidel": "gauss_seidel(num_tokens=5)",
     "recycling": "recycling(num_nodes=20, top_k=6)",
-    "retrieval": conformance_spec(),
-    "merged": "merged(prompt_lookup(min_ngram=1), recycling(shared=True), lookahead(window=2), num_nodes=20)",
-    "first_of": "first_of(prompt_lookup(max_ngram=3), lookahead(window=3, ngram=3), gauss_seidel)",
+    "merged": f"merged(prompt_lookup(min_ngram=1), recycling(shared=True), {drafts.spec()}, num_nodes=20)",
+    "first_of": "first_of(prompt_lookup(max_ngram=3), recycling)",
     **drafts.specs(),
-    "multi_token": trained_multi_token.spec(),
-    "medusa": trained_medusa.spec(),
     "eagle3": trained_eagle.spec(num_tokens=4),
     "mtp": trained_eagle.spec("mtp"),
-    "kangaroo": trained_kangaroo.spec(),
-    "glide": trained_glide.spec(),
-    "vanilla": trained_glide.spec("vanilla"),
 }
 COMPOSED = {
-    "lookahead, filled": "lookahead(window=4, ngram=3, guesses=5, warm_up='random')",
-    "auto": f"auto({SPECS['cape']}, {SPECS['medusa']})",
-    "cape of kangaroo": f"cape({SPECS['kangaroo']})",
+    "auto": f"auto({SPECS['threshold']}, {SPECS['eagle3']})",
     "eagle3 tree": trained_eagle.spec(num_tokens=3, num_nodes=12, beam=3),
-    "merged with trained": f"merged(prompt_lookup(min_ngram=1), {SPECS['medusa']}, {SPECS['kangaroo']})",
 }
 DRAFTERS: dict[str, Drafter] = {
-    **{name: make_drafter(spec) for name, spec in ({name: name for name in REGISTRY} | SPECS | COMPOSED).items()},
+    **{name: make_drafter(spec) for name, spec in ({name: name for name in REGISTERED} | SPECS | COMPOSED).items()},
     "random": TreeDrafter(random_trees),
     "oracle": TreeDrafter(oracle_trees(0.7)),
     "adversarial": TreeDrafter(adversarial, stop_token_ids=ENDS),
@@ -158,8 +146,12 @@ def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[in
 
 
 def drafter(name: str, known: Sequence[Request]) -> Drafter:
-    """Return the drafter of a name; a :class:`TreeDrafter` gets right tokens from the finished requests ``known``."""
-    return replace(DRAFTERS[name], texts=texts(known)) if isinstance(DRAFTERS[name], TreeDrafter) else DRAFTERS[name]
+    """Return the drafter of a name in :data:`DRAFTERS` or of a specification, with which guests test their drafters.
+
+    A :class:`TreeDrafter` gets right tokens from the finished requests ``known``.
+    """
+    made = DRAFTERS[name] if name in DRAFTERS else make_drafter(name)
+    return replace(made, texts=texts(known)) if isinstance(made, TreeDrafter) else made
 
 
 def total(requests: Sequence[Request], count: str) -> int:

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
-from oracle import DenseAttend
+from oracle import Attend, DenseAttend, DenseModel, to_array
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
@@ -18,8 +17,6 @@ from pronk.models.forward_job import ForwardJob, Segment
 from pronk.models.layer_executor import LayerExecutor
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
-from pronk.torch.convert import to_array
-from pronk.train.modules.decoder import Attend, DecoderModule
 from tiny_models import VOCAB, make_cache, make_engine, make_request, read_kv, run, tiny_decoder, tiny_module
 
 LAYERS = (1, 2, 3)
@@ -55,13 +52,11 @@ class ModelReader(Proposer[list[int]]):
         outcome.state.extend(outcome.committed)
 
 
-def dense(module: DecoderModule, tokens: Sequence[int], attend: Attend) -> tuple[dict[int, Array], Array]:
+def dense(module: DenseModel, tokens: Sequence[int], attend: Attend) -> tuple[dict[int, Array], Array]:
     """Return hidden states after each layer and logits of a whole text in one pass."""
-    positions = torch.arange(len(tokens))
-    x, rope = module.embed(torch.tensor(tokens), positions, torch.float32), module.layer_ropes(positions, torch.float32)
-    states = dict(module.run(x, rope, attend))
-    logits = module.logits(states[len(module.layers)])
-    return {layer: to_array(state) for layer, state in states.items()}, to_array(logits)
+    states = module.states(tokens, attend=attend)
+    logits = module.logits(states[-1])
+    return dict(enumerate(map(to_array, states))), to_array(logits)
 
 
 def test_a_drafter_reads_hidden_states_and_logits_of_every_node() -> None:
@@ -129,7 +124,7 @@ def test_keys_and_values_can_be_read() -> None:
             np.testing.assert_allclose(v, expected_v.swapaxes(0, 1), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize("packed", [True], ids=["kernels"])
 @pytest.mark.parametrize("cut", [1, 2])
 def test_first_layers_run_on_their_own(cut: int, *, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None, None, None), packed=packed)

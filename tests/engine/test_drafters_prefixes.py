@@ -10,11 +10,9 @@ from drafting.drafting import Watched, watch_draft
 from drafting.helpers import within
 from engine.cases import assert_same, drafter, step_until_ended, text
 from engine.test_shared_pool import ALONE, WITH_POOLS, Pools
-from lab.drafters import exits, trained_glide
-from lab.drafters.trained_kangaroo import calm_decoder
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.cache.budget import KVBudget
-from pronk.drafting import Drafter, make_drafter
+from pronk.drafting import Drafter
 from pronk.drafting.from_draft.draft_model import ModelProposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -74,29 +72,13 @@ def test_draft_tokens_are_equal(name: str, dtype: DType, pools: list[int]) -> No
     assert max(pools) >= 112  # a block less: the first turn ended before the drafter read its last tokens
 
 
-def test_glide_of_several_layers(pools: list[int]) -> None:
-    """Its rows attend to the target's KV cache, so only rows computed with the whole text may be cached."""
-    made = make_drafter(f"glide(model={trained_glide.glide_folder(layers=2)!r})")
-    got = compare(tiny_decoder(), made, pools)
-    assert got.stats.accepted > 0
-    assert max(pools) >= 112
-
-
-@pytest.mark.parametrize("windows", [exits.WINDOWS, (None,) * 4], ids=["window", "all"])
-def test_a_drafter_with_a_sliding_window_shares_no_prefixes(windows: tuple[int | None, ...], pools: list[int]) -> None:
-    decoder = calm_decoder(windows=windows)
-    for prompt in (FIRST, FIRST[:5]):
-        pools.clear()
-        compare(decoder, make_drafter(exits.named(decoder)), pools, prompt, prefill_chunk=32)
-        assert any(pools) == (windows[0] is None)
-
-
 @pytest.mark.parametrize("name", ALONE)
 def test_only_committed_text_is_cached(name: str, pools: list[int]) -> None:
     """Requests are aborted after different numbers of steps; no cached block contains draft tokens."""
     engine = make_engine(tiny_decoder(), share_prefixes=True)
     proposer = drafter(name, ()).bind(engine.target)
-    known, first = set[tuple[int, ...]](), int(name in ("eagle3", "mtp"))  # a row of these belongs to the next token
+    # A row of these belongs to the next token.
+    known, first = set[tuple[int, ...]](), int(proposer.name in ("eagle3", "mtp"))
     for steps in range(3, 30):
         request = make_request(text(steps, 20), replace(ONCE, seed=steps, temperature=1.5), proposer)
         engine.add(request)
@@ -124,7 +106,7 @@ def test_nothing_is_shared_across_salts(name: str, pools: list[int]) -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-@pytest.mark.parametrize("name", ["draft_model", "glide"])
+@pytest.mark.parametrize("name", ["draft_model"])
 def test_the_draft_model_computes_new_tokens_only(name: str, shares: bool) -> None:
     engine = make_engine(tiny_decoder(), share_prefixes=shares)
     proposer = drafter(name, ()).bind(engine.target)
@@ -159,11 +141,16 @@ def test_a_preempted_request_hits_its_own_prefix_in_both_caches(pools: list[int]
 
 
 def test_prefix_hits_and_evictions_in_small_caches(pools: list[int]) -> None:
+    check_small_caches(pools, ["draft_model", "eagle3"])
+
+
+def check_small_caches(pools: list[int], drafters: Sequence[str]) -> None:
+    """Run requests with shared prefixes, twice for each drafter, in caches that evict blocks."""
     decoder = tiny_decoder()
     prompts = [text(7, 48)[: 20 + 9 * number] + text(number, 10) for number in range(8)]
     want = [run_alone(decoder, prompt, replace(ONCE, seed=seed)) for seed, prompt in enumerate(prompts)]
     engine = make_engine(decoder, num_blocks=20, share_prefixes=True)
-    for name in ("draft_model", "kangaroo", "multi_token", "glide"):
+    for name in drafters:
         proposer = drafter(name, ()).bind(engine.target)
         for _ in range(2):
             pools.clear()

@@ -1,7 +1,9 @@
-"""Same seed, same tokens for all drafters, batches, options and dtypes.
+"""Same seed, same tokens for all drafters of the engine, batches, options and dtypes.
 
 The reference is plain decoding of each request alone. Bits of logprobs are compared too, because they show a difference
-long before a token changes. By torch, logprobs are close.
+long before a token changes.
+
+Guests call these tests with their drafters, workers and backends.
 """
 
 import random
@@ -31,14 +33,11 @@ from engine.cases import (
     total,
     watch,
 )
-from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
 from pronk.drafting import Autoregressive, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.model_runner import ForwardJob, ForwardResult
-from pronk.parallel.result_assembly import ScatteredLogits
-from pronk.parallel.runner import TreeRunner
 from tiny_models import assert_idle, make_engine, run, tiny_decoder, toy_tokenizer
 
 Prompts = tuple[tuple[int, ...], ...]
@@ -57,25 +56,32 @@ def decode(
 
 
 # Drafters that run with all options, each in a batch of its own; for the others most such cases are slow tests.
-CLOSE = ("suffix", "merged with trained", "oracle", "adversarial")
+CLOSE = ("suffix", "oracle", "adversarial")
 DRAFTING = [name for name in DRAFTERS if name != "autoregressive"]
 
 
-def matrix(names: Sequence[str], close: Sequence[str], others: Sequence[str], dtype: DType) -> list[Any]:
+def matrix(
+    names: Sequence[str], close: Sequence[str], others: Sequence[str], dtype: DType, closely: Sequence[str] = CLOSE
+) -> list[Any]:
     """Return the cases (name, options, dtype), most of them slow.
 
     Args:
         names: names of drafters.
-        close: options of drafters in :data:`CLOSE`, in float32; ``all`` also in bfloat16.
+        close: options of the drafters ``closely``, in float32; ``all`` also in bfloat16.
         others: options of all other drafters, in ``dtype``.
+        closely: names of drafters that run with most options.
     """
     cases = []
     for name, options, each in product(names, OPTIONS, (FLOAT32, BFLOAT16)):
         runs = each == dtype and options in others
-        if name in CLOSE:
+        if name in closely:
             runs = options in (close if each == FLOAT32 else ("all",))
         cases.append(pytest.param(name, options, each, marks=() if runs else pytest.mark.slow))
     return cases
+
+
+# Options of ragged batches, of the drafters that run with most options.
+RAGGED = (*CORE, "top_k", "min_tokens", "repetitive", "stop")
 
 
 def assert_stats_add_up(request: Request) -> None:
@@ -101,12 +107,7 @@ def assert_stats_add_up(request: Request) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
-    matrix(
-        [*DRAFTERS],
-        (*CORE, "top_k", "min_tokens", "repetitive", "stop"),
-        (),
-        FLOAT32,
-    ),
+    matrix([*DRAFTERS], RAGGED, (), FLOAT32),
     ids=str,
 )
 def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
@@ -119,6 +120,8 @@ def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
     assert any(any(request.result.from_draft) for request in got) == (total(got, "accepted") > 0)
 
 
+# Options of batches of one, of the drafters that run with most options.
+ALONE = ("greedy", "temperature", "penalties", "all")
 BESIDE = ("greedy", "all", "repetitive", "thinking", "stop")
 
 
@@ -143,7 +146,7 @@ def test_options_beside_each_other(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
-    matrix(DRAFTING, ("greedy", "temperature", "penalties", "all"), ("temperature",), BFLOAT16),
+    matrix(DRAFTING, ALONE, ("temperature",), BFLOAT16),
     ids=str,
 )
 def test_batch_of_one(name: str, options: str, dtype: DType) -> None:
@@ -187,49 +190,6 @@ def test_texts_of_plain_decoding_end_at_stop_strings_with_a_special_token() -> N
         assert not any(stop in named[: len(named) - 1] for stop in stops)
         before = named.removesuffix(str(request.result.stop_reason))
         assert request.result.text == before.replace("<|11|>", "")
-
-
-# Cases that are not slow tests, for each result of workers: choices, some logits, all logits, layers' outputs.
-FAST_CASES = {
-    *product(("oracle", "lookahead", "glide", "draft_model"), ("temperature",)),
-    ("suffix", "greedy"),
-    ("suffix", "guided"),
-    ("adversarial", "all"),
-}
-# Drafters that keep projections in the target's KV cache, which must belong to one process.
-IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree")
-ON_WORKERS = [name for name in DRAFTERS if name not in IN_ONE_PROCESS]
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        pytest.param(*case, marks=() if case in FAST_CASES else pytest.mark.slow)
-        for case in product(ON_WORKERS, OPTIONS)
-    ],
-)
-def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three processes compute the rows; workers send all logits only in steps in which a drafter reads them."""
-    partition_randomly(monkeypatch)
-    want, fetched = plain(FLOAT32, options, PROMPTS[:5], 30), {True: 0, False: 0}
-    fetch = ScatteredLogits._fetch
-
-    def counting(logits: ScatteredLogits, rows: Sequence[int]) -> None:
-        (job,) = logits._recompute.args  # type: ignore[attr-defined]
-        fetched[job.all_logits] += sum(row in logits.remote_rows for row in rows)
-        fetch(logits, rows)
-
-    monkeypatch.setattr(ScatteredLogits, "_fetch", counting)
-    with tree_parallel_engine(tiny_decoder(), 3) as engine:
-        got = decode(engine, [drafter(name, want)], options, PROMPTS[:5], 30)
-    made = engine.runner
-    assert_same(got, want)
-    assert isinstance(made, TreeRunner)
-    assert len(made.workers) == 2
-    assert made.num_shared_passes > 5
-    assert fetched[True] == 0
-    if not got[0].speculation.capabilities.logits:
-        assert (fetched[False] > 0) == (made.num_shared_passes > 0)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -312,7 +272,7 @@ def test_preemption_in_deviating_models(variant: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("name", ["lookahead", "recycling", "suffix", "medusa", "kangaroo", "eagle3 tree", "auto"])
+@pytest.mark.parametrize("name", ["recycling", "suffix", "eagle3 tree", "auto"])
 def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) -> None:
     """Trees, chains, first layers and kept features."""
     want = plain(dtype, "temperature", **VARIANTS["convolutions"])
@@ -322,23 +282,9 @@ def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) ->
     assert total(got, "drafted") > 0
 
 
-@DEVIATING
-def test_trees_of_deviating_models_on_several_workers(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    partition_randomly(monkeypatch)
-    shape = VARIANTS[variant]
-    want = plain(FLOAT32, "temperature", PROMPTS[:5], 30, **shape)
-    with tree_parallel_engine(tiny_decoder(**shape), 3) as engine:
-        got = decode(
-            engine, [drafter(name, want) for name in ("oracle", "adversarial")], "temperature", PROMPTS[:5], 30
-        )
-    assert_same(got, want)
-    assert isinstance(engine.runner, TreeRunner)
-    assert engine.runner.num_shared_passes > 5
-
-
 @pytest.mark.parametrize(
     "name",
-    [name if name in CLOSE or name == "glide" else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTING],
+    [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTING],
 )
 def test_8_bit_cache(name: str) -> None:
     want = plain(BFLOAT16, "temperature", kv_dtype=INT8)
@@ -458,23 +404,6 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
     assert started == [len(prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("options", ["greedy", "temperature", "all"])
-def test_inexact_mode(options: str) -> None:
-    """Torch gives the same tokens and close logprobs."""
-    want = plain(FLOAT32, options)
-    proposers = [drafter(name, want) for name in MIXED[1:]]
-    for first, block_size in ((0, 16), (2, 32)):
-        engine = make_engine(tiny_decoder(packed=False), block_size=block_size, num_blocks=6400 // block_size)
-        assert not engine.exact
-        got = decode(engine, proposers[first:] + proposers[:first], options)
-        assert total(got, "moved") > 20
-        assert total(got, "accepted") > 40
-        for one, other in zip(got, want, strict=True):
-            assert one.output == other.output
-            for mine, theirs in zip(one.result.logprobs, other.result.logprobs, strict=True):
-                assert mine == pytest.approx(theirs, rel=0.0, abs=1e-4)
-
-
 @pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize("seed", range(6))
@@ -490,8 +419,7 @@ def test_long_outputs_of_random_models(seed: int, dtype: DType) -> None:
         assert_same(got, want)
 
 
-@pytest.mark.parametrize("name", ["jacobi", "gauss_seidel", "lookahead", "recycling", "merged"])
-@pytest.mark.parametrize(
+SETTINGS_OF_READERS = pytest.mark.parametrize(
     ("windows", "settings"),
     [
         ((70, None, 70), {"max_tree": 6}),
@@ -500,6 +428,10 @@ def test_long_outputs_of_random_models(seed: int, dtype: DType) -> None:
     ],
     ids=["tiny trees", "short windows", "tight cache"],
 )
+
+
+@pytest.mark.parametrize("name", ["recycling", "merged"])
+@SETTINGS_OF_READERS
 def test_drafters_that_read_logits(name: str, windows: tuple[int | None, ...], settings: dict[str, Any]) -> None:
     want = plain(BFLOAT16, "temperature", windows=windows)
     engine = make_engine(tiny_decoder(BFLOAT16, windows=windows), **settings)

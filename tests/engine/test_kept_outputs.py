@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 
 from drafting.trees import TreeDrafter, oracle_trees, random_trees
 from engine.cases import ENDS, PROMPTS, step_until_ended, texts, total
+from oracle import DenseModel, to_array
 from pronk.base.arrays import FLOAT32, Array
 from pronk.base.errors import CacheFullError, OptionError
 from pronk.cache.budget import KVBudget
@@ -17,9 +17,6 @@ from pronk.drafting import Drafter, PromptLookup
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.sampling.params import SamplingParams
-from pronk.torch.convert import to_array
-from pronk.train.attention import compute_features
-from pronk.train.modules.decoder import DecoderModule
 from tiny_models import make_engine, make_request, run_alone, tiny_decoder, tiny_module
 
 
@@ -38,16 +35,16 @@ class Part:
 PART = Part()
 
 
-def dense(module: DecoderModule, tokens: Sequence[int], kept: Kept) -> Array:
+def dense(module: DenseModel, tokens: Sequence[int], kept: Kept) -> Array:
     """Return the outputs of a layer, or a projection, computed in one pass without a KV cache."""
     if not isinstance(kept, int):
         return kept.project([dense(module, tokens, layer) for layer in kept.layers])
     if kept == 0:
         return to_array(module.embedding[list(tokens)].float())
-    return to_array(compute_features(module, torch.tensor([tokens]), torch.float32, (kept,)).hidden[kept])
+    return to_array(module.states(tokens)[kept])
 
 
-def check(engine: Engine, module: DecoderModule, requests: Sequence[Request], layers: Sequence[Kept]) -> int:
+def check(engine: Engine, module: DenseModel, requests: Sequence[Request], layers: Sequence[Kept]) -> int:
     """Compare kept outputs of running requests with dense passes of ``module``; return the number of rows."""
     rows = 0
     for request in requests:
@@ -62,7 +59,7 @@ def check(engine: Engine, module: DecoderModule, requests: Sequence[Request], la
     return rows
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize("packed", [True], ids=["kernels"])
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
 def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...], *, packed: bool) -> None:
     decoder, module = tiny_decoder(windows=windows, packed=packed), tiny_module(windows=windows)

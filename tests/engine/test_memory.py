@@ -95,19 +95,6 @@ def test_an_empty_cache_gives_consecutive_blocks() -> None:
     assert all(runs)
 
 
-@pytest.mark.parametrize("scattered", [False, True])
-def test_torch_reads_runs_and_scattered_blocks(*, scattered: bool) -> None:
-    want = plain(FLOAT32, "greedy")
-    engine = make_engine(tiny_decoder(packed=False), num_blocks=800, max_tree=40)
-    taken = scatter(engine) if scattered else []
-    runs = watch_runs(engine)
-    got = [ask(prompt, params("greedy", i)) for i, prompt in enumerate(PROMPTS)]
-    finish_with_taken(engine, got, taken)
-    assert [request.output for request in got] == [request.output for request in want]
-    assert len(runs) > 40
-    assert set(runs) == {not scattered}
-
-
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 30, 33, 513])
 @pytest.mark.parametrize("name", ["autoregressive", "prompt_lookup", "adversarial"])
 def test_samples_equal_separate_requests(name: str, length: int) -> None:

@@ -14,7 +14,7 @@ from pronk.base.arrays import BFLOAT16
 from pronk.engine.request import Request
 from tiny_models import make_engine, run, tiny_decoder
 
-CLOSE = ("suffix", "kangaroo", "draft_model", "oracle")
+CLOSE = ("suffix", "draft_model", "oracle")
 NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 

@@ -18,7 +18,6 @@ from chi_square import p_value_of
 from drafting.trees import DraftCase, Growing, TreeDrafter, random_trees
 from engine import cases
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
-from pronk import Lookahead
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import Drafter, Merged, PromptLookup, Proposer, Recycling, Suffix
@@ -56,7 +55,7 @@ def proposers(vocab: int) -> dict[str, Drafter]:
         "random": TreeDrafter(random_trees, vocab=vocab),
         "bushy": TreeDrafter(bushy, vocab=vocab),
         "recycling": Recycling(num_nodes=8, top_k=3),
-        "shared": Merged((Recycling(shared=True), Lookahead(window=3, ngram=3, shared=True), Suffix())),
+        "shared": Merged((Recycling(shared=True), Suffix())),
     }
 
 

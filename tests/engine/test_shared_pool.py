@@ -22,10 +22,10 @@ from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 # Nine blocks hold the longest of these requests, but no two of them.
 SHORT = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 20, 33, 40, 60, 95)))
 TIGHT: dict[str, Any] = {"num_blocks": 9, "block_size": 16}
-CLOSE = ("suffix", "lookahead", "kangaroo", "glide", "draft_model", "oracle")
+CLOSE = ("suffix", "draft_model", "oracle")
 # Drafters with a KV cache of their own, alone and as parts of others.
-ALONE = ("draft_model", "glide", "vanilla", "kangaroo", "multi_token", "eagle3", "mtp")
-WITH_POOLS = (*ALONE, "eagle3 tree", "staged", "cape of kangaroo", "merged with trained")
+ALONE = ("draft_model", "eagle3", "mtp")
+WITH_POOLS = (*ALONE, "eagle3 tree")
 NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 
@@ -119,9 +119,7 @@ def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Po
 
 
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
-@pytest.mark.parametrize(
-    "name", [each if each != "glide" else pytest.param(each, marks=pytest.mark.slow) for each in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_prefix_hits(name: str, options: str) -> None:
     """All prompts run twice, in a large cache and in a small one that evicts idle blocks."""
     want = plain(BFLOAT16, options, SHORT)

@@ -15,7 +15,7 @@ from tiny_models import assert_idle
 from waiting import HUNG
 
 PROMPTS = ([3, 7, 3, 7, 3], [40, 41, 42], [9] * 30, [5])
-DRAFTERS = ("suffix", "recycling", "autoregressive", "merged(prompt_lookup, jacobi)")
+DRAFTERS = ("suffix", "recycling", "autoregressive", "merged(prompt_lookup, recycling)")
 
 
 @pytest.fixture(scope="module")

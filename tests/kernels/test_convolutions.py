@@ -17,7 +17,6 @@ from pronk.models.decoder import Layer
 from pronk.models.linear import Linear
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
-from pronk.torch.backend import TorchBackend
 from tiny_models import tiny_config
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
@@ -91,18 +90,14 @@ def same(one: Array, other: Array) -> bool:
 
 
 def backends() -> list[Any]:
-    return [pytest.param(KernelBackend(kernels), id=kernels.name) for kernels in candidates()] + [
-        pytest.param(None, id="torch")
-    ]
+    return [pytest.param(KernelBackend(kernels), id=kernels.name) for kernels in candidates()]
 
 
 @SHAPES
 @DTYPES
 @pytest.mark.parametrize("backend", backends())
-def test_outputs_are_those_of_numpy(
-    backend: Backend | None, dtype: DType, hidden: int, taps: int, *, bias: bool
-) -> None:
-    made = Convolution(backend or TorchBackend("cpu", dtype), hidden, taps, dtype, bias=bias)
+def test_outputs_are_those_of_numpy(backend: Backend, dtype: DType, hidden: int, taps: int, *, bias: bool) -> None:
+    made = Convolution(backend, hidden, taps, dtype, bias=bias)
     x = some_rows(LENGTH, hidden)
     expected = made.expected(x)
     error = np.abs(made.read(x, [LENGTH]).astype(np.float64) - expected).max()

@@ -19,7 +19,6 @@ from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Layer
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm
 from pronk.models.program_rows import ProgramRows
-from pronk.torch.backend import TorchBackend
 from tiny_models import tiny_config
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
@@ -227,17 +226,6 @@ def test_clamps_and_choices_do_not_hide_nan(broken: str, kernels: Kernels) -> No
     made = make(kernels, "float32", clamped=broken)
     found = made.run(some_rows(6, made.layer.config.hidden_size))[0]
     assert np.isnan(found).any(axis=1).all()
-
-
-@pytest.mark.parametrize("normal", [True, False])
-def test_torch_is_close(normal: bool) -> None:
-    kernels = candidates()[0]
-    made = make(kernels, "float32", TorchBackend("cpu", FLOAT32), normalized=normal)
-    x = some_rows(9, made.layer.config.hidden_size)
-    found, touched = made.run(x)
-    own = make(kernels, "float32", normalized=normal)
-    assert np.abs(found - own.run(x)[0]).max() < 2e-5
-    assert touched == own.run(x)[1] == len(set(own.chosen(x)[0].flatten().tolist()))
 
 
 def refused(**changes: Any) -> Callable[[], object]:

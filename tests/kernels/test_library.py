@@ -4,8 +4,6 @@ import ctypes
 import platform
 import re
 import shutil
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny_models
 from checkpoints import MakeCheckpoint
 from pronk import LLM, OptionError, SamplingParams
 from pronk.base.arrays import Array
@@ -214,56 +211,6 @@ def test_an_instruction_set_that_fails_its_check_is_skipped(monkeypatch: pytest.
     one_line(caught, "the portable kernels fail their self-check: it is wrong")
 
 
-def fall_back(folder: Path, *words: str, **options: Any) -> None:
-    """Check that loading the model warns once that torch computes, and that the model generates."""
-    with pytest.warns(UserWarning, match="torch computes instead") as said:
-        model = LLM(folder, **options)
-    (message,) = [str(each.message) for each in said]
-    assert "\n" not in message
-    assert "torch computes instead, slower and without the promise of equal bits" in message
-    assert all(word in message for word in words), message
-    assert not model.exact
-    assert model.kernels == "torch"
-    assert model.engine.cache.kernels is None
-    assert said[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(model.generate("def add(a, b):", OPTIONS).token_ids) == 12
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-@pytest.mark.parametrize("choice", ["auto", "portable"])
-def test_torch_computes_without_a_library(
-    choice: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
-) -> None:
-    path = tmp_path / "lost.so"
-    if damaged:
-        path.write_text("not a library")
-    monkeypatch.setattr("pronk.models.choice.load_kernels", lambda choice: load_kernels(choice, path))
-    fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
-
-
-@pytest.mark.parametrize("options", [{}, {"kernels": "torch"}, {"device": "cuda"}], ids=str)
-def test_missing_torch_is_one_line(
-    options: dict[str, str], checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pronk.models.choice.load_kernels", lambda choice: load_kernels(choice, tmp_path / "lost.so"))
-    for name in [name for name in sys.modules if name.startswith("pronk.torch")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        OptionError, match=r"^.+: expected torch, found none; run pip install '\.\[torch\]' in a clone of pronk$"
-    ) as error:
-        LLM(checkpoint("llama"), **options)  # type: ignore[arg-type]
-    one_line(error)
-
-
-def test_torch_computes_when_all_checks_fail(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "self_check", lambda _: "it is wrong")
-    monkeypatch.setattr("pronk.models.choice.load_kernels", load_kernels.__wrapped__)
-    fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
-
-
 def test_a_passed_self_check_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per library, instruction set and processor; failures and unwritable folders are not."""
     load, checked = load_kernels.__wrapped__, []
@@ -289,19 +236,6 @@ def test_a_passed_self_check_is_remembered(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(2):
         assert load("portable").name == "portable"
     assert checked == ["portable"] * 3
-
-
-def test_torch_computes_unsupported_heads(checkpoint: MakeCheckpoint) -> None:
-    fall_back(checkpoint("gpt2", n_embd=20, n_head=4), "no kernels for heads of 5")
-
-
-def test_torch_on_request(checkpoint: MakeCheckpoint) -> None:
-    """``kernels="torch"`` gives no warning, and in float32 almost surely the tokens of the kernels."""
-    by_torch, by_kernels = LLM(checkpoint("llama"), kernels="torch"), LLM(checkpoint("llama"))
-    assert (by_torch.exact, by_kernels.exact) == (False, True)
-    assert (by_torch.kernels, by_kernels.kernels) == ("torch", tiny_models.kernels().name)
-    first, second = (each.generate("The quick brown fox", OPTIONS) for each in (by_torch, by_kernels))
-    assert first.token_ids == second.token_ids
 
 
 def test_a_lower_instruction_set_on_request(checkpoint: MakeCheckpoint) -> None:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch.nn.functional as F
 
+from oracle import to_array, to_tensor
 from own_process import in_own_process
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
 from pronk.models.backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.torch.convert import to_array, to_tensor
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 # Dtypes of the weights and of the input rows.

@@ -5,14 +5,11 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 
-from pronk.base.arrays import FLOAT32
 from pronk.base.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.sampling.params import SamplingParams
-from pronk.torch.backend import TorchBackend
 from tiny_models import kernels, make_engine, make_request, tiny_decoder
 from waiting import HUNG
 
@@ -33,12 +30,6 @@ def test_a_step_uses_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.step()
         assert set(seen) == {threads}
         seen.clear()
-
-
-def test_torch_has_as_many_threads_as_the_kernels() -> None:
-    set_threads(2, 1)
-    TorchBackend("cpu", FLOAT32)
-    assert torch.get_num_threads() == 2
 
 
 def test_workers_share_the_processors() -> None:

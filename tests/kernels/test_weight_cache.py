@@ -152,10 +152,9 @@ def test_new_matrices_join_those_of_the_file(tmp_path: Path) -> None:
         assert np.unique(matrix).tolist() == [number]
 
 
-def test_models_without_blocks_are_refused(checkpoint: MakeCheckpoint, model: Path, tmp_path: Path) -> None:
-    for path, options in ((checkpoint("llama"), {}), (model, {"kernels": "torch"})):
-        with pytest.raises(OptionError, match="weight_cache: expected a GGUF file"):
-            LLM(path, weight_cache=tmp_path, **options)
+def test_models_without_blocks_are_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="weight_cache: expected a GGUF file"):
+        LLM(checkpoint("llama"), weight_cache=tmp_path)
 
 
 @pytest.mark.parametrize("value", ["", None, 5])

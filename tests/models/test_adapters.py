@@ -22,7 +22,6 @@ from pronk.models.adapters import Adapters
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.testing import ScriptedProposer
-from pronk.torch.backend import TorchBackend
 from tiny_models import kernels, text_logits
 
 TOLERANCE = 1e-4
@@ -60,26 +59,28 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def backend(name: str) -> Backend:
-    return TorchBackend("cpu", FLOAT32) if name == "torch" else KernelBackend(kernels())
-
-
-def logits(checkpoint: Path, adapter: Path | None, name: str = "kernels", tokens: list[int] = TEXT) -> Array:
+def logits(checkpoint: Path, adapter: Path | None, backend: Backend | None = None, tokens: list[int] = TEXT) -> Array:
     config = read_config(checkpoint)
-    decoder = load_decoder(checkpoint, config, dtype=FLOAT32, backend=backend(name))
+    decoder = load_decoder(checkpoint, config, dtype=FLOAT32, backend=backend or KernelBackend(kernels()))
     if adapter is None:
         return text_logits(decoder, tokens)
     Adapters({"other": adapter, "a": adapter}, config).attach(decoder)
     return text_logits(decoder, tokens, adapter=1)
 
 
-@pytest.mark.parametrize("by", ["kernels", "torch"])
+@pytest.fixture
+def backend() -> Backend:
+    return KernelBackend(kernels())
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_those_of_merged_weights(case: str, by: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_logits_equal_those_of_merged_weights(
+    case: str, backend: Backend, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     family, overrides, options = CASES[case]
     model = checkpoint(family, **overrides)
     adapter = write_adapter(tmp_path / "adapter", model, **options)
-    want, got = merged_logits(model, adapter, TEXT), logits(model, adapter, by)
+    want, got = merged_logits(model, adapter, TEXT), logits(model, adapter, backend)
     assert np.abs(want - transformers_logits(model, TEXT)).max() > 1000 * TOLERANCE
     # Rounding grows with the logits; those of the wide model are up to 80.
     assert np.abs(got - want).max() <= TOLERANCE * max(1.0, np.abs(want).max() / 20)

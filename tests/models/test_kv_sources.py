@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from oracle import DenseModel
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
@@ -20,11 +21,9 @@ from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.models.program import KVSource
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
-from pronk.torch.backend import TorchBackend
-from pronk.train.modules.decoder import DecoderModule
 from tiny_models import POISON, decoder_of, make_cache, sharing_decoder, tiny_config
 
-BACKENDS: list[Backend] = [*map(KernelBackend, candidates()), TorchBackend("cpu", FLOAT32)]
+BACKENDS: list[Backend] = [*map(KernelBackend, candidates())]
 EVERY = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 SLOW, FAST = RopeConfig(16), RopeConfig(8, theta=100.0)  # the second rotates half of a head
 
@@ -72,7 +71,7 @@ def attend(queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Ar
 
 
 def slow(
-    module: DecoderModule, text: Sequence[int], reads: Mapping[int, KVSource], others: Sequence[Cached] = ()
+    module: DenseModel, text: Sequence[int], reads: Mapping[int, KVSource], others: Sequence[Cached] = ()
 ) -> tuple[Array, Cached]:
     """Return logits ``[len(text), vocab]`` of a text, and the keys and values, in float64."""
     c = module.config
@@ -111,8 +110,8 @@ def qk_norms(q: Array, k: Array) -> tuple[tuple[Array, str], ...]:
     return (q, "q_norm.weight"), (k, "k_norm.weight")
 
 
-def module_of(config: ModelConfig, seed: int = 0) -> DecoderModule:
-    module, generator = DecoderModule(config), torch.Generator().manual_seed(seed)
+def module_of(config: ModelConfig, seed: int = 0) -> DenseModel:
+    module, generator = DenseModel(config), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() > 1:

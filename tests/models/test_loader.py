@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,17 @@ from pronk.kernels.weights import PackedMatrix
 from pronk.models.backend import Backend, KernelBackend
 from pronk.models.linear import WeightLayout
 from pronk.models.loader import load_decoder, read_config
-from pronk.torch.backend import TorchBackend, TorchMatrix
 from quantized_formats import FORMATS, edit, read_tensors, write_quantized
-from tiny_models import kernels
+from tiny_models import kernels as best
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Dequantizing(KernelBackend):
+    """The kernels, with the weights that a backend gets which cannot compute with quantized weights."""
+
+    keeps_quantized = False
 
 
 @pytest.fixture
@@ -39,8 +46,8 @@ def sharded(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, *, kernels: Kernels | None = None, dtype: DType = FLOAT32, **options: Any) -> Any:
-    """Load a model for the kernels, or without ``kernels`` for torch."""
-    backend: Backend = TorchBackend("cpu", dtype) if kernels is None else KernelBackend(kernels)
+    """Load a model for the kernels; without ``kernels``, with dequantized weights."""
+    backend = Dequantizing(best()) if kernels is None else KernelBackend(kernels)
     return load_decoder(folder, read_config(folder), **{"dtype": dtype, "backend": backend, **options})
 
 
@@ -178,13 +185,16 @@ def test_leftover_shards(sharded: Path) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gptq-4"])
 def test_progress_counts_every_byte(name: str, checkpoint: MakeCheckpoint, tmp_path: Path, *, packed: bool) -> None:
+    check_progress(name, checkpoint, tmp_path, KernelBackend(best()) if packed else Dequantizing(best()))
+
+
+def check_progress(name: str, checkpoint: MakeCheckpoint, tmp_path: Path, backend: Backend) -> None:
     if name in FORMATS:
         folder, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     else:
         folder = checkpoint(name, save_dtype=torch.bfloat16)
     seen: list[tuple[int, int]] = []
-    by = kernels() if packed else None
-    load(folder, kernels=by, on_progress=lambda done, total: seen.append((done, total)))
+    load(folder, backend=backend, on_progress=lambda done, total: seen.append((done, total)))
     total = sum(tensor.nbytes for tensor in read_tensors(folder).values())
     assert {total for _, total in seen} == {total}
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
@@ -193,7 +203,7 @@ def test_progress_counts_every_byte(name: str, checkpoint: MakeCheckpoint, tmp_p
 
 def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("gpt2", save_dtype=torch.float16)
-    decoder = load(folder, dtype=BFLOAT16, kernels=kernels())
+    decoder = load(folder, dtype=BFLOAT16, kernels=best())
     assert decoder.embedding.dtype == decoder.positions.dtype == FLOAT16, "tables keep the dtype of the file"
     for numbers in (decoder.norm.weight, decoder.layers[0].mlp_norm.bias):
         assert numbers.dtype == FLOAT32
@@ -209,34 +219,8 @@ def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> Non
         assert isinstance(linear.packed, PackedMatrix)
         assert linear.layout == layout
         assert linear.packed.data.dtype == BFLOAT16
-    assert decoder.backend.kernels is kernels()
-    assert load(checkpoint("llama"), kernels=kernels()).layers[0].up.layout == WeightLayout(gated=True)
-
-
-def test_without_kernels_weights_are_plain(checkpoint: MakeCheckpoint) -> None:
-    decoder = load(checkpoint("llama"), dtype=BFLOAT16)
-    assert {(type(linear.packed), linear.packed.weight.dtype) for linear in decoder.linears()} == {
-        (TorchMatrix, torch.bfloat16)
-    }
-    assert decoder.backend.kernels is None
-
-
-def on_meta(dtype: DType) -> TorchBackend:
-    """Return a backend whose device is torch's meta device, which replaces a GPU."""
-    backend = TorchBackend("cpu", dtype)
-    backend.device = "meta"
-    return backend
-
-
-def test_all_matrices_on_a_gpu_have_the_loaded_dtype(checkpoint: MakeCheckpoint) -> None:
-    for family in ("gpt2", "qwen3"):
-        folder = checkpoint(family, save_dtype=torch.float16, tie_word_embeddings=True)
-        decoder = load(folder, dtype=BFLOAT16, backend=on_meta(BFLOAT16))
-        matrices = [linear.packed for linear in decoder.linears()]
-        assert len(matrices) == 1 + 4 * len(decoder.layers)
-        for tensor in [part for each in matrices for part in (each.weight, each.bias) if part is not None]:
-            assert (tensor.device.type, tensor.dtype) == ("meta", torch.bfloat16)
-        assert decoder.embedding.dtype == FLOAT16, "embeddings stay in the file"
+    assert decoder.backend.kernels is best()
+    assert load(checkpoint("llama"), kernels=best()).layers[0].up.layout == WeightLayout(gated=True)
 
 
 def test_a_change_of_a_loaded_weight_does_not_change_the_file(folder: Path) -> None:
@@ -247,11 +231,7 @@ def test_a_change_of_a_loaded_weight_does_not_change_the_file(folder: Path) -> N
 
 MEASURE = """
 dtype = DTYPES[sys.argv[2]]
-if sys.argv[3] == "kernels":
-    backend = KernelBackend(load_kernels())
-else:
-    from pronk.torch.backend import TorchBackend
-    backend = TorchBackend("cpu", dtype)
+backend = KernelBackend(load_kernels())
 large = {"vocab_size": 4000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
 
 def write(path, **sizes):
@@ -266,17 +246,16 @@ def size(made, written):
 
 
 @NEEDS_LINUX
-@pytest.mark.parametrize("way", ["kernels", "torch"])
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-def test_memory_of_loading(dtype: str, way: str, tmp_path: Path) -> None:
+def test_memory_of_loading(dtype: str, tmp_path: Path) -> None:
     """The peak is at most 1.2 times the weights in the loaded dtype."""
-    assert 0.5 < peak(MEASURE, tmp_path, dtype, way) < 1.2
+    assert 0.5 < peak(MEASURE, tmp_path, dtype) < 1.2
 
 
 def test_a_router_is_not_rounded(checkpoint: MakeCheckpoint) -> None:
     """In a bfloat16 model, the router keeps the file's weights and bias; other biases are rounded."""
     folder = checkpoint("gpt_oss")
-    tensors, layer = read_tensors(folder), load(folder, kernels=kernels(), dtype=BFLOAT16).layers[0]
+    tensors, layer = read_tensors(folder), load(folder, kernels=best(), dtype=BFLOAT16).layers[0]
     router, bias = layer.router.packed, tensors["model.layers.0.mlp.router.bias"]
     assert router.format == "float32"
     assert not np.array_equal(bias.astype(BFLOAT16).astype(FLOAT32), bias)

@@ -1,9 +1,10 @@
-"""Logits of each family against transformers, by the kernels, by torch and by dense attention."""
+"""Logits of each family against transformers."""
 
 import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,21 +13,15 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint, transformers_choices, transformers_logits
-from oracle import dense_logits
+from oracle import torch_dtype
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.base.errors import OptionError, PromptError
-from pronk.models.backend import KernelBackend
+from pronk.models.backend import Backend, KernelBackend
 from pronk.models.loader import load_decoder, read_config
-from pronk.torch.backend import TorchBackend
-from pronk.torch.convert import torch_dtype
-from pronk.train.modules.decoder import load_module
 from quantized_formats import read_tensors, write_tensors
 from tiny_models import kernels, text_logits
 
-Reference = Callable[[Path, int], Array]
-
-CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 
 
@@ -185,46 +180,43 @@ def tokens(length: int) -> list[int]:
     return [draw.randrange(300) for _ in range(length)]
 
 
-@pytest.fixture(scope="module")
-def reference() -> Reference:
-    known: dict[tuple[Path, int], Array] = {}
-
-    def get(folder: Path, length: int) -> Array:
-        if (folder, length) not in known:
-            known[folder, length] = transformers_logits(folder, tokens(length))
-        return known[folder, length]
-
-    return get
+@cache
+def reference(folder: Path, length: int) -> Array:
+    """Return the logits of transformers for :func:`tokens`."""
+    return transformers_logits(folder, tokens(length))
 
 
-def logits(folder: Path, length: int, way: str = "torch", context: int | None = None) -> Array:
-    """Return logits by dense attention (``torch``), or with a KV cache by torch (``torch, paged``) or ``kernels``."""
-    config = read_config(folder, context=context)
-    if way == "torch":
-        return dense_logits(load_module(folder, config, torch.float32, CPU), tokens(length))
-    backend = KernelBackend(kernels()) if way == "kernels" else TorchBackend("cpu", FLOAT32)
+def logits(folder: Path, length: int, backend: Backend | None = None, context: int | None = None) -> Array:
+    """Return the logits of :func:`tokens`, by default of the kernels."""
+    config, backend = read_config(folder, context=context), backend or KernelBackend(kernels())
     return text_logits(load_decoder(folder, config, dtype=FLOAT32, backend=backend), tokens(length))
 
 
-@pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
+# Logits of a folder, of a number of tokens, with a context.
+Compute = Callable[[Path, int, int | None], Array]
+
+
+@pytest.fixture
+def compute() -> Compute:
+    """Return the way to compute logits; guests run some of the tests with other ways."""
+    return lambda folder, length, context: logits(folder, length, context=context)
+
+
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
-def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
-    if way == "torch" and case.family in ("ministral3", "mistral3", "gpt_oss", "lfm2"):
-        pytest.skip("the modules of training neither scale queries by position nor have sinks or convolutions")
+def test_logits_equal_transformers(case: Case, compute: Compute, checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
-    assert np.abs(logits(folder, case.length, way) - expected).max() < TOLERANCE
+    assert np.abs(compute(folder, case.length, None) - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
-def test_context_chooses_the_rotations_of_longrope(way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
+def test_context_chooses_the_rotations_of_longrope(compute: Compute, checkpoint: MakeCheckpoint) -> None:
     """transformers chooses by the length of each text, pronk by the context that the model is opened with."""
     folder = checkpoint("phi3", **LONGROPE)
     short, long = reference(folder, 32), reference(folder, 33)
-    assert np.abs(logits(folder, 32, way, context=32) - short).max() < TOLERANCE
-    assert np.abs(logits(folder, 33, way) - long).max() < TOLERANCE
-    assert np.abs(logits(folder, 32, way) - short).max() > 100 * TOLERANCE
+    assert np.abs(compute(folder, 32, 32) - short).max() < TOLERANCE
+    assert np.abs(compute(folder, 33, None) - long).max() < TOLERANCE
+    assert np.abs(compute(folder, 32, None) - short).max() > 100 * TOLERANCE
 
 
 def test_context_is_limited(checkpoint: MakeCheckpoint) -> None:
@@ -253,7 +245,7 @@ def test_names_of_multimodal_checkpoints(family: str, checkpoint: MakeCheckpoint
     write_tensors(folder, stored)
     names = {name.split(".")[0] for name in read_tensors(folder)}
     assert names >= {"language_model", "vision_tower"}
-    assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
+    assert np.array_equal(logits(folder, 20), logits(original, 20))
 
 
 DENSE = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
@@ -266,7 +258,7 @@ def test_120_greedy_tokens_equal_transformers(family: str, checkpoint: MakeCheck
     # With a tied head a random Gemma, whose embeddings are scaled, repeats its last token.
     folder, prompt = checkpoint(family, max_position_embeddings=512, tie_word_embeddings=False), tokens(12) * 2
     llm, params = LLM(folder, threads=1, dtype="float32"), SamplingParams(max_tokens=120, ignore_eos=True)
-    for drafter in ("autoregressive", "prompt_lookup(min_ngram=1)", "lookahead"):
+    for drafter in ("autoregressive", "prompt_lookup(min_ngram=1)", "recycling"):
         output = list(llm.generate([prompt], params, drafter=drafter)[0].token_ids)
         assert len(output) == 120
         assert len(set(output)) > 5
@@ -295,7 +287,12 @@ def test_options_change_the_logits(
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """As transformers 5 writes checkpoints with ``save_original_format=False``."""
+    original, folder = write_joined_experts(family, checkpoint, tmp_path)
+    assert np.array_equal(logits(folder, 20), logits(original, 20))
+
+
+def write_joined_experts(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path]:
+    """Return a checkpoint, and a copy as transformers 5 writes it with ``save_original_format=False``."""
     original, folder, stored = checkpoint(family), tmp_path / "model", dict[str, Any]()
     shutil.copytree(original, folder)
     experts: dict[str, dict[tuple[int, str], Array]] = {}
@@ -314,13 +311,11 @@ def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeChec
         stored[f"{layer}experts.down_proj"] = np.stack([found[number, down] for number in numbers])
     assert len(experts) == 3
     write_tensors(folder, stored)
-    assert np.array_equal(logits(folder, 20, "kernels"), logits(original, 20, "kernels"))
-    for way in ("torch", "torch, paged"):
-        assert np.abs(logits(folder, 20, way) - logits(original, 20, way)).max() < 1e-5
+    return original, folder
 
 
-def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The weights are those of a checkpoint with the same numbers as floats."""
+def write_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path, dict[str, Array]]:
+    """Return a checkpoint with experts in MXFP4, one with the same numbers as floats, and the floats."""
     sizes = {"hidden_size": 96, "intermediate_size": 64}
     original, plain, coded = checkpoint("gpt_oss", **sizes), tmp_path / "plain", tmp_path / "coded"
     shutil.copytree(original, plain)
@@ -343,10 +338,15 @@ def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     document = json.loads((coded / "config.json").read_text())
     document["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "lm_head"]}
     (coded / "config.json").write_text(json.dumps(document))
+    return coded, plain, floats
+
+
+def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """The weights are those of a checkpoint with the same numbers as floats."""
+    coded, plain, floats = write_mxfp4(checkpoint, tmp_path)
     expected = transformers_logits(plain, tokens(40))
     assert expected.std() > 0.5
-    assert np.abs(logits(coded, 40, "torch, paged") - expected).max() < TOLERANCE
-    found = logits(coded, 40, "kernels")  # rows are rounded to 8 bits
+    found = logits(coded, 40)  # rows are rounded to 8 bits
     assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
     decoder = load_decoder(coded, read_config(coded), dtype=FLOAT32, backend=KernelBackend(kernels()))
     for layer in decoder.layers:
@@ -355,14 +355,6 @@ def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     up = decoder.layers[1].up.parts[4].packed.unpack()
     stored = floats["model.layers.1.mlp.experts.gate_up_proj"][4].T
     assert np.array_equal(up, np.concatenate((stored[0::2], stored[1::2])))
-
-
-def test_training_refuses_convolutions(checkpoint: MakeCheckpoint) -> None:
-    folder = checkpoint("lfm2")
-    with pytest.raises(
-        OptionError, match=r"attention in all layers, found lfm2 with short convolutions; use a drafter"
-    ):
-        load_module(folder, read_config(folder), torch.float32, CPU)
 
 
 def test_shards_are_several_files(checkpoint: MakeCheckpoint) -> None:
@@ -399,7 +391,7 @@ def test_older_config_keys(old: dict[str, Any], checkpoint: MakeCheckpoint, tmp_
     ],
 )
 def test_names_without_prefix_and_saved_buffers(
-    family: str, prefix: str, buffers: list[str], checkpoint: MakeCheckpoint, tmp_path: Path
+    family: str, prefix: str, buffers: list[str], compute: Compute, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     original = checkpoint(family, tie_word_embeddings=True)
     folder = tmp_path / "model"
@@ -409,23 +401,18 @@ def test_names_without_prefix_and_saved_buffers(
     table = "embed_tokens.weight" if family == "llama" else "wte.weight"
     stored["lm_head.weight"] = stored[table].copy()
     write_tensors(folder, stored)
-    for way in ("torch", "torch, paged", "kernels"):
-        assert np.array_equal(logits(folder, 20, way), logits(original, 20, way))
+    assert np.array_equal(compute(folder, 20, None), compute(original, 20, None))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
-def test_half_precision(family: str, dtype: DType, checkpoint: MakeCheckpoint, reference: Reference) -> None:
-    """The kernels are at least as exact as torch."""
+def test_half_precision(family: str, dtype: DType, checkpoint: MakeCheckpoint) -> None:
+    """The kernels are at least as exact as transformers."""
     folder = checkpoint(family, tie_word_embeddings=True)
-    config, expected = read_config(folder), reference(folder, 30)
-    plain = load_module(folder, config, torch_dtype(dtype), CPU)
-    packed = load_decoder(folder, config, dtype=dtype, backend=KernelBackend(kernels()))
-    by_torch = load_decoder(folder, config, dtype=dtype, backend=TorchBackend("cpu", dtype))
-    theirs, mine = dense_logits(plain, tokens(30), dtype), text_logits(packed, tokens(30), dtype)
-    assert np.array_equal(theirs, theirs.astype(dtype).astype(np.float32))
+    expected = reference(folder, 30)
+    theirs = transformers_logits(folder, tokens(30), torch_dtype(dtype))
+    decoder = load_decoder(folder, read_config(folder), dtype=dtype, backend=KernelBackend(kernels()))
+    mine = text_logits(decoder, tokens(30), dtype)
     assert mine.dtype == np.float32
-    paged = text_logits(by_torch, tokens(30), dtype)
-    for found in (theirs, paged):
-        assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+    assert np.abs(theirs - expected).max() < 0.1 * np.abs(expected).max()
     assert np.linalg.norm(mine - expected) < 1.05 * np.linalg.norm(theirs - expected)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cache.reading import read_layer
-from oracle import DenseAttend
+from oracle import DenseAttend, DenseModel
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ModelConfig
@@ -26,7 +26,6 @@ from pronk.models.model_runner import ForwardJob
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
-from pronk.train.modules.decoder import DecoderModule
 from tiny_models import decoder_of, make_cache, make_engine, text_logits, tiny_config, tiny_decoder, tiny_module
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
@@ -162,7 +161,7 @@ SHAPES: dict[str, ModelConfig] = {
 def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     """Attention and MLP of a layer in float32; ``sharp`` has attention scores of thousands."""
     config = replace(SHAPES[shape], tied=False)
-    plain, backend = DecoderModule(config), KernelBackend(kernels)
+    plain, backend = DenseModel(config), KernelBackend(kernels)
     for seed, parameter in enumerate(plain.parameters()):
         size = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
         parameter.copy_(torch.from_numpy(some_rows(*parameter.shape, seed=seed)) * size)
@@ -170,10 +169,8 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     plain.layers[0].qkv.weight.mul_(scale**0.5)
     packed = decoder_of(plain, backend)
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=100).tolist()
-    places = torch.arange(len(tokens))
-    want, attend = deepcopy(plain).double(), _RecordingAttend(config)
-    x = want.embed(torch.tensor(tokens), places, torch.float64)
-    exact = want.layers[0](x, want.rope(places, torch.float64), 0, attend)
+    attend = _RecordingAttend(config)
+    exact = deepcopy(plain).double().states(tokens, torch.float64, attend)[1]
     pool = make_cache(config, FLOAT32, num_blocks=8)
     program = backend.program(config.hidden_size, FLOAT32, pool)
     program.embed(packed)

@@ -163,7 +163,6 @@ def test_the_model_is_read_once_for_its_digest(
             "prompt_cache_size: expected a positive number of bytes",
         ),
         ({"prompt_cache_size": "1GiB"}, "prompt_cache_size: expected prompt_cache with it, found '1GiB' alone"),
-        ({"prompt_cache": "DIR", "kernels": "torch"}, "prompt_cache: expected pronk's kernels .*found torch"),
         ({"prompt_cache": "DIR", "workers": 2, "parallel": "tensor"}, "prompt_cache: .*found tensor parallelism"),
     ],
 )

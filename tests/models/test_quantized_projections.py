@@ -51,9 +51,9 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
     exact.double()
     for threads, rows in ((1, 1), (1, 5), (3, 13), (3, 100)):
         set_threads(threads, 1)
-        tokens, places = list(range(rows)), torch.arange(rows)
-        embedded = plain.embed(torch.tensor(tokens), places, torch.float32)
-        attended = exact.apply_attention(embedded.double(), plain.rope(places, torch.float64), 0, DenseAttend(c))
+        tokens = list(range(rows))
+        embedded, rotations = plain.embed(tokens), plain.rotations(0, rows, torch.float64)
+        attended = exact.apply_attention(embedded.double(), rotations, 0, DenseAttend(c))
         before, want = embedded.numpy(), attended.numpy()
         pool, table = make_cache(c, FLOAT32, num_blocks=8), BlockTable()
         stream = np.empty((rows, c.hidden_size), np.float32)

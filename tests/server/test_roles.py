@@ -1,13 +1,15 @@
 """System messages anywhere, and answers that a request begins."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
+from pronk.server.protocol.chat import ChatMessage
+from pronk.text.chat.messages import ROLES
 from pronk.text.chat.system_messages import (
     has_system_role,
     has_system_role_anywhere,
@@ -201,3 +203,8 @@ def test_counts_are_those_of_the_answer(served: Running, client: httpx.Client) -
         counted = client.post(COUNT, json={"messages": talk}).json()["input_tokens"]
         assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert served.drained
+
+
+def test_roles_are_those_of_the_server() -> None:
+    """The server has them in the type of a field."""
+    assert get_args(ChatMessage.model_fields["role"].annotation) == ROLES

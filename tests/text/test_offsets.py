@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from pronk.server.protocol.answers import TokenTexts
 from pronk.testing import byte_tokenizer
 from pronk.text.offsets import output_offsets, prompt_offsets, prompt_text
+from pronk.text.spelling import spell
 from pronk.text.stream import TextStream
 from pronk.text.tokenizer import Tokenizer
 
@@ -34,6 +34,22 @@ PIECES = [
     "\ufffd",
     *NAMES,
 ]
+
+
+class TokenTexts:
+    """Text and bytes of each token, as the server shows them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.spelled = tokenizer, spell(tokenizer).texts
+
+    def bytes(self, token: int) -> bytes:
+        """Return the bytes of a token; of a special token, its name."""
+        spelled = self.spelled.get(token)
+        return (self.tokenizer.backend.id_to_token(token) or "").encode() if spelled is None else spelled
+
+    def name(self, token: int) -> str:
+        """Return the text of a token; of bytes that are no text, something that no text has."""
+        return self.bytes(token).decode(errors="backslashreplace")
 
 
 def with_bos(backend: tokenizers.Tokenizer, template: str = "<s> $A") -> Tokenizer:

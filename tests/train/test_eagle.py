@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import tiny_models
 from drafting.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
 from gguf_files import convert
 from pronk.base.errors import OptionError
@@ -34,8 +35,9 @@ from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
 from pronk.train.run import Run, train_head
 from pronk.train.teacher import StateSource, Teacher, target_states
-from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
+from tiny_models import VOCAB, make_engine, tiny_decoder
 from train.tiny import InterruptingConsole, refusal, run_command, shown
+from train.tiny_modules import tiny_module
 
 WINDOWS = (None,) * 4
 OPTIONS = EagleOptions(
@@ -121,7 +123,7 @@ def test_the_module_equals_the_formulas_in_every_step(form: Form) -> None:
         hidden.append(torch.cat([features.hidden[layer] for layer in form.sources], dim=-1)[: len(text) - 2])
     rows = torch.cat([rows + start for rows, start in zip(active, starts, strict=True)])
     positions = torch.cat([torch.arange(len(text) - 2) for text in texts])
-    reference = Reference(head, target)
+    reference = Reference(head, tiny_models.tiny_module(windows=WINDOWS))
     with torch.no_grad():
         feature = module.fuse(module.inputs(torch.cat(hidden)))
         lm_head = target.head if module.lm_head is None else module.lm_head

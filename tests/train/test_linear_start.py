@@ -12,7 +12,7 @@ from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.train.attention import ChainAttention
 from pronk.train.head_plan import fit
 from pronk.train.modules.eagle import EagleModule, LinearStart, low_rank
-from tiny_models import tiny_module
+from train.tiny_modules import tiny_module
 
 SOURCES = 2
 

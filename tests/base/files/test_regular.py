@@ -21,8 +21,6 @@ from pronk.base.files.json_lines import read_json_lines
 from pronk.base.files.regular import check_regular, is_file, is_folder, open_input, read_input, read_stream
 from pronk.base.files.results import save_result
 from pronk.base.files.text import read_text
-from pronk.server.batch import BatchOutput, read_batch
-from pronk.train.corpus.answers import read_answers
 from waiting import HUNG
 
 KINDS = ["a named pipe", "a socket", "a device"]
@@ -49,9 +47,7 @@ def endless(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         read_input,
         read_text,
         open_input,
-        read_answers,
         lambda path: list(read_json_lines(path)),
-        lambda path: list(read_batch(path)),
     ],
 )
 def test_a_file_without_an_end_is_not_read(read: Callable[[Path], object], endless: tuple[Path, str]) -> None:
@@ -64,7 +60,6 @@ def test_a_file_without_an_end_is_not_read(read: Callable[[Path], object], endle
     "write",
     [
         check_regular,
-        BatchOutput,
         lambda path: check_writable("json", path),
         lambda path: write_json(path, {}),
         lambda path: replace_file(path).__enter__(),

@@ -168,21 +168,6 @@ def test_projections_keep_their_bits_and_groups(
     assert_explained(path, text_logits(decoder, TEXT), monkeypatch, most=0.015)
 
 
-def test_llm(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    twin = tmp_path / "twin"
-    path = convert(checkpoint("qwen2", **SHAPE), tmp_path / "a.gguf", "Q4_0", twin=twin)
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    mine, theirs = (LLM(each, kernels="torch", dtype="float32") for each in (str(path), twin))
-    prompts = ["def add(a, b):", "The quick brown fox"]
-    for drafter in ("suffix", "autoregressive", f"draft_model(model={str(path)!r})"):
-        found, expected = mine.generate(prompts, params, drafter=drafter), theirs.generate(prompts, params)
-        assert [one.token_ids for one in found] == [other.token_ids for other in expected]
-    assert mine.config.eos_ids == (0,)
-    assert LLM(path, kernels="torch").dtype == BFLOAT16
-    assert mine.path == path
-    assert mine.tokenizer.fingerprint == theirs.tokenizer.fingerprint
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_draft_tokens_change_no_token(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Target and draft model have different kinds of blocks; the default dtype of both is bfloat16."""
@@ -204,7 +189,7 @@ def test_draft_tokens_change_no_token(family: str, checkpoint: MakeCheckpoint, t
 
 def test_a_draft_model_whose_file_changed_is_not_current(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
-    target = LLM(path, kernels="torch").target
+    target = LLM(path).target
     made = [target.load_shared(path, "x", load=partial(load, path)) for _ in range(2)]
     assert made[0] is made[1]
     shutil.copyfile(path, tmp_path / "b")
@@ -219,7 +204,7 @@ def test_fingerprint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert prints[0] == prints[2]
     assert len({each.weights for each in prints}) == 3
     assert len({each.architecture for each in prints}) == 1
-    llm = LLM(paths[0], kernels="torch")
+    llm = LLM(paths[0])
     assert llm.target.fingerprint == prints[0]
 
 

@@ -1,6 +1,5 @@
 """Sampling options that are recommended for a model: the same everywhere, by the name in the model's files."""
 
-import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
-from pronk.async_llm import AsyncLLM
 from pronk.checkpoint.hub.names import known_models
 from pronk.checkpoint.hub.recommendations import add_known_sampling
 from pronk.cli.console import TerminalOutput
@@ -21,11 +19,6 @@ from pronk.llm import LLM
 from pronk.models.loader import read_config
 from pronk.sampling.defaults import RECOMMENDABLE, sampling_values
 from pronk.sampling.params import SamplingParams
-from pronk.server.model_pool import ModelPool
-from pronk.server.protocol.chat import ChatRequest
-from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.service import Service
-from pronk.server.settings import ServerSettings
 
 MESSAGES = [{"role": "user", "content": "x"}]
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -122,7 +115,7 @@ MODELS: dict[str, tuple[Make, dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_all_interfaces_have_the_same_defaults(
+def test_the_library_and_the_command_line_have_the_same_defaults(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     make, options = MODELS[case]
@@ -144,14 +137,3 @@ def test_all_interfaces_have_the_same_defaults(
     session._run_line("hello")
     monkeypatch.undo()
     assert [sampling_values(params) for params in used] == [sampling_values(want)] * 3
-
-    service = Service(AsyncLLM(llm), ServerSettings(name="tiny"))
-    (described,) = ModelPool.of(service).models[0].describe()
-    assert described["sampling"] == sampling_values(want)
-    for body in ({"prompt": "x"}, {"messages": MESSAGES}):
-        request_class = CompletionRequest if "prompt" in body else ChatRequest
-        _, params, _ = asyncio.run(service.prepare(request_class.model_validate(body)))
-        assert sampling_values(params) == sampling_values(want)
-        _, params, _ = asyncio.run(service.prepare(request_class.model_validate({**body, "temperature": 0.9})))
-        assert sampling_values(params) == sampling_values(replace(want, temperature=0.9))
-    service.close()

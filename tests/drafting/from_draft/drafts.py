@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafting.helpers import CHECKPOINTS
-from pronk.train.modules.decoder import DecoderModule
+from oracle import DenseModel
+from pronk.models.loader import read_config
 from tiny_models import tiny_module
 
 
@@ -22,7 +23,7 @@ def draft_folder(noise: float = 0.3, *, context: int = 4096) -> str:
     return str(folder)
 
 
-def write_checkpoint(folder: Path, decoder: DecoderModule, *, noise: float = 0.0, context: int = 4096) -> None:
+def write_checkpoint(folder: Path, decoder: DenseModel, *, noise: float = 0.0, context: int = 4096) -> None:
     """Write the weights of ``decoder`` plus noise as a Hugging Face Llama."""
     folder.mkdir(parents=True, exist_ok=True)
     c = decoder.config
@@ -69,13 +70,40 @@ def write_checkpoint(folder: Path, decoder: DecoderModule, *, noise: float = 0.0
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def read_checkpoint(folder: Path) -> DenseModel:
+    """Return the oracle with the weights of a folder that :func:`write_checkpoint` has written."""
+    tensors = load_file(folder / "model.safetensors")
+    model = DenseModel(read_config(folder))
+    found = {
+        "embedding": tensors["model.embed_tokens.weight"],
+        "norm.weight": tensors["model.norm.weight"],
+        "head.weight": tensors["lm_head.weight"],
+    }
+    names = {
+        "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        "out": ["self_attn.o_proj"],
+        "up": ["mlp.gate_proj", "mlp.up_proj"],
+        "down": ["mlp.down_proj"],
+        "attention_norm": ["input_layernorm"],
+        "mlp_norm": ["post_attention_layernorm"],
+    }
+    for layer in range(model.config.num_layers):
+        for name, parts in names.items():
+            weights = [tensors[f"model.layers.{layer}.{part}.weight"] for part in parts]
+            found[f"layers.{layer}.{name}.weight"] = torch.cat(weights)
+    model.load_state_dict(found)
+    return model
+
+
+def spec(**options: object) -> str:
+    """Return the specification of a draft model."""
+    given = "".join(f", {name}={value!r}" for name, value in options.items())
+    return f"draft_model(model={draft_folder()!r}{given})"
+
+
 def specs() -> dict[str, str]:
-    """Return the specifications of drafters with a draft model for tests of all drafters."""
-    model = f"draft_model(model={draft_folder()!r})"
+    """Return the specifications of the engine's drafters with a draft model, for tests of all drafters."""
     return {
-        "draft_model": f"draft_model(model={draft_folder()!r}, num_tokens=4)",
-        "threshold": f"threshold({model})",
-        "staged": f"staged({model}, prompt_lookup(min_ngram=1))",
-        "cape": f"cape(threshold({model}))",
-        "beam": f"beam({model}, width=3)",
+        "draft_model": spec(num_tokens=4),
+        "threshold": f"threshold({spec()})",
     }

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from drafting.drafting import decode
-from drafting.from_draft.drafts import draft_folder, write_checkpoint
+from drafting.from_draft.drafts import draft_folder
 from drafting.helpers import within
 from pronk.base.arrays import BFLOAT16, FLOAT32
 from pronk.base.errors import CheckpointError, OptionError
@@ -18,7 +18,7 @@ from pronk.drafting import Proposer, make_drafter
 from pronk.drafting.from_draft.draft_model import ModelProposer
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
-from tiny_models import make_engine, tiny_decoder, tiny_module
+from tiny_models import make_engine, tiny_decoder
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 PROMPT = "for i in range(10):"
@@ -49,7 +49,7 @@ def test_drafters_share_a_model_while_one_of_them_exists() -> None:
     engine = make_engine(tiny_decoder())
     folder = draft_folder(0.03)
     one = make_drafter(f"draft_model(model={folder!r})").bind(engine.target)
-    other = make_drafter(f"cape(threshold(draft_model(model={folder!r}, num_tokens=9)))").bind(engine.target)
+    other = make_drafter(f"threshold(draft_model(model={folder!r}, num_tokens=9))").bind(engine.target)
     third = make_drafter(f"draft_model(model={folder!r}, dtype='bfloat16')").bind(engine.target)
     (inner,) = within(other, ModelProposer)
     assert inner.draft is one.draft
@@ -126,7 +126,7 @@ def test_paths_without_a_model_are_refused(model: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for place, expected in ((tmp_path / "none", "no such folder"), (file, "found the file"), (tmp_path, "config.json")):
-        for spec in (f"draft_model(model={str(place)!r})", f"staged(draft_model(model={str(place)!r}), suffix)"):
+        for spec in (f"draft_model(model={str(place)!r})", f"merged(draft_model(model={str(place)!r}), suffix)"):
             with pytest.raises(CheckpointError, match=expected) as caught:
                 llm.generate("x", PARAMS, drafter=spec)
             assert "\n" not in str(caught.value)
@@ -159,19 +159,3 @@ def test_int8_weights() -> None:
     assert not np.array_equal(values["int8"], values["plain"])
     assert np.allclose(values["int8"], values["plain"], atol=float(np.abs(values["plain"]).max()) / 250, rtol=0.0)
     assert 0.5 * accepted["plain"] < accepted["int8"] <= accepted["plain"]
-
-
-def test_int8_weights_need_the_kernels() -> None:
-    drafter = make_drafter(f"draft_model(model={draft_folder(0.0)!r}, weights='int8')")
-    with pytest.raises(OptionError, match="weights: expected pronk's kernels for int8, found torch on cpu"):
-        drafter.bind(make_engine(tiny_decoder(packed=False)).target)
-
-
-def test_torch_computes_a_draft_without_kernels(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "wide", tiny_module(heads=1, kv_heads=1, head_dim=514))
-    engine = make_engine(tiny_decoder())
-    warning = "draft_model: no kernels for heads of 514 in wide; torch computes the draft instead, slower"
-    with pytest.warns(UserWarning, match=f"^{warning}$"):
-        drafter = make_drafter(f"draft_model(model={str(tmp_path / 'wide')!r})").bind(engine.target)
-    (request,) = decode(engine, drafter, [[1, 2, 3]])
-    assert request.stats.drafted > 0

@@ -10,7 +10,6 @@ import pronk.sampling.sampler
 from drafting.drafting import bound, watch_draft
 from drafting.from_draft.drafts import draft_folder
 from engine.cases import text
-from pronk.drafting import PromptLookup, make_drafter
 from pronk.engine.request import Request
 from pronk.sampling.noise import trial_seed
 from pronk.sampling.params import SamplingParams
@@ -27,13 +26,10 @@ def model(noise: float, more: str = "") -> str:
 @pytest.mark.parametrize(
     "spec",
     [
-        f"staged({model(FAIR)}, {model(RIGHT)})",
-        f"staged({model(FAIR)}, staged({model(RIGHT)}, {model(FAIR)}))",
         f"first_of(prompt_lookup(min_ngram=2), {model(RIGHT)})",
-        f"cape(threshold({model(FAIR)}))",
         model(FAIR),
     ],
-    ids=["staged", "staged twice", "first_of", "cape", "chain"],
+    ids=["first_of", "chain"],
 )
 @pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
 def test_random_numbers_of_drawn_draft_tokens_are_used_in_one_step(
@@ -142,8 +138,7 @@ class Burn(list[int]):
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(f"cape(threshold({model(FAIR)}))", id="cape"),
-        pytest.param(f"staged({model(FAIR)}, prompt_lookup(min_ngram=1))", id="staged", marks=pytest.mark.slow),
+        pytest.param(f"threshold({model(FAIR)})", id="threshold"),
     ],
 )
 def test_samplers_recover_from_an_interrupted_update(spec: str) -> None:
@@ -166,11 +161,3 @@ def test_samplers_recover_from_an_interrupted_update(spec: str) -> None:
                     interrupted += 1
         assert interrupted == 1
         assert got.output == want.output
-
-
-def test_default_smaller_drafter_of_staged() -> None:
-    assert make_drafter("staged") == make_drafter("staged(draft_model, prompt_lookup)")
-    engine = make_engine(tiny_decoder())
-    one, other = (bound(f"staged({model(FAIR)}{rest}, num_nodes=4)", engine) for rest in ("", ", prompt_lookup"))
-    assert one.smaller_proposer == other.smaller_proposer == PromptLookup()
-    assert one.options.num_nodes == other.options.num_nodes == 4

@@ -8,8 +8,6 @@ import pytest
 from drafting.drafting import assert_no_blocks, decode, watch_draft, watched
 from drafting.from_draft.test_draft_model import FAIR, RIGHT, WRONG
 from drafting.from_draft.test_draft_model import spec as model
-from lab.drafters.test_glide import model_of
-from lab.drafters.trained_glide import PROMPTS, glide_folder
 from pronk.checkpoint import rope
 from pronk.drafting import DraftContext
 from pronk.drafting.shared.chain import Chain
@@ -21,22 +19,23 @@ from pronk.sampling.sampler import DraftToken
 from pronk.sampling.tree import TokenTree
 from tiny_models import context_of, make_request, run
 
+PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5, 6, 7), tuple(range(30)), (9,))
 SPECS = {
     "right": model(RIGHT, num_tokens=6),
     "fair": model(FAIR, num_tokens=5),
     "wrong": model(WRONG, num_tokens=3),
     "unsure": model(FAIR, num_tokens=12, min_confidence=0.4),
     "threshold": f"threshold({model(FAIR)})",
-    "cape": f"cape({model(FAIR)})",
-    "glide": f"glide(model={glide_folder()!r}, num_tokens=4)",
-    "two layers": f"glide(model={glide_folder(layers=2)!r}, num_tokens=4)",
-    "window": f"glide(model={glide_folder(layers=2, windows=(12, None))!r}, num_tokens=4)",
 }
 OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.8}}
 
 
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return record_chains(monkeypatch)
+
+
+def record_chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of forward passes of each call of ``draft_chain``."""
     counts: list[int] = []
     grow = ModelRunner.draft_chain
@@ -64,11 +63,12 @@ def proposals(spec: str, prompts: Sequence[Sequence[int]], **options: Any) -> li
 def test_one_call_gives_the_same_trees(
     name: str, options: str, grown: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = proposals(SPECS[name], PROMPTS[:2], **OPTIONS[options])
+    spec = SPECS.get(name, name)
+    at_once = proposals(spec, PROMPTS[:2], **OPTIONS[options])
     assert max(grown) > 2
     calls = len(grown)
     monkeypatch.setattr(DraftRunner, "supports_draft_chain", lambda *_: False)
-    one_by_one = proposals(SPECS[name], PROMPTS[:2], **OPTIONS[options])
+    one_by_one = proposals(spec, PROMPTS[:2], **OPTIONS[options])
     assert len(grown) == calls
     assert at_once == one_by_one
     assert sum(len(tree) - 1 for trees in at_once for tree, *_ in trees) > 10
@@ -99,7 +99,7 @@ def test_the_rope_table_covers_the_whole_chain(grown: list[int], monkeypatch: py
 )
 def test_options_that_one_call_supports(options: dict[str, Any], alone: bool, grown: list[int]) -> None:
     engine, drafter = watched(SPECS["fair"])
-    passes = watch_draft(model_of(drafter.inner))
+    passes = watch_draft(drafter.inner.draft)
     request = make_request(PROMPTS[2], SamplingParams(max_tokens=12, **options), drafter)
     run(engine, [request])
     assert request.stats.drafted > 5

@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -24,9 +24,7 @@ DRAFT = tiny_model().parent / "pronk-tiny-draft"
 PROMPTS = ["def fibonacci(n):\n", "Die Größe — 42 🙂 of it", "import os\nimport sys\n\n\nclass Reader:\n"]
 KINDS = (
     "draft_model({}, num_tokens=4)",
-    "cape(threshold(draft_model({})))",
-    "staged(draft_model({}), prompt_lookup)",
-    "beam(draft_model({}))",
+    "threshold(draft_model({}))",
 )
 OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.8, "top_p": 0.95}}
 
@@ -140,9 +138,13 @@ def test_padded_embeddings_are_ignored(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_a_random_model_with_another_tokenizer(llm: LLM, checkpoint: MakeCheckpoint) -> None:
+    check_random_model(llm, checkpoint, KINDS)
+
+
+def check_random_model(llm: LLM, checkpoint: MakeCheckpoint, kinds: Sequence[str]) -> None:
     """The byte-level tokenizer with few merges shares some tokens; almost no draft token is right."""
     folder = checkpoint("gpt2")
-    for kind, options in zip(KINDS, cycle(OPTIONS), strict=False):
+    for kind, options in zip(kinds, cycle(OPTIONS), strict=False):
         _, drafted, _ = decode(llm, kind.format(f"model={str(folder)!r}"), options)
         assert drafted > 0
 

@@ -37,7 +37,6 @@ from drafting.from_target.trained_eagle import (
 from drafting.helpers import CHECKPOINTS, priced, within
 from engine.cases import step_until_ended, total
 from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, distribution_of, p_value
-from lab.drafters.trained_kangaroo import adapter_folder
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.cache.budget import KVBudget
 from pronk.drafting import Proposer, make_drafter
@@ -144,7 +143,6 @@ TARGETS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": FLOAT32},
     "bfloat16": {"dtype": BFLOAT16},
     "int4": {"dtype": FLOAT32, "weights": "int4"},
-    "torch": {"dtype": FLOAT32, "packed": False},
     "quantized embedding": {},
 }
 
@@ -156,7 +154,12 @@ TARGETS: dict[str, dict[str, Any]] = {
 def test_texts_are_equal_and_draft_tokens_right(
     kind: str, shape: str, target: str, temperature: float, rule: Rule
 ) -> None:
-    decoder = bigram_decoder(**TARGETS[target]) if TARGETS[target] else decoder_with_table()
+    check_texts(
+        kind, shape, bigram_decoder(**TARGETS[target]) if TARGETS[target] else decoder_with_table(), temperature, rule
+    )
+
+
+def check_texts(kind: str, shape: str, decoder: Decoder, temperature: float, rule: Rule) -> None:
     engine, drafter = bound(copying(kind, shape), decoder)
     options = {"max_tokens": 24, "temperature": temperature, "rule": rule}
     params = [SamplingParams(**options, seed=seed) for seed in range(len(PROMPTS))]
@@ -299,25 +302,22 @@ def test_dtype_of_the_target_decides_the_features() -> None:
 
 
 COMPANY = {
-    "cape": "cape({eagle3})",
     "threshold": "threshold({mtp})",
     "auto": "auto({eagle3})",
     "both": "merged({eagle3}, {mtp}, num_nodes=20)",
     "first": "first_of(prompt_lookup(min_ngram=2), {eagle3})",
-    "first layers": "merged({eagle3}, {kangaroo})",
 }
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", COMPANY)
 def test_in_company(name: str, temperature: float) -> None:
-    decoder = bigram_decoder()
-    parts = {
-        "eagle3": copying("eagle3"),
-        "mtp": copying("mtp"),
-        "kangaroo": f"kangaroo(model={adapter_folder(decoder)!r}, num_tokens=4, eta=0.0)",
-    }
-    engine, drafter = bound(COMPANY[name].format(**parts), decoder)
+    check_company(COMPANY[name].format(eagle3=copying("eagle3"), mtp=copying("mtp")), temperature)
+
+
+def check_company(spec: str, temperature: float) -> None:
+    """Compare the texts of a drafter with those of plain decoding."""
+    engine, drafter = bound(spec, bigram_decoder())
     requests = decode(engine, drafter, PROMPTS, max_tokens=30, temperature=temperature)
     assert total(requests, "accepted") > 0.2 * total(requests, "generated_tokens")
 

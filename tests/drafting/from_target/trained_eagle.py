@@ -18,15 +18,11 @@ import torch
 from safetensors.numpy import save_file
 
 from drafting.helpers import CHECKPOINTS
+from oracle import DenseModel, to_array, torch_dtype
 from pronk.base.arrays import FLOAT32, Array, DType
-from pronk.models.backend import Backend, KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.linear import WeightLayout, choose_linear
-from pronk.torch.backend import TorchBackend
-from pronk.torch.convert import to_array, torch_dtype
-from pronk.train.attention import compute_features
-from pronk.train.modules.decoder import DecoderModule
-from tiny_models import VOCAB, decoder_of, kernels, tiny_module
+from tiny_models import VOCAB, decoder_of, make_backend, tiny_module
 
 LAYERS = 4  # of the targets
 HIDDEN, MLP = 64, 48
@@ -122,7 +118,7 @@ def copying_form(kind: str) -> Form:
     return Form(kind, kv_heads=4, heads=4, own_head=False, draft=VOCAB, **flags)
 
 
-def copying_head(target: DecoderModule, form: Form, *, noise: float = 0.0) -> Head:
+def copying_head(target: DenseModel, form: Form, *, noise: float = 0.0) -> Head:
     """Return a head whose output is the embedding of the row's token, and whose norm and LM head are the target's.
 
     Attention sees little but the row itself: queries and keys are the normed embedding, enlarged. ``noise`` is the
@@ -231,8 +227,9 @@ def _name_in(layout: str, name: str) -> str:
 class Reference:
     """A head's outputs, computed from the formulas for one text at a time, without caches."""
 
-    def __init__(self, head: Head, target: DecoderModule) -> None:
+    def __init__(self, head: Head, target: DenseModel) -> None:
         self.form, self.tensors, self.target = head.form, head.tensors, target
+        self.exact = deepcopy(target).double()
         own = self.tensors.get("embed_tokens.weight")
         self.embedding = to_array(target.embedding.float()) if own is None else own
 
@@ -255,10 +252,10 @@ class Reference:
     def _pairs(self, text: Sequence[int]) -> list[tuple[Array, Array]]:
         """Return feature and embedding of each row of a text."""
         form, layers = self.form, tuple(layer for layer in self.form.sources if layer)
-        features = compute_features(self.target, torch.tensor([list(text)]), torch.float32, layers or (1,))
-        hidden = {layer: to_array(features.hidden[layer])[..., :].reshape(len(text), -1) for layer in layers}
+        states = self.exact.states(text, torch.float64)
+        hidden = {layer: to_array(states[layer]) for layer in layers}
         hidden[0] = to_array(self.target.embedding.float())[list(text)]
-        last = to_array(features.last).reshape(len(text), -1)
+        last = to_array(states[-1])
         pairs = []
         for position in range(len(text) - 1):
             if form.kind == "mtp":
@@ -345,7 +342,7 @@ def _rms(x: Array, weight: Array, eps: float) -> Array:
 
 
 @cache
-def bigram_module(dtype: DType = FLOAT32, *, calm: float = 0.002) -> DecoderModule:
+def bigram_module(dtype: DType = FLOAT32, *, calm: float = 0.002) -> DenseModel:
     """Return a target whose layers add ``calm`` times their usual output to the embedding."""
     module = deepcopy(tiny_module(windows=(None,) * LAYERS))
     for layer in module.layers:
@@ -359,8 +356,7 @@ def bigram_decoder(
     dtype: DType = FLOAT32, *, packed: bool = True, weights: str = "plain", calm: float = 0.002
 ) -> Decoder:
     """Return the decoder of :func:`bigram_module`."""
-    backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
-    return decoder_of(bigram_module(dtype, calm=calm), backend, weights)
+    return decoder_of(bigram_module(dtype, calm=calm), make_backend(dtype, packed=packed), weights)
 
 
 @cache

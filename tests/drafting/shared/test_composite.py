@@ -7,7 +7,6 @@ from typing import Any, Self
 import pytest
 
 from drafting.helpers import bind, context, looping, verify_step
-from pronk import Jacobi, Lookahead
 from pronk.base.errors import OptionError
 from pronk.drafting import (
     Capabilities,
@@ -18,6 +17,8 @@ from pronk.drafting import (
     Outcome,
     PromptLookup,
     Proposer,
+    Recycling,
+    Suffix,
     make_drafter,
 )
 from pronk.drafting.target import Target
@@ -157,7 +158,7 @@ def test_capabilities_are_the_union_of_the_parts() -> None:
     class Hidden(Fixed):
         capabilities = Capabilities(hidden=(2,))
 
-    drafter = Merged((Hidden(), Jacobi(), FirstOf((PromptLookup(), Hidden()))))
+    drafter = Merged((Hidden(), Recycling(), FirstOf((PromptLookup(), Hidden()))))
     assert bind(drafter).capabilities == Capabilities(hidden=(2,), logits=True)
     assert bind(FirstOf((PromptLookup(),))).capabilities == Capabilities()
 
@@ -176,12 +177,12 @@ def test_stats_count_draft_tokens_by_source() -> None:
 
 
 def test_parts_may_be_part_of_the_name() -> None:
-    made = make_drafter("merged(prompt_lookup(num_tokens=3), first_of(jacobi, recycling), num_nodes=9)")
+    made = make_drafter("merged(prompt_lookup(num_tokens=3), first_of(suffix, recycling), num_nodes=9)")
     assert isinstance(made, Merged)
     assert made.num_nodes == 9
     assert made.parts[0] == PromptLookup(num_tokens=3)
     assert isinstance(made.parts[1], FirstOf)
-    assert made.parts[1].parts[0] == Jacobi()
+    assert made.parts[1].parts[0] == Suffix()
 
 
 @pytest.mark.parametrize("parts", [(), [PromptLookup()], ("recycling",), PromptLookup()], ids=str)
@@ -190,27 +191,7 @@ def test_invalid_parts_are_refused(parts: Any) -> None:
         FirstOf(parts)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "first_of(lookahead(window=3, ngram=3), lookahead(window=5, ngram=4))",
-        "first_of(lookahead, lookahead(window=2))",
-        "first_of(lookahead(window=1, ngram=2), lookahead(window=1, ngram=4), lookahead(window=2, ngram=2))",
-        "merged(lookahead(window=3), first_of(jacobi, lookahead(window=2)), recycling)",
-    ],
-)
-def test_each_lookahead_reads_its_own_window(spec: str) -> None:
-    engine = make_engine(tiny_decoder())
-    drafter = make_drafter(spec).bind(engine.target)
-    options = SamplingParams(max_tokens=60, temperature=0.7, seed=1, logit_bias={3: 9.0, 5: 9.0})
-    request, plain = make_request([3, 5, 3], options, drafter), make_request([3, 5, 3], options)
-    run(engine, [request])
-    run(engine, [plain])
-    assert request.output == plain.output
-    assert request.stats.accepted > 0
-
-
-@pytest.mark.parametrize("part", [Lookahead(window=2), bind(Lookahead(window=2))], ids=["options", "proposer"])
+@pytest.mark.parametrize("part", [Recycling(), bind(Recycling())], ids=["options", "proposer"])
 def test_one_drafter_may_be_two_parts(part: Drafter) -> None:
     drafter, tokens = bind(FirstOf((part, part))), [1, 2]
     state = drafter.start(tokens)

@@ -11,11 +11,10 @@ from drafting.helpers import context
 from pronk.cache.blocks import BlockTable
 from pronk.drafting.acceptance_stats import SourceRates
 from pronk.drafting.policy import RequestPolicy
-from pronk.drafting.proposer import DraftContext, ask
-from pronk.models.cost_model import CostCurve
+from pronk.drafting.proposer import DraftContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from tiny_models import VOCAB, Clock, kernels, make_engine, make_request, run, tiny_decoder
+from tiny_models import VOCAB, kernels, make_engine, make_request, run, tiny_decoder
 
 NOISE = 0.1
 SPEC = f"draft_model(model={draft_folder(NOISE)!r}, num_tokens=3)"
@@ -102,29 +101,13 @@ def test_few_new_tokens_and_draws_by_rejection_are_left_to_draft_tokens() -> Non
     assert asked.policy.acceptance.source(proposer.source).offered == {}
 
 
-def test_a_shadow_pass_leaves_proposals_of_siblings_possible() -> None:
-    """The empty offer of a shadow pass must not decide how the rates of the siblings are counted."""
-    tokens = answer(40)
-    proposer = bound(f"cape({SPEC})", make_engine(tiny_decoder()))
-    first = stateless(proposer.start(tokens), tokens[:38], GREEDY)
-    policy = first.policy
-    policy.begin()
-    policy.policy.elapsed = 1e6
-    policy.set_prices(CostCurve(1e-9, 1.0, 0.0), 1, 1e6)  # the target is so fast that nothing pays
-    ask(proposer, [first], Clock())
-    assert [report.reason for report in policy.reports] == ["explores"]
-    assert not policy.reports[0].tree.num_draft_tokens
-    assert sum(policy.acceptance.source(proposer.chain_source).offered.values()) > 0
-    policy.begin()
-    policy.set_prices(CostCurve(1e6, 1.0, 0.0), 1, 1e9)  # the target is so slow that everything pays
-    ask(proposer, [stateless(first.state, tokens[:39], GREEDY, policy)], Clock())
-    assert [report.reason for report in policy.reports] == ["pays"]
-    assert policy.reports[0].tree.num_draft_tokens > 3  # a chain and siblings
-
-
 def test_a_wrapper_counts_for_its_inner_drafter() -> None:
+    check_wrapper("threshold")
+
+
+def check_wrapper(wrapper: str) -> None:
     tokens = answer(40)
-    proposer = bound(f"cape({SPEC})", make_engine(tiny_decoder()))
+    proposer = bound(f"{wrapper}({SPEC})", make_engine(tiny_decoder()))
     asked = stateless(proposer.start(tokens), tokens, GREEDY)
     assert proposer.shadow(asked)
     assert proposer.source != proposer.chain_source

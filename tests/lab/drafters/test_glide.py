@@ -20,7 +20,8 @@ from pronk.drafting.shared.draft import DraftLane, DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.sampling.tree import TokenTree
-from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
+from tiny_models import VOCAB, make_engine, tiny_decoder
+from train.tiny_modules import tiny_module
 
 KINDS = {
     "glide": spec(),

@@ -27,7 +27,8 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from pronk.torch.convert import to_array
 from pronk.train.attention import dense_hidden
-from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder, tiny_module
+from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder
+from train.tiny_modules import tiny_module
 
 PROMPTS = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
 

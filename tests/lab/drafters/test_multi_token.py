@@ -25,7 +25,8 @@ from pronk.lab.drafters.multi_token import MultiToken, MultiTokenProposer
 from pronk.sampling.params import SamplingParams
 from pronk.train.modules.decoder import DecoderModule
 from softmax import softmax
-from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder, tiny_module
+from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
+from train.tiny_modules import tiny_module
 
 PROMPTS = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
 TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0))
@@ -82,7 +83,7 @@ def test_chains_equal_a_forward_pass_over_the_whole_text(target: str, seen: Seen
 
 def test_no_draft_tokens_below_those_of_another_drafter() -> None:
     """Proposals below another drafter's draft tokens are empty and do not change later proposals."""
-    stage, text = Stage("multi_token"), [1, 2, 3, 4, 5, 6]
+    stage, text = Stage(spec()), [1, 2, 3, 4, 5, 6]
     state = stage.start(text)
     (before,) = stage.drafter.propose([stage.context(state, text)])
     assert before.num_draft_tokens == 3

@@ -20,7 +20,7 @@ from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import GlideDecoderModule
 from pronk.train.students import DelayedAttention, block_mask
-from tiny_models import tiny_module
+from train.tiny_modules import tiny_module
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5, 6, 7), tuple(range(30)), (9,))
 FREE: tuple[int | None, ...] = (None, None)

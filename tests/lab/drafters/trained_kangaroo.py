@@ -22,7 +22,8 @@ from pronk.torch.convert import torch_dtype
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import KangarooModule
-from tiny_models import decoder_of, kernels, tiny_decoder, tiny_module
+from tiny_models import decoder_of, kernels, tiny_decoder
+from train.tiny_modules import tiny_module
 
 LAYERS = 4
 

@@ -11,14 +11,12 @@ from drafting.from_target.trained_eagle import (
     HIDDEN,
     LAYERS,
     Form,
-    Head,
     Reference,
     random_head,
     write_head,
 )
-from pronk.base.arrays import FLOAT32, Array
+from pronk.base.arrays import Array
 from pronk.cache.blocks import BlockTable
-from pronk.checkpoint.formats.matrix import Bits
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import load_head
 from pronk.drafting.proposer import DraftContext
@@ -29,9 +27,7 @@ from pronk.models.model_runner import ForwardJob
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
-from pronk.train.quantization.heads import quantize_head
-from pronk.train.quantization.rounding import RoundingRule
-from tiny_models import VOCAB, kernels, make_engine, tiny_decoder, tiny_module
+from tiny_models import VOCAB, make_engine, tiny_decoder, tiny_module
 
 WINDOWS = (None,) * LAYERS
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(23)]
@@ -160,28 +156,6 @@ def test_quantized_heads_are_close(weights: str, tmp_path: Path) -> None:
     wanted = proposed_logits(stage, wanted)
     error = np.abs(draft.logits[0] - wanted).max() / np.abs(wanted).max()
     assert 1e-6 < error < (0.05 if weights == "int8" else 0.4)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("layout", ["speculators", "eagle"])
-def test_quantized_files(bits: Bits, layout: str, tmp_path: Path) -> None:
-    """``pronk quantize``: a head has the logits of its dequantized weights, up to rounded inputs."""
-    head, rule = random_head(EAGLE), RoundingRule(kernels(), bits, 16, FLOAT32)
-    plain, folder = write_head(head, tmp_path / "plain", layout), tmp_path / "rounded"
-    result = quantize_head(plain, folder, bits, 16)
-    assert result.num_bytes < result.source_bytes * (0.4 if bits == 8 else 0.3)
-    assert 0.001 < result.error < (0.01 if bits == 8 else 0.15)
-    rounded = {
-        name: rule.nearest(weight).dequantize() if weight.ndim == 2 else weight for name, weight in head.tensors.items()
-    }
-    stage = Stage(folder, "eagle3")
-    for linear in (stage.runner.head.layers[0].qkv, stage.runner.head.head, stage.runner.head.fc):
-        assert linear.packed.format.startswith(f"int{bits}")
-    (draft,) = stage.begin([stage.context(TEXT, stage.compute(TEXT))], 4)
-    wanted = Reference(Head(EAGLE, rounded), tiny_module(windows=WINDOWS)).logits(TEXT)
-    wanted = proposed_logits(stage, wanted)
-    error = np.abs(draft.logits[0] - wanted).max() / np.abs(wanted).max()
-    assert 1e-6 < error < 0.05
 
 
 @pytest.mark.parametrize("most", [5, 64])

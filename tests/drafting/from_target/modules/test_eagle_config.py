@@ -18,7 +18,6 @@ from pronk.drafting import Auto, Eagle3, Mtp, make_drafter
 from pronk.drafting.from_target.modules.eagle import load_head
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig, default_sources
 from pronk.models.loader import Fingerprint, describe_architecture
-from pronk.parallel.mirrored_cache import MirroredCache
 from tiny_models import make_engine, tiny_decoder
 
 EAGLE, MTP = Form(), Form("mtp", draft=VOCAB, norm_output=True, own_head=False)
@@ -249,12 +248,6 @@ def test_packaged_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn
     engine = make_engine(tiny_decoder())
     assert [part.name for part in Auto(bundled=False).bind(engine.target).parts] == ["suffix", "recycling", "eagle3"]
     assert not recwarn.list
-
-
-def test_a_target_on_several_processes(tmp_path: Path) -> None:
-    engine = make_engine(tiny_decoder(windows=(None,) * 4), kind=MirroredCache)
-    with pytest.raises(OptionError, match="eagle3: expected a target in one process"):
-        make_drafter(f"eagle3(model={str(write_head(random_head(EAGLE), tmp_path))!r})").bind(engine.target)
 
 
 def test_heads_of_other_targets(checkpoint: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafting.from_target.modules.programs import PACKED, backend, export_weights
+from lab.drafters.modules.programs import PACKED, backend, export_weights
 from pronk.base.arrays import FLOAT32
 from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
@@ -22,7 +22,8 @@ from pronk.train.attention import DenseAttention, Features, compute_features, de
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import GlideDecoderModule
 from pronk.train.students import DelayedAttention
-from tiny_models import make_cache, tiny_config, tiny_decoder, tiny_module
+from tiny_models import make_cache, tiny_config, tiny_decoder
+from train.tiny_modules import tiny_module
 
 SHAPE = GlideShape(layers=2, hidden=24, heads=3, kv_heads=1, mlp=20)
 TOKENS = [5, 90, 3, 5, 17, 100, 8]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafting.from_target.modules.programs import PACKED, backend, export_weights, run_program
+from lab.drafters.modules.programs import PACKED, backend, export_weights, run_program
 from lab.drafters.trained_multi_token import make_heads
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError

@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafting.from_target.modules.programs import PACKED, backend, export_weights, run_program
+from lab.drafters.modules.programs import PACKED, backend, export_weights, run_program
 from pronk.base.errors import OptionError
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.train.attention import DenseAttention
 from pronk.train.modules.drafters import KangarooModule
-from tiny_models import tiny_config, tiny_module
+from tiny_models import tiny_config
+from train.tiny_modules import tiny_module
 
 TARGET = tiny_config(windows=(None, None, 3))
 VICUNA = ModelConfig(

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from drafting.from_target.modules.programs import PACKED, backend, export_weights, run_program
+from lab.drafters.modules.programs import PACKED, backend, export_weights, run_program
 from pronk import LLM
 from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import MedusaHeads, MedusaShape
 from pronk.models.linear import Norm
 from pronk.torch.convert import to_array
 from pronk.train.modules.drafters import MedusaModule
-from tiny_models import tiny_module
+from train.tiny_modules import tiny_module
 
 
 def random_heads(shape: MedusaShape) -> MedusaModule:

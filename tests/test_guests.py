@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pronk
+from engine_copy import GUESTS
 from pronk import LLM, OptionError, SamplingParams
 from pronk.base.guests import guests, load_guest
 from pronk.checkpoint.hub.clone_models import clone_model
@@ -137,6 +138,7 @@ def test_an_unregistered_guest() -> None:
 ALONE = """
 import importlib, pkgutil, sys
 import pronk
+from engine_copy import GUESTS
 from pronk import LLM, Guide, SamplingParams
 from pronk.cli.main import main
 from pronk.drafting.registry import DRAFTERS
@@ -174,7 +176,7 @@ def test_the_engine_runs_without_its_guests(tmp_path: Path) -> None:
     source = Path(pronk.__file__).parent
     left_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(source, tmp_path / "pronk", ignore=left_out)
-    for guest in ("lab", "parallel", "server", "torch", "train"):
+    for guest in GUESTS:
         shutil.rmtree(tmp_path / "pronk" / guest)
     command = [sys.executable, "-W", "error", "-c", f"MODEL = {str(clone_model('pronk-tiny'))!r}\n{ALONE}"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

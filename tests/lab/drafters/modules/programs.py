@@ -14,19 +14,18 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeTable
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.lab.drafters.modules.files import DrafterWeights
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
-from pronk.torch.backend import TorchBackend
 from pronk.train.export import export_drafter
-from tiny_models import kernels, make_cache
+from tiny_models import make_backend, make_cache
 
 PACKED = pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
 
 
 def backend(*, packed: bool) -> Backend:
-    return KernelBackend(kernels()) if packed else TorchBackend("cpu", FLOAT32)
+    return make_backend(packed=packed)
 
 
 def export_weights(module: nn.Module, folder: Path, by: Backend) -> DrafterWeights:

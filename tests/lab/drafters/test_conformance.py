@@ -1,0 +1,29 @@
+"""Rules for every drafter: the engine's tests with the lab's drafters."""
+
+import pytest
+
+from drafting import test_conformance as conformance
+from lab.drafters.cases import REGISTERED, spec
+
+EACH = pytest.mark.parametrize("name", REGISTERED)
+
+
+@EACH
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 9), marks=pytest.mark.slow)], ids=str)
+def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str, seeds: range) -> None:
+    conformance.test_state_depends_on_the_text_and_the_targets_outputs_alone(spec(name), seeds)
+
+
+@EACH
+def test_proposals_are_trees_within_the_limits(name: str) -> None:
+    conformance.test_proposals_are_trees_within_the_limits(spec(name))
+
+
+@EACH
+def test_proposals_do_not_depend_on_the_batch_or_on_earlier_proposals(name: str) -> None:
+    conformance.test_proposals_do_not_depend_on_the_batch_or_on_earlier_proposals(spec(name))
+
+
+@EACH
+def test_equal_options_bind_to_equal_proposers_of_each_target(name: str) -> None:
+    conformance.test_equal_options_bind_to_equal_proposers_of_each_target(spec(name))

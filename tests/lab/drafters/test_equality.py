@@ -1,0 +1,54 @@
+"""Same seed, same tokens for all drafters of the lab: the engine's tests of equality."""
+
+from typing import Any
+
+import pytest
+
+from engine import test_equality as equality
+from engine.test_equality import ALONE, RAGGED, SETTINGS_OF_READERS, matrix
+from lab.drafters.cases import DRAFTERS, spec
+from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+
+CLOSE = ("merged with trained",)
+
+
+@pytest.mark.parametrize(("name", "options", "dtype"), matrix(DRAFTERS, RAGGED, (), FLOAT32, CLOSE), ids=str)
+def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
+    equality.test_ragged_batch(spec(name), options, dtype)
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
+def test_options_beside_each_other(name: str) -> None:
+    equality.test_options_beside_each_other(spec(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"), matrix(DRAFTERS, ALONE, ("temperature",), BFLOAT16, CLOSE), ids=str
+)
+def test_batch_of_one(name: str, options: str, dtype: DType) -> None:
+    equality.test_batch_of_one(spec(name), options, dtype)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("name", ["lookahead", "medusa", "kangaroo", "auto"])
+def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) -> None:
+    equality.test_drafters_of_a_model_with_short_convolutions(spec(name), dtype)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in (*CLOSE, "glide") else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS],
+)
+def test_8_bit_cache(name: str) -> None:
+    equality.test_8_bit_cache(spec(name))
+
+
+@pytest.mark.parametrize("options", ["greedy", "penalties"])
+def test_committed_tokens_never_change(options: str) -> None:
+    equality.test_committed_tokens_never_change(spec("merged"), options)
+
+
+@pytest.mark.parametrize("name", ["jacobi", "gauss_seidel", "lookahead", "merged"])
+@SETTINGS_OF_READERS
+def test_drafters_that_read_logits(name: str, windows: tuple[int | None, ...], settings: dict[str, Any]) -> None:
+    equality.test_drafters_that_read_logits(spec(name), windows, settings)

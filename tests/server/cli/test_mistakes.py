@@ -1,0 +1,21 @@
+"""Mistakes in commands of this package: one line, expected and found, the nearest name."""
+
+from pathlib import Path
+
+import pytest
+
+from cli import test_mistakes as mistakes
+from command_line import Command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["batch", "nope.jsonl", "out.jsonl"], "nope.jsonl: expected a file"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_wrong_values_are_named(
+    command: Command, arguments: list[object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistakes.test_wrong_values_are_named(command, arguments, message, tmp_path, monkeypatch)

@@ -1,0 +1,30 @@
+"""The engine's tests in a copy of the repository from which the guests and their tests are deleted."""
+
+from pathlib import Path
+
+import pytest
+
+from engine_copy import copy_engine, engine_tests, run_tests
+
+# Files whose tests run always: a drafter, the command line, windows of the engine, and products of the kernels.
+FEW = ("test_prompt_lookup.py", "test_mistakes.py", "test_windows.py", "test_rounding.py")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    copy_engine(folder)
+    return folder
+
+
+def test_all_tests_can_be_imported_and_some_pass(engine: Path) -> None:
+    """A file that cannot be imported is an error, even if all its tests are deselected."""
+    done = run_tests(engine, ["-k", " or ".join(FEW), *engine_tests()])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_all_tests_of_the_engine_pass(engine: Path) -> None:
+    done = run_tests(engine, ["-n", "2", *engine_tests()])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
