@@ -35,7 +35,7 @@ WHOLE = (
 def engine_tests() -> list[str]:
     """Return the folders and files of the engine's tests, relative to the repository."""
     paths = [path for path in (ROOT / "tests").iterdir() if path.is_dir() or path.name.startswith("test_")]
-    names = {path.name for path in paths} - {*GUESTS, *WHOLE, "__pycache__"}
+    names = {path.name for path in paths if path.name[0] not in "._"} - {*GUESTS, *WHOLE}
     return sorted(f"tests/{name}" for name in names)
 
 

@@ -520,7 +520,7 @@ def test_a_sample_computes_the_prompt_if_the_first_sample_has_left(how: str) -> 
     if how == "ended":
         first.result.finish_reason = "stop"
     elif how == "failed":
-        first.error = ArithmeticError()
+        first.result.error = ArithmeticError()
     assert plan.remove(first)  # type: ignore[arg-type]
     assert not plan.remove(first)  # type: ignore[arg-type]
     (scheduled,) = plan.schedule()

@@ -5,9 +5,9 @@ import pytest
 from checkpoints import MakeCheckpoint
 from engine import (
     test_drafter_inputs,
-    test_early_rows,
     test_embeddings,
     test_experts,
+    test_first_layers,
     test_interruption,
     test_kept_outputs,
 )
@@ -20,20 +20,17 @@ def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_ranges_of_layers_run_on_their_own(cut: int) -> None:
-    test_drafter_inputs.test_ranges_of_layers_run_on_their_own(cut, packed=False)
+def test_first_layers_run_on_their_own(cut: int) -> None:
+    test_drafter_inputs.test_first_layers_run_on_their_own(cut, packed=False)
 
 
-def test_whole_trees_of_early_rows() -> None:
-    test_early_rows.test_whole_trees_of_early_rows(packed=False)
+@pytest.mark.parametrize("special", ["", "convolutions"])
+def test_first_layers_of_other_models(special: str) -> None:
+    test_first_layers.test_first_layers_of_other_models(special, packed=False)
 
 
-def test_early_rows_with_short_convolutions() -> None:
-    test_early_rows.test_with_short_convolutions(packed=False)
-
-
-def test_early_rows_with_learned_positions_and_biases() -> None:
-    test_early_rows.test_with_learned_positions_and_biases(packed=False)
+def test_first_layers_with_learned_positions_and_biases() -> None:
+    test_first_layers.test_first_layers_with_learned_positions_and_biases(packed=False)
 
 
 def test_passes_know_how_many_experts_they_read() -> None:

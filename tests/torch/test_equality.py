@@ -21,5 +21,5 @@ def test_inexact_mode(options: str) -> None:
         assert total(got, "accepted") > 40
         for one, other in zip(got, want, strict=True):
             assert one.output == other.output
-            for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            for mine, theirs in zip(one.result.logprobs, other.result.logprobs, strict=True):
                 assert mine == pytest.approx(theirs, rel=0.0, abs=1e-4)

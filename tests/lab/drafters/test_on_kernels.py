@@ -26,7 +26,7 @@ from pronk.kernels.weights import PackedMatrix
 from pronk.lab.drafters.kangaroo import EarlyExit, ExitDraft
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS
 from pronk.lab.drafters.multi_token import _HeadsRunner
-from pronk.models.decoder import Decoder, Layer
+from pronk.models.decoder import Attention, Decoder
 from pronk.models.linear import Linear, StackedLinear
 from pronk.sampling.params import SamplingParams
 from pronk.torch.convert import to_array, to_tensor
@@ -131,7 +131,7 @@ def linears(part: Any) -> Iterator[Linear]:
         yield from part.parts
     elif isinstance(part, list | tuple):
         yield from (linear for each in part for linear in linears(each))
-    elif isinstance(part, Decoder | Layer) or type(part).__module__.startswith(
+    elif isinstance(part, Decoder | Attention) or type(part).__module__.startswith(
         ("pronk.drafting.", "pronk.lab.drafters.")
     ):
         yield from linears(list(vars(part).values()))
