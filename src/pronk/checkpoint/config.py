@@ -1,8 +1,7 @@
 """Description of a decoder: sizes, and what each layer computes.
 
 A family of models is a set of values of :class:`ModelConfig`. Programs and kernels read these values and do not know
-families. :mod:`pronk.models.family_configs` reads them from ``config.json``, :mod:`pronk.models.gguf_config` from
-GGUF files.
+families. :mod:`pronk.models.families` reads them from ``config.json`` and from GGUF files.
 """
 
 from __future__ import annotations
