@@ -114,7 +114,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
     (
         {"model_type": "retnet"},
-        r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoe, granitemoehyb",
+        r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granite_swa, granitemoe, gra",
     ),
     ({"model_type": "lfm2_moe"}, r"model_type 'lfm2_moe': short convolutions with mixtures .*; use a dense LFM2"),
     ({"model_type": "lfm2_vl"}, r"'lfm2_vl': images are not supported; use the text model LFM2"),
@@ -238,6 +238,13 @@ SLIDING = ["sliding_attention", "full_attention"]
         (
             of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0),
             r"position_embedding_type: expected one of rope, found None",
+        ),
+        (of("granite_swa", layer_rope_theta=[0.0]), "layer_rope_theta: expected 2 numbers, found 1"),
+        (of("granite_swa", layer_rope_theta=[0.0, 1.0]), "layer_rope_theta: expected a number above 1 .*found 1.0"),
+        (of("granite_swa", layer_rope_theta="x"), "layer_rope_theta: expected a list of values"),
+        (
+            of("granite_swa", layer_rope_theta=[3.0, 4.0, 5.0], num_hidden_layers=3),
+            "layer_rope_theta: expected at most 2 bases, found 3",
         ),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx = True is not supported"),
         (GPT2 | {"add_cross_attention": True}, r"add_cross_attention = True is not supported"),

@@ -82,3 +82,8 @@ def test_the_documentation_lists_all_families() -> None:
     for types, archs in names:
         own = [each.name for family in FAMILIES if family.model_type in types for each in getattr(family, "gguf", ())]
         assert {*own} <= {*archs}
+
+
+def test_the_documentation_shows_a_whole_module() -> None:
+    module = Path(families.__file__).with_name("granite_swa.py").read_text(encoding="utf-8")
+    assert f"```python\n{module}```\n" in PAGE.read_text(encoding="utf-8")
