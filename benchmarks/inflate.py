@@ -30,8 +30,7 @@ from pronk.base.files.atomic import convert_write_errors, new_folder, write_json
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.models.families import FAMILY_NAMES
-from pronk.models.family_configs import parse_config
+from pronk.models.families import get_family, parse_config
 from pronk.models.loader import parse_dtype, read_config
 from pronk.models.shards import ShardEntry, check_output_folder, copy_companions, write_weights
 from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
@@ -140,7 +139,7 @@ class LargeWeights:
 
     def __init__(self, checkpoint: Checkpoint, small: ModelConfig, big: ModelConfig) -> None:
         self.checkpoint, self.big, self.dtype = checkpoint, big, parse_dtype("auto", big)
-        self.names = FAMILY_NAMES[small.family]
+        self.names = get_family(small.family).names
         self.stored = {self.names.canonical(name): name for name in checkpoint}
         self.places = places(small, big)
         # Layers of the source, spread evenly: 2 in 4 are layers 0 and 3.

@@ -60,6 +60,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
     "gemma3_text": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
     "granite": _COMMON | _GRANITE,
+    "granite_swa": _COMMON
+    | _GRANITE
+    | {
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "layer_rope_theta": [0.0, 10000.0, 500.0],
+        "tie_word_embeddings": False,
+    },
     "granitemoehybrid": _COMMON | _GRANITE | _DENSE_HYBRID,
     "granitemoe": _COMMON | _GRANITE | {"num_local_experts": 6},
     "gpt_oss": _COMMON

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from pronk.checkpoint.gguf.vocabulary import TokenKind
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.models.family_configs import parse_config
+from pronk.models.families import parse_config
 
 CONVERTED = ["IQ4_NL", "Q2_K", "Q3_K"]  # blocks with a float16 scale that are converted before they are packed
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]

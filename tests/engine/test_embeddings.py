@@ -15,7 +15,7 @@ from pronk.engine.pooling import EmbeddingOptions
 
 TOLERANCE = 1e-4
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3_text", "granite", "olmo2", "smollm3")
-FURTHER = ("phi3", "ministral3", "mixtral", "qwen3_moe", "gpt_oss", "lfm2")
+FURTHER = ("granite_swa", "phi3", "ministral3", "mixtral", "qwen3_moe", "gpt_oss", "lfm2")
 
 
 def tokens(length: int, seed: int = 0) -> list[int]:

@@ -89,13 +89,26 @@ def test_logits_equal_those_of_merged_weights(
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 
 
-@pytest.mark.parametrize("kinds", ["F32", {"": "Q8_0", "attn_v": "Q5_1", "ffn_down": "Q4_0"}], ids=["F32", "mixed"])
-@pytest.mark.parametrize(("family", "targets"), [("llama", LINEAR), ("qwen2", LINEAR), ("phi3", FUSED)])
+MIXED = {"": "Q8_0", "attn_v": "Q5_1", "ffn_down": "Q4_0"}
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "kinds"),
+    [
+        *(
+            (*case, kinds)
+            for case in (("llama", LINEAR), ("qwen2", LINEAR), ("phi3", FUSED))
+            for kinds in ("F32", MIXED)
+        ),
+        ("qwen3_moe", ATTENTION, "F32"),  # rounded inputs of a router would choose other experts
+    ],
+)
 def test_adapters_of_gguf_files_have_the_names_of_transformers(
     family: str, targets: tuple[str, ...], kinds: Any, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """Rows of queries and keys are permuted in the file; quantized projections are several matrices."""
-    model = checkpoint(family, **WIDE)
+    experts = {"moe_intermediate_size": 32} if family == "qwen3_moe" else {}
+    model = checkpoint(family, **WIDE, **experts)
     file, twin = convert(model, tmp_path / "model.gguf", kinds, twin=tmp_path / "twin"), tmp_path / "twin"
     adapter = write_adapter(tmp_path / "adapter", model, targets=targets, rank=5)
     want, base = merged_logits(twin, adapter, TEXT), transformers_logits(twin, TEXT)

@@ -28,16 +28,19 @@ from drafting.from_target.trained_eagle import Form, random_head, write_head
 from gguf_files import convert
 from loading_worker import WAIT, Request, load
 from mutations import Mutation
-from pronk.models.config_reader import DEFAULTS, UNSUPPORTED_KEYS
-from pronk.models.family_configs import FAMILIES
+from pronk.models.config_reader import UNSUPPORTED_KEYS
+from pronk.models.families import SUPPORTED, get_family
 from quantized_formats import FORMATS, write_quantized
 
 MODELS = Path(__file__).parents[2] / "models"
 _WORKER = Path(__file__).parents[1] / "loading_worker.py"
+_FAMILIES = [name for name in SUPPORTED if name != "mimo"]
+_MULTIMODAL = ("gemma3", "mistral3")
+_DEFAULTS = [get_family(name).defaults for name in _FAMILIES if name not in _MULTIMODAL]
 # Keys of config.json that the families read, and that most files lack.
 _CONFIG_KEYS = (
     *UNSUPPORTED_KEYS,
-    *dict.fromkeys(key for defaults in DEFAULTS.values() for key in defaults),
+    *dict.fromkeys(key for defaults in _DEFAULTS for key in defaults),
     "rope_scaling",
     "rope_parameters",
     "partial_rotary_factor",
@@ -93,7 +96,6 @@ _FILE_NAMES = (
     "/" * 5000,
     "config.json",
 )
-_FAMILIES = [*sorted(FAMILIES.keys() - {"mimo"}), "gemma3", "mistral3"]
 _GGUF_FAMILIES = (
     "llama",
     "gemma2",

@@ -134,6 +134,9 @@ CASES = [
     Case("small caps, one head each", "gemma2", {"num_key_value_heads": 6, **SMALL_CAPS}),
     Case("multipliers", "granite", {"embedding_multiplier": 3.0}),
     Case("biases, tied", "granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    Case("windows, sinks, rotations of each layer", "granite_swa", {"embedding_multiplier": 3.0}, 60),
+    Case("one base, tied", "granite_swa", {"layer_types": None, "layer_rope_theta": None, **TIED}),
+    Case("one layer rotates", "granite_swa", {"layer_rope_theta": [0.0, 0.0, 10000.0], "num_key_value_heads": 6}),
     Case("dense", "granitemoehybrid", {"embedding_multiplier": 3.0, "tie_word_embeddings": True}),
     Case("norms of outputs", "olmo2", {}),
     Case("norms of outputs, one head each", "olmo2", {"num_key_value_heads": 6, "attention_bias": True}),
@@ -248,7 +251,7 @@ def test_names_of_multimodal_checkpoints(family: str, checkpoint: MakeCheckpoint
     assert np.array_equal(logits(folder, 20), logits(original, 20))
 
 
-DENSE = ["gemma2", "gemma3_text", "granite", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
+DENSE = ["gemma2", "gemma3_text", "granite", "granite_swa", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
 GREEDY = [*DENSE, "gpt_oss", "granitemoe", "lfm2", "mixtral", "qwen3_moe"]
 
 

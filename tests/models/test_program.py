@@ -16,9 +16,10 @@ from cache.reading import read_layer
 from oracle import DenseAttend, DenseModel
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.cache.blocks import BlockTable
-from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.config import MAX_ROPES, ModelConfig
 from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import Kernels, candidates
+from pronk.kernels.structures import NUM_ROPE_TABLES
 from pronk.models.backend import KernelBackend
 from pronk.models.forward_job import Segment
 from pronk.models.linear import Linear, Norm, WeightLayout
@@ -232,3 +233,8 @@ def test_rows_without_a_slot_are_refused() -> None:
             with pytest.raises(AssertionError, match="pass of 17 rows failed"):
                 engine.runner.forward([job])
     engine.cache.release(block_table)
+
+
+def test_a_pass_has_the_rotations_of_two_models() -> None:
+    """Those of the model, and those of a model whose KV cache its layers read."""
+    assert NUM_ROPE_TABLES == 2 * MAX_ROPES

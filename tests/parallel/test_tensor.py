@@ -374,6 +374,7 @@ def test_refused_options() -> None:
     [
         *((family, "norms of the inputs of attention and MLP only") for family in ("gemma2", "gemma3_text", "olmo2")),
         *((family, "without experts") for family in ("gpt_oss", "granitemoe", "mixtral", "qwen3_moe")),
+        ("granite_swa", "without attention sinks"),
         ("lfm2", "without short convolutions"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from pronk.models.family_configs import parse_config
+from pronk.models.families import parse_config
 from pronk.train.attention import dense_logits
 from pronk.train.card import model_card
 from pronk.train.export import export_model

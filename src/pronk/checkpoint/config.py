@@ -1,8 +1,7 @@
 """Description of a decoder: sizes, and what each layer computes.
 
 A family of models is a set of values of :class:`ModelConfig`. Programs and kernels read these values and do not know
-families. :mod:`pronk.models.family_configs` reads them from ``config.json``, :mod:`pronk.models.gguf_config` from
-GGUF files.
+families. :mod:`pronk.models.families` reads them from ``config.json`` and from GGUF files.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from pronk.checkpoint.rope import RopeConfig
 
 # Limits for damaged files: more layers than any model has, and those of ``kernels/csrc/common.h``.
 MAX_LAYERS, MAX_EXPERTS, MAX_TAPS = 10_000, 1024, 16
+MAX_ROPES = 2  # maximum number of different rotary embeddings of a model's layers
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 # Norms of a branch (attention or MLP) of a layer: of its input, of its output before the residual sum, or of both.

@@ -33,7 +33,8 @@ from pronk.base.files.regular import is_file
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.tensors import Checkpoint, read_json
 from pronk.kernels.adapters import LowRank
-from pronk.models.families import FAMILY_NAMES, FamilyNames
+from pronk.models.families import get_family
+from pronk.models.family import TensorNames
 from pronk.models.tensor_plan import plan_tensors
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         hint = "; pickle files can run code and are not loaded" if found != "no such file" else ""
         refuse(folder, f"expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors")
     checkpoint = Checkpoint(folder, files=[weights])
-    names = FAMILY_NAMES[config.family]
+    names = get_family(config.family).names
     places, pairs = _places(config, names), _pairs(folder, checkpoint)
     # As the checkpoint's: tensors of image encoders are not used.
     pairs = {name: pair for name, pair in pairs.items() if not names.ignored.fullmatch(names.canonical(name))}
@@ -147,7 +148,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return options
 
 
-def _places(config: ModelConfig, names: FamilyNames) -> dict[str, _Place]:
+def _places(config: ModelConfig, names: TensorNames) -> dict[str, _Place]:
     """Return the places of the modules that can have an adapter, by name without the family's prefix."""
     places = {}
     for part in plan_tensors(config, names):

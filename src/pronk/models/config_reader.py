@@ -1,4 +1,4 @@
-"""Keys of ``config.json``: typed access, values of absent keys, and keys of unsupported computations."""
+"""Keys of ``config.json``: typed access, parts that several families share, and unsupported keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from pronk.base.checks import check_choice, check_flag, check_integer, check_number
 from pronk.base.errors import ConfigError
-from pronk.checkpoint.config import MAX_LAYERS, Activation, ModelConfig
+from pronk.checkpoint.config import MAX_EXPERTS, MAX_LAYERS, Activation, MixtureConfig, ModelConfig
 from pronk.checkpoint.end_tokens import stated_token
 from pronk.checkpoint.rope import parse_rope, refuse_config
 
@@ -18,6 +18,15 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+# Keys that turn on computations. A family whose reader does not read such a key refuses a value other than null, 0 or
+# false: no family implements most of them, and others belong to some families only.
+UNSUPPORTED_KEYS = (
+    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
+    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
+    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
+    "use_bidirectional_attention"
+).split()
 
 
 class ConfigReader:
@@ -110,6 +119,52 @@ class ConfigReader:
             refuse_config(f"expected {layers} layer_types, each {' or '.join(supported)}, found {kinds!r:.80}")
         return tuple(size if kind == "sliding_attention" else None for kind in kinds)
 
+    def periodic_windows(self, period: int) -> tuple[int | None, ...]:
+        """Return the window of each layer: by default all have one, but each ``period``-th."""
+        size = self.integer("sliding_window")
+        return self.windows(size, lambda layer: (layer + 1) % period > 0)
+
+    def mixture(
+        self,
+        experts: str = "num_local_experts",
+        width: str = "intermediate_size",
+        *,
+        normalized: bool = True,
+        bias: bool = False,
+        is_mixture: Callable[[int], bool] = lambda _: True,
+    ) -> MixtureConfig | None:
+        """Return the mixtures of experts; ``None`` if no layer has one.
+
+        ``experts`` and ``width`` are keys. ``is_mixture`` tells whether a layer (from 0) has one.
+        """
+        count = self.integer(experts, 128, high=MAX_EXPERTS)
+        layers = tuple(is_mixture(layer) for layer in range(self.layers("num_hidden_layers")))
+        per_row = self.integer("num_experts_per_tok", high=count)
+        if not any(layers):
+            return None
+        return MixtureConfig(count, per_row, self.integer(width), normalized, layers, bias)
+
+    def ropes(self, windows: tuple[int | None, ...], theta: float, sliding_theta: float) -> dict[str, Any]:
+        """Return the fields ``rope`` and ``layer_ropes``: layers with and without a window have their own.
+
+        ``rope`` is that of the layers with full attention. Older checkpoints have one scaling, for
+        these layers; the bases are then ``theta`` and, in layers with a window, ``sliding_theta``.
+        """
+        both = self.mapping("rope_parameters")
+        if "full_attention" not in both:
+            scaling = self.mapping("rope_scaling") or both
+            scaling = {"rope_theta": theta, "rope_type": "default", **scaling}
+            both = {"full_attention": scaling, "sliding_attention": {"rope_theta": sliding_theta}}
+        hidden = self.integer("hidden_size")
+        head_dim = self.integer("head_dim", hidden // self.integer("num_attention_heads"))
+        context = self.integer("max_position_embeddings", 2048)
+        full, sliding = (
+            parse_rope({"rope_parameters": both.get(kind)}, head_dim, context)
+            for kind in ("full_attention", "sliding_attention")
+        )
+        layer_ropes = tuple(full if window is None else sliding for window in windows)
+        return {"rope": full, "layer_ropes": layer_ropes}
+
 
 def llama_like(
     keys: ConfigReader, *, windows: tuple[int | None, ...], partial_rope: bool = False, **features: Any
@@ -142,148 +197,3 @@ def llama_like(
         "dtype": keys.dtype(),
     }
     return ModelConfig(**(values | features))
-
-
-# Families whose config has that of a language model as ``text_config``, with the default of its ``model_type``.
-MULTIMODAL = {"gemma3": "gemma3_text", "mistral3": "mistral"}
-
-
-def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of a multimodal model's language model, with missing keys of the whole model."""
-    family = raw.get("model_type")
-    if not isinstance(family, str) or family not in MULTIMODAL:
-        return raw
-    text = raw.get("text_config")
-    if not isinstance(text, Mapping):
-        refuse_config(f"expected an object as text_config, found {text!r:.80}")
-    shared = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config", "compression_config")
-    inherited = {key: raw[key] for key in shared if raw.get(key) is not None}
-    tied = {} if raw.get("tie_word_embeddings") is None else {"tie_word_embeddings": raw["tie_word_embeddings"]}
-    return {"model_type": MULTIMODAL[family], **inherited, **text, **tied}
-
-
-_RECURRENT = "layers with a recurrent state are not supported (docs/families.md); use a model with attention, or LFM2"
-_LATENT = "multi-head latent attention is not supported; use a model with grouped heads, such as Qwen3 or Qwen3-MoE"
-_OTHER_MIXTURE = "are not supported; use Mixtral, Qwen3-MoE, gpt-oss or Granite MoE"
-# Families that are close to a supported one, or asked for often: the reason, and what to use.
-REFUSED = {
-    "lfm2_moe": "short convolutions with mixtures of experts are not supported; use a dense LFM2",
-    "lfm2_vl": "images are not supported; use the text model LFM2",
-    **dict.fromkeys("deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 minicpm3 mistral4".split(), _LATENT),
-    **dict.fromkeys("llama4 llama4_text".split(), f"mixtures with a shared expert {_OTHER_MIXTURE}"),
-    **dict.fromkeys("dots1 glm4_moe minimax_m2 qwen2_moe".split(), f"these mixtures of experts {_OTHER_MIXTURE}"),
-    **dict.fromkeys(
-        "gemma3n gemma3n_text gemma4 gemma4_text".split(),
-        "embeddings per layer and shared keys are not supported; use Gemma 3",
-    ),
-    **dict.fromkeys(
-        "bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax nemotron_h qwen3_5 qwen3_5_moe "
-        "qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma rwkv zamba zamba2".split(),
-        _RECURRENT,
-    ),
-}
-
-# Values of keys that config.json lacks, by family, as in transformers. A key with the value null has another default:
-# that of the call which reads the key.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {
-        "max_position_embeddings": 8192,
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 2,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "tie_word_embeddings": True,
-    },
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 8,
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-    },
-    "lfm2": {
-        "block_ffn_dim_multiplier": 1.0,
-        "intermediate_size": 12288,
-        "max_position_embeddings": 128000,
-        "num_key_value_heads": 8,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-    "ministral3": {
-        "max_position_embeddings": 262144,
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1000000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "olmo2": {"rms_norm_eps": 1e-5},
-    "olmo3": {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
-    "phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    "smollm3": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "rope_theta": 2000000.0,
-        "tie_word_embeddings": True,
-    },
-    "gpt_oss": {
-        "max_position_embeddings": 131072,
-        "head_dim": 64,
-        "num_key_value_heads": 8,
-        "sliding_window": 128,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-        "attention_bias": True,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-    },
-    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
-    "mixtral": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1000000.0,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "qwen3_moe": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-    },
-    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
-}
-DEFAULTS["mimo"] = DEFAULTS["qwen2"]
-
-# Keys that turn on computations. A family whose reader does not read such a key refuses a value other than null, 0 or
-# false: no family implements most of them, and others belong to some families only.
-UNSUPPORTED_KEYS = (
-    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
-    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
-    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
-    "use_bidirectional_attention"
-).split()

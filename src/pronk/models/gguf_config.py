@@ -1,52 +1,56 @@
-"""Conversion of GGUF metadata to a :class:`~pronk.checkpoint.config.ModelConfig`.
-
-A key that turns on a computation raises an error, unless the architecture's function reads the key; unknown keys are
-ignored. Mistral models in GGUF files have the architecture ``llama``, Ministral 3 and Mistral Small 3 ``mistral3``.
-
-Source of keys and rules: ``conversion/*.py``, ``src/models/*.cpp`` and ``src/llama-context.cpp`` of llama.cpp.
-"""
+"""Configuration of a Llama from a GGUF file's metadata, which each architecture changes."""
 
 from __future__ import annotations
 
+import math
+import struct
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 from pronk.base.checks import check_integer
-from pronk.base.errors import ConfigError
-from pronk.checkpoint.config import MAX_EXPERTS, MAX_LAYERS, MAX_TAPS, ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.base.errors import ConfigError, refuse
+from pronk.checkpoint.config import MAX_LAYERS, ModelConfig
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
-from pronk.checkpoint.gguf.keys import Keys, read_rope
-from pronk.checkpoint.rope import RopeConfig, yarn_scale
+from pronk.checkpoint.rope import RopeConfig, check_positive, yarn_scale
+from pronk.models.family import GgufArchitecture
+from pronk.models.gguf_reader import GgufReader, shortest_decimal
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Tensors of divisors, one per RoPE frequency: of Llama 3.1, and of LongRoPE for long and for short contexts.
+_DIVISORS = "rope_freqs.weight"
+_LONG_DIVISORS, _SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
-def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
-    """Return the configuration of the model in a GGUF file; ``dtype`` is bfloat16 for quantized weights.
+def parse_architecture(checkpoint: GgufCheckpoint, architecture: GgufArchitecture, model_type: str) -> ModelConfig:
+    """Return the configuration of a model; ``model_type`` is the family that has the architecture.
+
+    ``dtype`` is bfloat16 for quantized weights.
 
     Raises:
-        ConfigError: the architecture is not supported, or a value is missing, contradictory or not supported.
+        ConfigError: a value is missing, contradictory or not supported.
         TokenizerError: the tokens of the file are inconsistent.
     """
-    architecture = checkpoint.header.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
-        supported = ", ".join(_ARCHITECTURES)
-        msg = f"{checkpoint.folder}: unknown architecture {architecture!r:.40}; supported in GGUF files are {supported}"
-        raise ConfigError(msg)
-    keys = Keys(checkpoint, architecture)
+    keys = GgufReader(checkpoint, architecture.name)
+    config = architecture.parse(keys, _llama(keys, architecture, model_type))
+    keys.check_unsupported()
+    return config
+
+
+def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) -> ModelConfig:
+    checkpoint = keys.checkpoint
     vocabulary = checkpoint.vocabulary
-    num_layers, context = keys.integer("block_count", maximum=MAX_LAYERS), keys.integer("context_length")
+    num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
+    context = keys.integer("context_length")
     head_dim = _head_dim(keys)
-    rope = read_rope(keys, head_dim, context, partial=architecture == "phi3")
-    config = ModelConfig(
-        family=architecture,
+    rope = _rope(keys, head_dim, context, partial=architecture.partial_rope)
+    return ModelConfig(
+        family=model_type,
         vocab_size=_vocab_size(checkpoint),
         hidden_size=keys.integer("embedding_length"),
         intermediate_size=keys.integer("feed_forward_length"),
         num_layers=num_layers,
         num_heads=keys.integer("attention.head_count"),
-        num_kv_heads=_num_kv_heads(keys),
+        num_kv_heads=_num_kv_heads(keys, skips_attention=architecture.skips_attention),
         head_dim=head_dim,
         context=rope.extend(context),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
@@ -60,132 +64,9 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
         eos_ids=vocabulary.eos_ids,
         dtype=_dtype(checkpoint),
     )
-    config = _ARCHITECTURES[architecture](keys, config)
-    keys.check_unsupported()
-    return config
 
 
-def _gemma(keys: Keys, config: ModelConfig, *, period: int, whole_model: int) -> ModelConfig:
-    """Return a Gemma, whose layers have a sliding window, but each ``period``-th.
-
-    The files lack the attention scale: as in llama.cpp, the largest model, of ``whole_model`` layers, has another one.
-    The norms' weights are stored as in Llama, with the 1 that Gemma adds.
-    """
-    largest = config.num_layers == whole_model
-    return replace(
-        config,
-        norm_places="both",
-        activation="gelu_tanh",
-        windows=keys.windows(config.num_layers, period, 4096),
-        embedding_scale=config.hidden_size**0.5,
-        attention_scale=(config.hidden_size / config.num_heads if largest else config.head_dim) ** -0.5,
-    )
-
-
-def _gemma2(keys: Keys, config: ModelConfig) -> ModelConfig:
-    attention_cap, logits_cap = keys.number("attn_logit_softcapping", 50), keys.number("final_logit_softcapping", 30)
-    return replace(_gemma(keys, config, period=2, whole_model=46), attention_cap=attention_cap, logits_cap=logits_cap)
-
-
-def _gemma3(keys: Keys, config: ModelConfig) -> ModelConfig:
-    config = _gemma(keys, config, period=6, whole_model=62)
-    sliding = RopeConfig(config.head_dim, keys.number("rope.freq_base_swa", 10000.0, bound=1))
-    ropes = tuple(config.rope if window is None else sliding for window in config.windows)
-    cap = keys.optional_number("final_logit_softcapping")
-    context = keys.integer("context_length")  # the length after scaling
-    return replace(config, family="gemma3_text", qk_norm=True, layer_ropes=ropes, logits_cap=cap, context=context)
-
-
-def _granite(keys: Keys, config: ModelConfig) -> ModelConfig:
-    """Return a Granite; files of the hybrid family's dense models have unused keys of Mamba."""
-    keys.used.add("ssm.conv_kernel")
-    if keys.get("rope.scaling.finetuned") is False:
-        msg = f"{keys.label('rope.scaling.finetuned')} = False is not supported; expected a rotary embedding"
-        raise ConfigError(msg)
-    return replace(
-        config,
-        attention_scale=keys.optional_number("attention.scale"),
-        embedding_scale=keys.optional_number("embedding_scale") or 1.0,
-        residual_scale=keys.optional_number("residual_scale") or 1.0,
-        logits_scale=1.0 / keys.number("logit_scale"),
-    )
-
-
-def _with_experts(keys: Keys, config: ModelConfig, *, bias: bool = False) -> ModelConfig:
-    """Return a model with mixtures of experts, if the file has experts; their weights sum to 1."""
-    if not keys.get("expert_count"):
-        return config
-    count = keys.integer("expert_count", maximum=MAX_EXPERTS)
-    width = keys.integer("expert_feed_forward_length", config.intermediate_size)
-    per_row = keys.integer("expert_used_count", maximum=count)
-    layers = (True,) * config.num_layers
-    return replace(config, mixture=MixtureConfig(count, per_row, width, normalized=True, layers=layers, bias=bias))
-
-
-def _gpt_oss(keys: Keys, config: ModelConfig) -> ModelConfig:
-    """Return a gpt-oss; its files lack YaRN's key ``truncate``, which is false in these models."""
-    return replace(
-        _with_experts(keys, config, bias=True),
-        rope=config.rope and replace(config.rope, truncate=False),
-        windows=keys.windows(config.num_layers, 2),
-        attention_sinks=True,
-        clamped_gate=True,
-    )
-
-
-def _lfm2(keys: Keys, config: ModelConfig) -> ModelConfig:
-    """Return an LFM2, whose layers without key/value heads have a short convolution."""
-    counts = keys.per_layer("attention.head_count_kv", config.num_layers)
-    layers, taps = tuple(count == 0 for count in counts), keys.integer("shortconv.l_cache", maximum=MAX_TAPS)
-    return replace(config, qk_norm=True, convolution=ConvolutionConfig(taps, layers) if any(layers) else None)
-
-
-def _mistral3(keys: Keys, config: ModelConfig) -> ModelConfig:
-    """Return a Ministral 3 or Mistral Small 3; cosines have a factor of their own, and queries may grow."""
-    rope, growth = config.rope, keys.optional_number("attention.temperature_scale")
-    multiplier = keys.optional_number("rope.scaling.yarn_log_multiplier")  # mscale_all_dim; mscale is taken to be 1
-    if rope is not None and rope.kind == "yarn":
-        rope = replace(rope, attention_scale=yarn_scale(rope.factor, 1.0, multiplier or 0.0))
-    query_growth = None if rope is None or growth is None else (growth, rope.original)
-    return replace(config, family="ministral3", rope=rope, query_growth=query_growth)
-
-
-def _olmo2(keys: Keys, config: ModelConfig) -> ModelConfig:
-    """Return an OLMo 2; or an OLMo 3, whose layers with a window do not scale the rotations."""
-    config = replace(config, norm_places="output", qk_norm=True, whole_qk_norm=True)
-    windows = keys.windows(config.num_layers, 4)
-    if config.rope is None or all(window is None for window in windows):
-        return config
-    sliding = RopeConfig(config.head_dim, keys.number("rope.freq_base_swa", config.rope.theta, bound=1))
-    ropes = tuple(config.rope if window is None else sliding for window in windows)
-    return replace(config, family="olmo3", windows=windows, layer_ropes=ropes)
-
-
-def _smollm3(_: Keys, config: ModelConfig) -> ModelConfig:
-    """Return a SmolLM3. Its files do not say which layers do not rotate: every fourth, as in llama.cpp."""
-    return replace(config, layer_ropes=tuple(config.rope if (i + 1) % 4 else None for i in range(config.num_layers)))
-
-
-# By architecture: what to change in the configuration of a Llama.
-_ARCHITECTURES: dict[str, Callable[[Keys, ModelConfig], ModelConfig]] = {
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "gpt-oss": _gpt_oss,
-    "granite": _granite,
-    "granitemoe": lambda keys, config: _with_experts(keys, _granite(keys, config)),
-    "lfm2": _lfm2,
-    "llama": _with_experts,  # also Mixtral
-    "mistral3": _mistral3,
-    "olmo2": _olmo2,
-    "phi3": lambda keys, config: replace(config, windows=keys.windows(config.num_layers, config.num_layers + 1)),
-    "qwen2": lambda _, config: config,
-    "qwen3": lambda _, config: replace(config, qk_norm=True),
-    "qwen3moe": lambda keys, config: replace(_with_experts(keys, config), qk_norm=True),
-    "smollm3": _smollm3,
-}
-
-
-def _head_dim(keys: Keys) -> int:
+def _head_dim(keys: GgufReader) -> int:
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     size = keys.integer("attention.key_length", max(1, hidden // heads))
     if keys.get("attention.key_length") is None and hidden % heads:
@@ -195,10 +76,10 @@ def _head_dim(keys: Keys) -> int:
     return size
 
 
-def _num_kv_heads(keys: Keys) -> int:
+def _num_kv_heads(keys: GgufReader, *, skips_attention: bool) -> int:
     heads = keys.integer("attention.head_count")
     key = "attention.head_count_kv"
-    if keys.architecture == "lfm2":  # 0 for layers without attention
+    if skips_attention:
         kv_heads = max(keys.per_layer(key, keys.integer("block_count", maximum=MAX_LAYERS)))
         kv_heads = check_integer(keys.label(key), kv_heads, 1, error=ConfigError)
     else:
@@ -223,3 +104,87 @@ def _dtype(checkpoint: GgufCheckpoint) -> str:
         if len(checkpoint.shape(name)) > 1:
             sizes[checkpoint.type(name)] += checkpoint.nbytes(name)
     return _DTYPES.get(sizes.most_common(1)[0][0], "bfloat16") if set(sizes) <= set(_DTYPES) else "bfloat16"
+
+
+def _rope(keys: GgufReader, head_dim: int, context: int, *, partial: bool) -> RopeConfig:
+    """Return the RoPE: unscaled, with linear or YaRN scaling, or with divisors of the frequencies.
+
+    ``partial``: whether the architecture can rotate a part of each head, ``rope.dimension_count`` of its dimensions.
+    """
+    dim = _num_dimensions(keys, head_dim, partial=partial)
+    unscaled = RopeConfig(dim, keys.number("rope.freq_base", 10000.0, bound=1))
+    if _LONG_DIVISORS in keys.checkpoint or _SHORT_DIVISORS in keys.checkpoint:
+        return _read_longrope(keys, unscaled, context)
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
+    kind = keys.get("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        keys.refuse("rope.scaling.type", f"expected none, linear or yarn, found {kind!r:.80}")
+    is_scaled = kind != "none" and factor not in (0, 1)
+    if _DIVISORS in keys.checkpoint:
+        if is_scaled:
+            keys.refuse("rope.scaling.type", f"expected none with {_DIVISORS}, found {kind}")
+        return replace(unscaled, kind="factors", divisors=_read_divisors(keys, _DIVISORS, dim))
+    if not is_scaled:
+        return unscaled
+    factor = shortest_decimal(check_positive(keys.label("rope.scaling.factor"), factor))
+    if kind == "linear":
+        return replace(unscaled, kind="linear", factor=factor, original=context)
+    return replace(
+        unscaled,
+        kind="yarn",
+        factor=factor,
+        original=keys.integer("rope.scaling.original_context_length", context),
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_scale=_yarn_attention_scale(keys, factor),
+    )
+
+
+def _num_dimensions(keys: GgufReader, head_dim: int, *, partial: bool) -> int:
+    dim = keys.integer("rope.dimension_count", head_dim)
+    if dim != head_dim and not (partial and dim < head_dim):
+        expected = f"at most {head_dim}" if partial else str(head_dim)
+        keys.refuse("rope.dimension_count", f"expected {expected} as attention.key_length, found {dim}")
+    if dim % 2:
+        key = "attention.key_length" if dim == head_dim else "rope.dimension_count"
+        keys.refuse(key, f"expected an even size, as RoPE rotates pairs, found {dim}")
+    return dim
+
+
+def _yarn_attention_scale(keys: GgufReader, factor: float) -> float:
+    """Return YaRN's factor of cosines and sines; ``yarn_attn_factor`` may state the same number."""
+    key, scale = "rope.scaling.yarn_attn_factor", yarn_scale(factor)
+    stated = keys.number(key, 1.0)
+    if stated != 1.0 and not math.isclose(stated, scale, rel_tol=1e-5):
+        msg = f"{keys.label(key)} = {stated} is not supported; expected 1 or {scale:.6g}, which YaRN computes itself"
+        raise ConfigError(msg)
+    return scale
+
+
+def _read_longrope(keys: GgufReader, unscaled: RopeConfig, context: int) -> RopeConfig:
+    long, short = (_read_divisors(keys, name, unscaled.dim) for name in (_LONG_DIVISORS, _SHORT_DIVISORS))
+    kind = keys.get("rope.scaling.type", "longrope")
+    if kind not in ("none", "longrope"):
+        keys.refuse("rope.scaling.type", f"expected none or longrope with {_LONG_DIVISORS}, found {kind!r:.80}")
+    return replace(
+        unscaled,
+        kind="longrope",
+        original=keys.integer("rope.scaling.original_context_length", context),
+        attention_scale=keys.number("rope.scaling.attn_factor", 1.0),
+        divisors=long,
+        short_divisors=short,
+    )
+
+
+def _read_divisors(keys: GgufReader, name: str, dim: int) -> tuple[float, ...]:
+    checkpoint = keys.checkpoint
+    where = f"{checkpoint.folder}: tensor {name}"
+    if name not in checkpoint:
+        refuse(where, f"expected {dim // 2} divisors of RoPE frequencies, found no tensor", ConfigError)
+    shape, type_ = checkpoint.shape(name), checkpoint.type(name)
+    if shape != (dim // 2,) or type_ != "F32":
+        refuse(where, f"expected [{dim // 2}] in F32, found {list(shape)} in {type_}", ConfigError)
+    values = struct.unpack(f"<{dim // 2}f", bytes(checkpoint.raw_bytes(name).tolist()))
+    if not all(0 < value < math.inf for value in values):
+        refuse(where, "expected finite numbers above 0, found others", ConfigError)
+    return values

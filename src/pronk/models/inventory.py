@@ -19,24 +19,22 @@ from pronk.checkpoint.formats.scheme import LinearModule, Scheme, StoredTensor, 
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.tensors import AnyCheckpoint
-from pronk.models.families import FAMILY_NAMES, FUSED_EXPERTS, GGUF_FUSED_NAMES, GGUF_NAMES, FamilyNames
+from pronk.models.families import get_architecture, get_family
+from pronk.models.family import TensorNames
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
 
 _COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared with the embedding at a time
 
 
-def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
+def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
     """Return the tensor names to expect: those of GGUF files, or those of the model family."""
     if isinstance(checkpoint, GgufCheckpoint):
-        if "token_embd_norm.weight" in checkpoint:  # LFM2
-            return replace(GGUF_NAMES, norm="token_embd_norm")
-        if checkpoint.header.get("general.architecture") == "gpt-oss":
-            return replace(GGUF_NAMES, layer={**GGUF_NAMES.layer, "mlp_norm": ("post_attention_norm",)})
-        return GGUF_FUSED_NAMES if "blk.0.attn_qkv.weight" in checkpoint else GGUF_NAMES
-    names = FAMILY_NAMES[config.family]
-    per_expert = "{}" in names.layer.get("experts.up", ("",))[0]
-    if per_expert and any(name.endswith(FUSED_EXPERTS["experts.up"]) for name in checkpoint):
-        return replace(names, layer={**names.layer, **FUSED_EXPERTS})
+        _, architecture = get_architecture(checkpoint)
+        return architecture.names
+    names = get_family(config.family).names
+    fused = names.fused_experts
+    if fused and any(name.endswith(fused["experts.up"]) for name in checkpoint):
+        return replace(names, layer={**names.layer, **fused})
     return names
 
 
@@ -48,7 +46,7 @@ class Inventory:
         checkpoint: AnyCheckpoint,
         config: ModelConfig,
         parts: Sequence[DecoderPart],
-        names: FamilyNames | None = None,
+        names: TensorNames | None = None,
     ) -> None:
         """Check the tensors; ``names`` are by default those of the config's family."""
         self.checkpoint = checkpoint
@@ -86,7 +84,11 @@ class Inventory:
 
     def tensor(self, source: CheckpointTensor) -> Array:
         """Return an unquantized tensor as a view of the mapped file."""
-        found = self.checkpoint.tensor(self._stored_name[source.name])
+        name = self._stored_name[source.name]
+        if isinstance(self.checkpoint, GgufCheckpoint):
+            found = self.checkpoint.tensor(name, source.permuted_heads)
+        else:
+            found = self.checkpoint.tensor(name)
         return found if source.expert is None else found[source.expert]
 
     def is_quantized(self, source: CheckpointTensor) -> bool:
@@ -99,7 +101,8 @@ class Inventory:
         """Return a quantized matrix of a GGUF file in its blocks; ``None`` if kernels cannot pack them."""
         if not isinstance(self.checkpoint, GgufCheckpoint) or not self.is_quantized(source):
             return None
-        return self.checkpoint.blocks(self._stored_name[source.name], source.expert)
+        name = self._stored_name[source.name]
+        return self.checkpoint.blocks(name, source.expert, source.permuted_heads)
 
     def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
         """Read a quantized matrix; from a format without integer codes (FP8), return a dequantized array.
@@ -107,7 +110,8 @@ class Inventory:
         The codes are written to ``codes``, uint8 ``[outputs, inputs]``. Invalid values raise a CheckpointError.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
-            return self.checkpoint.weight(self._stored_name[source.name], codes, source.expert)
+            name = self._stored_name[source.name]
+            return self.checkpoint.weight(name, codes, source.expert, source.permuted_heads)
         stored = {key: self._stored_name[name] for key, name in self._tensors_of_weight[source.name].items()}
         tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
         if source.expert is not None:
@@ -115,7 +119,7 @@ class Inventory:
         with locate_error(f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}", CheckpointError):
             return self._quantized[source.name].read(tensors, codes)
 
-    def _check_complete(self, expected: Mapping[str, StoredTensor], names: FamilyNames) -> None:
+    def _check_complete(self, expected: Mapping[str, StoredTensor], names: TensorNames) -> None:
         folder, stored = self.checkpoint.folder, self._stored_name
         ignored = [names.ignored] + ([] if self._scheme is None else [self._scheme.ignored])
         extra = [name for name in stored if name not in expected]
@@ -135,7 +139,7 @@ def _module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
+def _stored_names(checkpoint: AnyCheckpoint, names: TensorNames) -> dict[str, str]:
     """Return the names of all tensors in the file, by their names without the family's prefix."""
     stored: dict[str, str] = {}
     for name in checkpoint:
@@ -147,7 +151,7 @@ def _stored_names(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, st
 
 
 def _quantized_weights(
-    checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[DecoderPart]
+    checkpoint: AnyCheckpoint, names: TensorNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
     """Return how linear layers' quantized weights are stored, by name without the family's prefix."""
     # Patterns of module names in quantization_config match names with the prefix, if the checkpoint has it.
@@ -165,7 +169,7 @@ def _quantized_weights(
     return weights
 
 
-def _linear_module(names: FamilyNames, part: DecoderPart, tensor: CheckpointTensor, prefix: str) -> LinearModule:
+def _linear_module(names: TensorNames, part: DecoderPart, tensor: CheckpointTensor, prefix: str) -> LinearModule:
     outputs, inputs = tensor.shape[-2:][::-1] if part.transposed else tensor.shape[-2:]
     if tensor.expert is not None:
         name = prefix + tensor.name
@@ -185,7 +189,7 @@ def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredT
     checkpoint.check_dtype(name, stored.dtypes)
 
 
-def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str, str]) -> None:
+def _check_tied(checkpoint: AnyCheckpoint, names: TensorNames, stored: dict[str, str]) -> None:
     """Remove a tied LM head from ``stored``; raise a CheckpointError if it differs from the embedding."""
     head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
     if head is None or embedding is None:

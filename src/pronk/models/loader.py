@@ -25,7 +25,7 @@ from pronk.checkpoint.tensors import open_checkpoint, read_json
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder
-from pronk.models.family_configs import parse_config
+from pronk.models.families import parse_config, parse_gguf
 from pronk.models.inventory import Inventory, tensor_names
 from pronk.models.linear import choose_linear
 from pronk.models.placer import WeightPlacer
@@ -72,8 +72,6 @@ def read_config(folder: Path, opened: GgufCheckpoint | None = None, context: int
 def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfig:
     """Return the config for the longest context, before :meth:`ModelConfig.for_context`."""
     if is_gguf(folder):
-        from pronk.models.gguf_config import parse_gguf  # noqa: PLC0415 - for GGUF files only
-
         opened = opened or GgufCheckpoint(folder)
         values = {name: opened.header.get(key) for key, name in GGUF_KEYS.items()}
         sampling = recommended_sampling(values, str(folder))

@@ -46,6 +46,10 @@ class TensorSplit:
             if config is not None:
                 found = f"found {self.config.family}; use parallel='tree'"
                 refuse("parallel", f"expected a model without {part} for 'tensor', {found}", OptionError)
+        if self.config.attention_sinks:
+            found = f"found {self.config.family}; use parallel='tree'"
+            expected = "expected a model without attention sinks for 'tensor'"
+            refuse("parallel", f"{expected}, {found}", OptionError)
         if self.config.norm_places != "input" or self.config.whole_qk_norm:
             # Such a norm needs the sums of all processes.
             expected = "expected a model with norms of the inputs of attention and MLP only for 'tensor'"

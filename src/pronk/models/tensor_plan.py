@@ -2,7 +2,7 @@
 
 The decoder has fewer, larger matrices than most checkpoints: ``qkv`` stacks the query, key and value projections, and
 ``up`` the gate and up projections. A mixture of experts has an ``up`` and a ``down`` for each expert, and a ``router``.
-The names are those of :mod:`pronk.models.families`. The config determines the shapes and whether there are biases.
+The names are :class:`~pronk.models.family.TensorNames`. The config determines the shapes and whether there are biases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from itertools import product
 from typing import Literal
 
 from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfig
-from pronk.models.families import FAMILY_NAMES, FamilyNames
+from pronk.models.families import get_family
+from pronk.models.family import TensorNames
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class CheckpointTensor:
     name: str  # without the family's prefix
     shape: tuple[int, ...]  # of the whole tensor, also with ``expert``
     expert: int | None = None  # number of the expert, an index into the first axis; ``None``: the whole tensor
+    permuted_heads: int = 0  # number of heads whose rows the file permutes; see :class:`TensorNames`
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class DecoderPart:
         return self.weight + self.bias
 
 
-def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Iterator[DecoderPart]:
+def plan_tensors(config: ModelConfig, names: TensorNames | None = None) -> Iterator[DecoderPart]:
     """Yield every part of the decoder; ``names`` are by default those of the config's family."""
-    names = names or FAMILY_NAMES[config.family]
+    names = names or get_family(config.family).names
     table = (config.vocab_size, config.hidden_size)
     yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))
     if names.positions is not None:
@@ -56,7 +58,7 @@ def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Itera
         yield from plan_layer(config, names, index)
 
 
-def plan_layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
+def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
     """Yield the parts of a decoder layer."""
     up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
     # By module: number of outputs of each stacked matrix, number of inputs, whether there is a bias.
@@ -75,6 +77,9 @@ def plan_layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[
         yield from _plan_convolution(config, convolution, names, index)
         del linears["qkv"], linears["out"]
         sizes = {module: size for module, size in sizes.items() if module not in ("q_norm", "k_norm")}
+    if config.attention_sinks:
+        sinks = f"{names.layers}.{index}.{names.layer['sinks'][0]}"
+        yield DecoderPart(f"layers.{index}.sinks", "table", (CheckpointTensor(sinks, (config.num_heads,)),))
     for module, stored_modules in names.layer.items():
         stored = tuple(f"{names.layers}.{index}.{name}" for name in stored_modules)
         target = f"layers.{index}.{module}"
@@ -82,13 +87,28 @@ def plan_layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[
             outputs, inputs, bias = linears[module]
             # Some families store the query, key and value projections, or gate and up projection, as one matrix.
             outputs = outputs if len(stored) == len(outputs) else (sum(outputs),)
-            yield plan_linear(target, stored, outputs, inputs, bias=bias, transposed=names.transposed)
+            part = plan_linear(target, stored, outputs, inputs, bias=bias, transposed=names.transposed)
+            is_permuted = names.permuted_heads and module == "qkv"
+            yield _mark_permuted(part, config) if is_permuted else part
         elif module in sizes:
             yield plan_norm(config, target, stored[0], sizes[module])
 
 
+def _mark_permuted(qkv: DecoderPart, config: ModelConfig) -> DecoderPart:
+    """Return the projections of queries, keys and values, with the number of permuted heads of each."""
+    heads = (config.num_heads, config.num_kv_heads, 0)
+
+    def mark(tensors: tuple[CheckpointTensor, ...]) -> tuple[CheckpointTensor, ...]:
+        # An empty tuple is that of absent biases.
+        return tuple(
+            replace(tensor, permuted_heads=count) for tensor, count in zip(tensors, heads[: len(tensors)], strict=True)
+        )
+
+    return replace(qkv, weight=mark(qkv.weight), bias=mark(qkv.bias))
+
+
 def _plan_convolution(
-    config: ModelConfig, convolution: ConvolutionConfig, names: FamilyNames, index: int
+    config: ModelConfig, convolution: ConvolutionConfig, names: TensorNames, index: int
 ) -> Iterator[DecoderPart]:
     """Yield the projections of a layer's short convolution, its weights and its bias."""
     hidden, bias = config.hidden_size, convolution.bias
@@ -104,7 +124,7 @@ def _plan_convolution(
         yield DecoderPart(f"layers.{index}.filter_bias", "table", (CheckpointTensor(f"{filter_}.bias", (hidden,)),))
 
 
-def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
+def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
     """Yield the router of a layer, and the two matrices of each expert."""
     hidden, path = config.hidden_size, f"{names.layers}.{index}"
     router = (f"{path}.{names.layer['router'][0]}",)
@@ -123,9 +143,6 @@ def _plan_experts(config: ModelConfig, mixture: MixtureConfig, names: FamilyName
             tensors = tuple(replace(tensor, shape=(*tensor.shape[:-2], *shape[::-1])) for tensor in tensors)
             part = replace(part, weight=tensors, transposed=True, interleaved=module == "up")
         yield part
-    if config.attention_sinks:
-        sinks = CheckpointTensor(f"{path}.{names.layer['sinks'][0]}", (config.num_heads,))
-        yield DecoderPart(f"layers.{index}.sinks", "table", (sinks,))
 
 
 def _bias_of(name: str) -> str:

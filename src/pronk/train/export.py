@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from pronk import OptionError
 from pronk.base import TOKENIZER_FILES, convert_write_errors, copy_companions, replace_folder, write_json, write_text
 from pronk.checkpoint import (
-    FAMILY_NAMES,
     Checkpoint,
     Fingerprint,
     ModelConfig,
+    get_family,
     is_gguf,
     parse_config,
     plan_tensors,
@@ -89,7 +89,7 @@ def export_tensors(
 
 def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
     """Return the weights under their Hugging Face names, with the fused projections split."""
-    names, tensors = FAMILY_NAMES["llama"], dict[str, Tensor]()
+    names, tensors = get_family("llama").names, dict[str, Tensor]()
     for part in plan_tensors(decoder.config, names):
         if part.weight:  # empty for a tied head
             weight = decoder.get_parameter(part.target if part.kind == "table" else f"{part.target}.weight")

@@ -17,12 +17,14 @@ from models.test_quantized_loading import TEXT, assert_explained
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, Array
 from pronk.base.errors import CheckpointError
-from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, row_order
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import PackedMatrix
-from pronk.models.loader import Fingerprint
+from pronk.models.inventory import tensor_names
+from pronk.models.loader import Fingerprint, read_config
 from pronk.models.resolve import resolve_model
+from pronk.models.tensor_plan import plan_tensors
 from tiny_models import kernels, text_logits
 
 # Sizes are multiples of the largest block, 256.
@@ -136,12 +138,18 @@ def test_rotations_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> Non
 
 def test_rows_of_queries_are_permuted_and_those_of_values_are_not(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
-    source = GgufCheckpoint(path)
-    name = "blk.0.attn_q.weight"
-    assert source._row_order(name) is not None
-    assert source._row_order("blk.0.attn_v.weight") is None
-    stored = source.raw_bytes(name).reshape(256, -1)
-    assert not np.array_equal(stored[source._row_order(name)], stored)
+    config = read_config(path)
+    parts = plan_tensors(config, tensor_names(GgufCheckpoint(path), config))
+    qkv = next(part for part in parts if part.target == "layers.0.qkv")
+    assert [tensor.permuted_heads for tensor in qkv.weight] == [4, 2, 0]
+
+
+def test_row_order() -> None:
+    stored = np.array([0, 3, 1, 4, 2, 5])  # the rows of one head of size 6
+    order = row_order(12, 2)
+    assert order is not None
+    assert [*np.concatenate([stored, stored + 6])[order]] == [*range(12)]
+    assert row_order(12, 0) is None
 
 
 @pytest.mark.parametrize("kind", [*QUANTIZED, *CONVERTED, "MXFP4", "mixed"])

@@ -259,8 +259,8 @@ def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "family",
-    "gemma2 gemma3_text gpt_oss granite granitemoe granitemoehybrid lfm2 mixtral ministral3 olmo2 olmo3 phi3 qwen3_moe "
-    "smollm3".split(),
+    "gemma2 gemma3_text gpt_oss granite granite_swa granitemoe granitemoehybrid lfm2 mixtral ministral3 olmo2 olmo3 "
+    "phi3 qwen3_moe smollm3".split(),
 )
 def test_families_that_are_not_supported_are_refused(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     message = f"found {family}, which this command does not support; load it with --weights int8 or int4"

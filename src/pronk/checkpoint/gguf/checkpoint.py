@@ -1,8 +1,8 @@
 """Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
-RoPE rotates pairs of a head's values. For the architectures in ``_PERMUTED_ARCHITECTURES``, GGUF permutes the rows of
-the query and key projections so that the values 2i and 2i + 1 are a pair. :class:`GgufCheckpoint` undoes this
-permutation: in pronk, a pair is the values i and i + size / 2 of a head.
+RoPE rotates pairs of a head's values. For some architectures, GGUF permutes the rows of the query and key projections
+so that the values 2i and 2i + 1 are a pair. In pronk, a pair is the values i and i + size / 2 of a head: with
+``permuted_heads``, the number of heads, the methods of :class:`GgufCheckpoint` undo the permutation.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ from pronk.checkpoint.gguf.vocabulary import Vocabulary
 
 _DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # such as model-00001-of-00003.gguf
-# Architectures whose pairs are consecutive values: ``LLAMA_ROPE_TYPE_NORM`` in ``llama_model_rope_type`` of llama.cpp.
-_PERMUTED_ARCHITECTURES = ("granite", "granitemoe", "llama", "mistral3", "smollm3")
-# Projections with permuted rows, each with the metadata key of the number of its heads.
-_PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 
 
 def is_gguf(path: Path) -> bool:
@@ -112,18 +108,18 @@ class GgufCheckpoint:
         file, info = self._infos[name]
         return np.frombuffer(file.buffer, UINT8, info.size, info.start)
 
-    def tensor(self, name: str) -> Array:
+    def tensor(self, name: str, permuted_heads: int = 0) -> Array:
         """Return a float tensor in the file's dtype; it is a view of the file if rows are not permuted."""
         info = self._infos[name][1]
         values = self.raw_bytes(name).view(_DTYPES[info.type.name]).reshape(info.shape)
-        order = self._row_order(name)
+        order = row_order(len(values), permuted_heads)
         return values if order is None else values[order]
 
     def has_blocks(self, name: str) -> bool:
         """Return whether a tensor is stored in quantized blocks, not as floats."""
         return self.type(name) not in _DTYPES
 
-    def weight(self, name: str, codes: Array, expert: int | None = None) -> QuantizedMatrix:
+    def weight(self, name: str, codes: Array, expert: int | None = None, permuted_heads: int = 0) -> QuantizedMatrix:
         """Return a quantized matrix, whose codes are written to ``codes``, uint8 ``[outputs, inputs]``.
 
         ``name`` is that of a tensor with :meth:`has_blocks`, ``expert`` the number of the expert in a tensor of all
@@ -132,9 +128,10 @@ class GgufCheckpoint:
         info = self._infos[name][1]
         tensor = f"{self.folder}: tensor {name} ({info.type.name})"
         with locate_error(tensor, ValueError, remedy="; download the file again"):
-            return unpack(self._stored_rows(name, expert), info.type, codes, self._row_order(name))
+            rows = self._stored_rows(name, expert)
+            return unpack(rows, info.type, codes, row_order(len(rows), permuted_heads))
 
-    def blocks(self, name: str, expert: int | None = None) -> BlockMatrix | None:
+    def blocks(self, name: str, expert: int | None = None, permuted_heads: int = 0) -> BlockMatrix | None:
         """Return a quantized matrix in its blocks; ``None`` if the kernels do not pack such blocks.
 
         ``name`` is that of a tensor with :meth:`has_blocks`.
@@ -143,7 +140,7 @@ class GgufCheckpoint:
         if info.type.name not in PACKED_BLOCKS:
             return None
         own = name if expert is None else f"{name}[{expert}]"
-        rows = BlockRows(self._stored_rows(name, expert), self._permuted_heads(name), own)
+        rows = BlockRows(self._stored_rows(name, expert), permuted_heads, own)
         return BlockMatrix(info.type.name, info.shape[-1], (rows,))
 
     def release(self) -> None:
@@ -156,27 +153,16 @@ class GgufCheckpoint:
         stored = self.raw_bytes(name).reshape(*self.shape(name)[:-1], -1)
         return stored if expert is None else stored[expert]
 
-    def _row_order(self, name: str) -> Array | None:
-        """Return each row's index in the file, int64 ``[rows]``; ``None`` if the rows are not permuted.
 
-        For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
-        """
-        heads = self._permuted_heads(name)
-        return np.arange(self.shape(name)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1) if heads else None
+def row_order(num_rows: int, permuted_heads: int) -> Array | None:
+    """Return each row's index in the file, int64 ``[num_rows]``; ``None`` if no rows are permuted.
 
-    def _permuted_heads(self, name: str) -> int:
-        """Return the number of heads whose rows are permuted in the file; 0 if no rows are."""
-        key = _PERMUTED.get(name.split(".")[-2]) if "." in name else None
-        architecture = self.header.get("general.architecture")
-        if key is None or architecture not in _PERMUTED_ARCHITECTURES:
-            return 0
-        heads = self.header.get(f"{architecture}.{key}")
-        heads = self.header.get(f"{architecture}.{_PERMUTED['attn_q']}") if heads is None else heads
-        heads = heads[0] if isinstance(heads, list) and heads else heads
-        size = self.shape(name)[0]
-        if not isinstance(heads, int) or heads < 1 or size % (2 * heads):
-            refuse(self.folder, f"tensor {name}: expected rows for {heads!r:.20} heads of an even size, found {size}")
-        return heads
+    For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
+    """
+    if permuted_heads == 0:
+        return None
+    stored = np.arange(num_rows).reshape(permuted_heads, -1, 2)
+    return stored.swapaxes(1, 2).reshape(-1)
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:

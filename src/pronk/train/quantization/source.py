@@ -13,12 +13,12 @@ from pronk.backends import Backend, BlockTable, Layer, Linear, Norm, ProgramRows
 from pronk.base import refuse
 from pronk.base.arrays import FLOAT32, Array
 from pronk.checkpoint import (
-    FAMILY_NAMES,
     Checkpoint,
     CheckpointTensor,
     Inventory,
     QuantizedMatrix,
     RopeTable,
+    get_family,
     is_gguf,
     parse_dtype,
     plan_tensors,
@@ -53,7 +53,7 @@ class SourceCheckpoint:
         if self.config.quantization is not None:
             method = self.config.quantization.get("quant_method", "unknown")
             refuse(folder, f"expected plain weights, found a model that is quantized already ({method}); {_REMEDY}")
-        self.names = FAMILY_NAMES[self.config.family]
+        self.names = get_family(self.config.family).names
         if self.names.transposed or len(self.names.layer["qkv"]) == 1 or not self.config.is_plain:
             remedy = "which this command does not support; load it with --weights int8 or int4"
             refuse(folder, f"expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, {remedy}")

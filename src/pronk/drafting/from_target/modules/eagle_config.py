@@ -25,7 +25,7 @@ from pronk.base.errors import ConfigError
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting.from_target.modules.eagle_names import EAGLE_NAMES, HeadNames, find_mtp_names
-from pronk.models.family_configs import parse_config
+from pronk.models.families import parse_config
 from pronk.models.loader import Fingerprint
 
 EAGLE_KINDS = ("eagle3", "mtp")

@@ -14,13 +14,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from pronk.models.families import FAMILY_NAMES, FamilyNames
+from pronk.models.family import LLAMA_LAYER, TensorNames
 
 _OF_TARGET = "target:"  # prefix of the names of tensors that do not belong to the head
 
 
 @dataclass(frozen=True)
-class HeadNames(FamilyNames):
+class HeadNames(TensorNames):
     """Names of a head's tensors.
 
     Attributes:
@@ -46,13 +46,12 @@ class HeadNames(FamilyNames):
         return name if self.own else _OF_TARGET + name
 
 
-_LLAMA = FAMILY_NAMES["llama"]
 _IGNORED = re.compile(rf"d2t|t2d|{_OF_TARGET}.*|.*rotary_emb\.inv_freq")
 
 EAGLE_NAMES = HeadNames(
     prefix="",
     layers="layers",
-    layer=_LLAMA.layer,
+    layer=LLAMA_LAYER,
     embedding="embed_tokens",
     norm="norm",
     ignored=_IGNORED,

@@ -1,16 +1,18 @@
-"""Typed access to the metadata of a GGUF file's model, and its rotary embedding."""
+"""Keys of a GGUF file: typed access, and keys of unsupported computations.
+
+Source of keys and rules: ``conversion/*.py``, ``src/models/*.cpp`` and ``src/llama-context.cpp`` of llama.cpp.
+"""
 
 from __future__ import annotations
 
-import math
 import struct
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from pronk.base.checks import check_integer
 from pronk.base.errors import ConfigError, refuse
+from pronk.checkpoint.config import MAX_EXPERTS, MixtureConfig
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
-from pronk.checkpoint.rope import RopeConfig, check_positive, yarn_scale
+from pronk.checkpoint.rope import check_positive
 
 # Keys that turn on computations, with the values that turn them off. Other values raise an error, unless the function
 # of the architecture reads the key.
@@ -37,7 +39,7 @@ _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
 }
 
 
-class Keys:
+class GgufReader:
     """Typed access to the metadata keys ``ARCHITECTURE.KEY``; invalid values raise a ConfigError."""
 
     def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
@@ -86,6 +88,16 @@ class Keys:
         """Return a number above 0, or ``None`` if the key is absent or 0."""
         return self.number(key) if self.get(key) else None
 
+    def mixture(self, num_layers: int, *, bias: bool = False) -> MixtureConfig | None:
+        """Return the experts of all layers, whose weights sum to 1; ``None`` if the file has no experts."""
+        if not self.get("expert_count"):
+            return None
+        count = self.integer("expert_count", maximum=MAX_EXPERTS)
+        width = self.integer("expert_feed_forward_length", self.integer("feed_forward_length"))
+        per_row = self.integer("expert_used_count", maximum=count)
+        layers = (True,) * num_layers
+        return MixtureConfig(count, per_row, width, normalized=True, layers=layers, bias=bias)
+
     def windows(self, num_layers: int, period: int, size: int | None = None) -> tuple[int | None, ...]:
         """Return the sliding window of each layer; all ``None`` if the key and ``size`` are absent or 0.
 
@@ -124,92 +136,3 @@ def shortest_decimal(value: float) -> float:
     """Return 7 digits of ``value`` if their float32 is the same: 1e-05 for 9.999999747378752e-06."""
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value
-
-
-# Tensors of divisors, one per RoPE frequency: of Llama 3.1, and of LongRoPE for long and for short contexts.
-_DIVISORS = "rope_freqs.weight"
-_LONG_DIVISORS, _SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
-
-
-def read_rope(keys: Keys, head_dim: int, context: int, *, partial: bool) -> RopeConfig:
-    """Return the RoPE: unscaled, with linear or YaRN scaling, or with divisors of the frequencies.
-
-    ``partial``: whether the architecture can rotate a part of each head, ``rope.dimension_count`` of its dimensions.
-    """
-    dim = _num_dimensions(keys, head_dim, partial=partial)
-    unscaled = RopeConfig(dim, keys.number("rope.freq_base", 10000.0, bound=1))
-    if _LONG_DIVISORS in keys.checkpoint or _SHORT_DIVISORS in keys.checkpoint:
-        return _read_longrope(keys, unscaled, context)
-    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
-    kind = keys.get("rope.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn"):
-        keys.refuse("rope.scaling.type", f"expected none, linear or yarn, found {kind!r:.80}")
-    is_scaled = kind != "none" and factor not in (0, 1)
-    if _DIVISORS in keys.checkpoint:
-        if is_scaled:
-            keys.refuse("rope.scaling.type", f"expected none with {_DIVISORS}, found {kind}")
-        return replace(unscaled, kind="factors", divisors=_read_divisors(keys, _DIVISORS, dim))
-    if not is_scaled:
-        return unscaled
-    factor = shortest_decimal(check_positive(keys.label("rope.scaling.factor"), factor))
-    if kind == "linear":
-        return replace(unscaled, kind="linear", factor=factor, original=context)
-    return replace(
-        unscaled,
-        kind="yarn",
-        factor=factor,
-        original=keys.integer("rope.scaling.original_context_length", context),
-        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
-        attention_scale=_yarn_attention_scale(keys, factor),
-    )
-
-
-def _num_dimensions(keys: Keys, head_dim: int, *, partial: bool) -> int:
-    dim = keys.integer("rope.dimension_count", head_dim)
-    if dim != head_dim and not (partial and dim < head_dim):
-        expected = f"at most {head_dim}" if partial else str(head_dim)
-        keys.refuse("rope.dimension_count", f"expected {expected} as attention.key_length, found {dim}")
-    if dim % 2:
-        key = "attention.key_length" if dim == head_dim else "rope.dimension_count"
-        keys.refuse(key, f"expected an even size, as RoPE rotates pairs, found {dim}")
-    return dim
-
-
-def _yarn_attention_scale(keys: Keys, factor: float) -> float:
-    """Return YaRN's factor of cosines and sines; ``yarn_attn_factor`` may state the same number."""
-    key, scale = "rope.scaling.yarn_attn_factor", yarn_scale(factor)
-    stated = keys.number(key, 1.0)
-    if stated != 1.0 and not math.isclose(stated, scale, rel_tol=1e-5):
-        msg = f"{keys.label(key)} = {stated} is not supported; expected 1 or {scale:.6g}, which YaRN computes itself"
-        raise ConfigError(msg)
-    return scale
-
-
-def _read_longrope(keys: Keys, unscaled: RopeConfig, context: int) -> RopeConfig:
-    long, short = (_read_divisors(keys, name, unscaled.dim) for name in (_LONG_DIVISORS, _SHORT_DIVISORS))
-    kind = keys.get("rope.scaling.type", "longrope")
-    if kind not in ("none", "longrope"):
-        keys.refuse("rope.scaling.type", f"expected none or longrope with {_LONG_DIVISORS}, found {kind!r:.80}")
-    return replace(
-        unscaled,
-        kind="longrope",
-        original=keys.integer("rope.scaling.original_context_length", context),
-        attention_scale=keys.number("rope.scaling.attn_factor", 1.0),
-        divisors=long,
-        short_divisors=short,
-    )
-
-
-def _read_divisors(keys: Keys, name: str, dim: int) -> tuple[float, ...]:
-    checkpoint = keys.checkpoint
-    where = f"{checkpoint.folder}: tensor {name}"
-    if name not in checkpoint:
-        refuse(where, f"expected {dim // 2} divisors of RoPE frequencies, found no tensor", ConfigError)
-    shape, type_ = checkpoint.shape(name), checkpoint.type(name)
-    if shape != (dim // 2,) or type_ != "F32":
-        refuse(where, f"expected [{dim // 2}] in F32, found {list(shape)} in {type_}", ConfigError)
-    values = struct.unpack(f"<{dim // 2}f", bytes(checkpoint.raw_bytes(name).tolist()))
-    if not all(0 < value < math.inf for value in values):
-        refuse(where, "expected finite numbers above 0, found others", ConfigError)
-    return values

@@ -8,7 +8,7 @@ import pytest
 
 from pronk.base.arrays import BFLOAT16
 from pronk.base.errors import CheckpointError, ConfigError, OptionError
-from pronk.models.family_configs import FAMILIES, parse_config
+from pronk.models.families import SUPPORTED, parse_config
 from pronk.models.loader import parse_dtype, read_config
 
 LLAMA: dict[str, Any] = {
@@ -22,14 +22,18 @@ LLAMA: dict[str, Any] = {
 GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4}
 
 
+# Transformers lacks MiMo, and layers of the hybrid Granite are by default not supported. The defaults of multimodal
+# models are those of their ``text_config``.
+NOT_COMPARED = {"mimo", "granitemoehybrid", "gemma3", "mistral3"}
+
+
 def of(family: str, **values: Any) -> dict[str, Any]:
     base = GPT2 if family == "gpt2" else LLAMA
     return base | {"model_type": family, "bos_token_id": None, "eos_token_id": None} | values
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo", "granitemoehybrid"}))
+@pytest.mark.parametrize("family", [name for name in SUPPORTED if name not in NOT_COMPARED])
 def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
-    """Without MiMo, which transformers lacks, and the hybrid Granite, whose layers are by default not supported."""
     from transformers import AutoConfig
 
     raw = of(family) if family == "gpt2" else of(family, num_attention_heads=32)
@@ -110,7 +114,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
     (
         {"model_type": "retnet"},
-        r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoe, granitemoehyb",
+        r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granite_swa, granitemoe, gra",
     ),
     ({"model_type": "lfm2_moe"}, r"model_type 'lfm2_moe': short convolutions with mixtures .*; use a dense LFM2"),
     ({"model_type": "lfm2_vl"}, r"'lfm2_vl': images are not supported; use the text model LFM2"),
@@ -234,6 +238,13 @@ SLIDING = ["sliding_attention", "full_attention"]
         (
             of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0),
             r"position_embedding_type: expected one of rope, found None",
+        ),
+        (of("granite_swa", layer_rope_theta=[0.0]), "layer_rope_theta: expected 2 numbers, found 1"),
+        (of("granite_swa", layer_rope_theta=[0.0, 1.0]), "layer_rope_theta: expected a number above 1 .*found 1.0"),
+        (of("granite_swa", layer_rope_theta="x"), "layer_rope_theta: expected a list of values"),
+        (
+            of("granite_swa", layer_rope_theta=[3.0, 4.0, 5.0], num_hidden_layers=3),
+            "layer_rope_theta: expected at most 2 bases, found 3",
         ),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx = True is not supported"),
         (GPT2 | {"add_cross_attention": True}, r"add_cross_attention = True is not supported"),

@@ -1,0 +1,101 @@
+"""Qwen2, Qwen2.5 and MiMo (a Qwen2 with an MTP head), Qwen3 and Qwen3-MoE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pronk.checkpoint.config import ModelConfig
+from pronk.models.config_reader import ConfigReader, llama_like
+from pronk.models.family import (
+    FUSED_EXPERTS,
+    LLAMA_LAYER,
+    LLAMA_NAMES,
+    Family,
+    GgufArchitecture,
+)
+from pronk.models.gguf_reader import GgufReader
+
+
+def qwen_windows(keys: ConfigReader) -> tuple[int | None, ...]:
+    """Return the window of each layer: with ``use_sliding_window``, that of the last layers."""
+    if not keys.get("use_sliding_window", False) or keys.get("sliding_window") is None:
+        return keys.windows(None)
+    first = keys.integer("max_window_layers", 28, low=0)
+    return keys.windows(keys.integer("sliding_window"), lambda layer: layer >= first)
+
+
+def _parse_qwen2(keys: ConfigReader) -> ModelConfig:
+    return llama_like(keys, windows=qwen_windows(keys), qkv_bias=True)
+
+
+def _parse_qwen3(keys: ConfigReader) -> ModelConfig:
+    return llama_like(keys, windows=qwen_windows(keys), qk_norm=True, **keys.attention_bias())
+
+
+def _parse_qwen3_moe(keys: ConfigReader) -> ModelConfig:
+    """Parse Qwen3-MoE: layers in ``mlp_only_layers`` and between the steps have a plain MLP."""
+    plain = keys.list_of("mlp_only_layers", int, ())
+    step = keys.integer("decoder_sparse_step", 1)
+    sums_to_1 = keys.flag("norm_topk_prob")
+    # transformers 5 has another name for the number of experts.
+    is_renamed = keys.get("num_experts") is None and keys.get("num_local_experts") is not None
+    mixture = keys.mixture(
+        "num_local_experts" if is_renamed else "num_experts",
+        "moe_intermediate_size",
+        normalized=sums_to_1,
+        is_mixture=lambda layer: layer not in plain and (layer + 1) % step == 0,
+    )
+    return replace(_parse_qwen3(keys), mixture=mixture)
+
+
+def _parse_qwen3_gguf(_: GgufReader, config: ModelConfig) -> ModelConfig:
+    return replace(config, qk_norm=True)
+
+
+def _parse_qwen3_moe_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
+    return replace(config, qk_norm=True, mixture=keys.mixture(config.num_layers))
+
+
+_QWEN2_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+}
+
+FAMILIES = (
+    Family("qwen2", _parse_qwen2, defaults=_QWEN2_DEFAULTS, gguf=(GgufArchitecture("qwen2"),)),
+    Family("mimo", _parse_qwen2, defaults=_QWEN2_DEFAULTS),
+    Family(
+        "qwen3",
+        _parse_qwen3,
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 32,
+            "sliding_window": 4096,
+            "head_dim": 128,
+        },
+        gguf=(GgufArchitecture("qwen3", _parse_qwen3_gguf),),
+    ),
+    Family(
+        "qwen3_moe",
+        _parse_qwen3_moe,
+        replace(
+            LLAMA_NAMES,
+            layer={
+                **LLAMA_LAYER,
+                "router": ("mlp.gate",),
+                "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+                "experts.down": ("mlp.experts.{}.down_proj.weight",),
+            },
+            fused_experts=FUSED_EXPERTS,
+        ),
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+        },
+        gguf=(GgufArchitecture("qwen3moe", _parse_qwen3_moe_gguf),),
+    ),
+)

@@ -1,0 +1,58 @@
+"""Families that are refused by name, with the reason and a family to use instead.
+
+A family that becomes supported is removed here.
+"""
+
+from __future__ import annotations
+
+from pronk.models.family import RefusedFamily
+
+_RECURRENT = """
+bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax nemotron_h qwen3_5 qwen3_5_moe
+qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma rwkv zamba zamba2
+"""
+_LATENT_ATTENTION = "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 minicpm3 mistral4"
+_USE_MIXTURE = "use Mixtral, Qwen3-MoE, gpt-oss or Granite MoE"
+
+
+def _refuse(names: str, reason: str, remedy: str) -> tuple[RefusedFamily, ...]:
+    return tuple(RefusedFamily(name, f"{reason}; {remedy}") for name in names.split())
+
+
+FAMILIES = (
+    *_refuse(
+        _RECURRENT,
+        "layers with a recurrent state are not supported (docs/families.md)",
+        "use a model with attention, or LFM2",
+    ),
+    *_refuse(
+        _LATENT_ATTENTION,
+        "multi-head latent attention is not supported",
+        "use a model with grouped heads, such as Qwen3 or Qwen3-MoE",
+    ),
+    *_refuse(
+        "llama4 llama4_text",
+        "mixtures with a shared expert are not supported",
+        _USE_MIXTURE,
+    ),
+    *_refuse(
+        "dots1 glm4_moe minimax_m2 qwen2_moe",
+        "these mixtures of experts are not supported",
+        _USE_MIXTURE,
+    ),
+    *_refuse(
+        "lfm2_moe",
+        "short convolutions with mixtures of experts are not supported",
+        "use a dense LFM2",
+    ),
+    *_refuse(
+        "lfm2_vl",
+        "images are not supported",
+        "use the text model LFM2",
+    ),
+    *_refuse(
+        "gemma3n gemma3n_text gemma4 gemma4_text",
+        "embeddings per layer and shared keys are not supported",
+        "use Gemma 3",
+    ),
+)

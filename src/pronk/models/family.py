@@ -1,0 +1,175 @@
+"""Description of a family of models: its config keys, its tensors, what differs from Llama.
+
+The families are the modules of :mod:`pronk.models.families`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pronk.checkpoint.config import ModelConfig
+from pronk.models.config_reader import ConfigReader
+from pronk.models.gguf_reader import GgufReader
+
+# Beginning of the names of a multimodal model's language model.
+_LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """Names and layout of a family's tensors in a format of checkpoints.
+
+    :mod:`pronk.models.tensor_plan` adds the shapes.
+    """
+
+    prefix: str  # common beginning of the names in most checkpoints of the family
+    layers: str  # name of the list of layers, such as ``h``: layer 0 is ``h.0``
+    # By module of ``decoder.Layer``: names of the checkpoint's modules to stack. For experts: names
+    # of tensors, in which ``{}`` is the number of the expert; without it, a tensor has the matrices
+    # of all experts.
+    layer: Mapping[str, tuple[str, ...]]
+    embedding: str
+    norm: str
+    positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
+    head: str = "lm_head"
+    # Names that replace those in ``layer``, in checkpoints with one tensor for all experts.
+    fused_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Whether weights of convolutions are ``[hidden, taps]``, not ``[hidden, 1, taps]``.
+    flat_filters: bool = False
+    transposed: bool = False  # whether matrices are stored ``[inputs, outputs]``
+    # Whether rows of queries and keys are permuted: RoPE rotates the values 2i and 2i + 1 of heads.
+    # In pronk, it rotates the values i and i + size / 2.
+    permuted_heads: bool = False
+    # Whether matrices of experts are stored ``[inputs, outputs]``, with alternating outputs of gate
+    # and up projection.
+    interleaved_experts: bool = False
+    ignored: re.Pattern[str] = re.compile(r"(?!)")  # names of unused tensors; by default none
+
+    def canonical(self, name: str) -> str:
+        """Return the name of a tensor without ``prefix``, and without that of a language model."""
+        return _LANGUAGE_MODEL.sub("", name).removeprefix(self.prefix)
+
+
+LLAMA_LAYER: dict[str, tuple[str, ...]] = {
+    "attention_norm": ("input_layernorm",),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "q_norm": ("self_attn.q_norm",),
+    "k_norm": ("self_attn.k_norm",),
+    "out": ("self_attn.o_proj",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+# Names in checkpoints of transformers 5 that were not saved in a family's original format.
+FUSED_EXPERTS: dict[str, tuple[str, ...]] = {
+    "router": ("mlp.gate",),
+    "experts.up": ("mlp.experts.gate_up_proj",),
+    "experts.down": ("mlp.experts.down_proj",),
+}
+LLAMA_NAMES = TensorNames(
+    prefix="model.",
+    layers="layers",
+    layer=LLAMA_LAYER,
+    embedding="embed_tokens",
+    norm="norm",
+    # MTP heads are loaded by the drafter ``mtp``. Images are not supported.
+    ignored=re.compile(
+        r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+        r"|(mtp(_layers)?|vision_tower|multi_modal_projector)\..*"
+    ),
+)
+# As LLAMA_NAMES, with norms of the branches' outputs; without others, there is no ``mlp_norm``.
+OUTPUT_NORM_NAMES = replace(
+    LLAMA_NAMES,
+    layer={
+        **LLAMA_LAYER,
+        "attention_output_norm": ("post_attention_layernorm",),
+        "mlp_norm": ("pre_feedforward_layernorm",),
+        "mlp_output_norm": ("post_feedforward_layernorm",),
+    },
+)
+
+# llama.cpp has a name for each kind of tensor, whatever the architecture. Tensors ``rope_*`` are
+# read with the config.
+GGUF_NAMES = TensorNames(
+    prefix="",
+    layers="blk",
+    layer={
+        "attention_norm": ("attn_norm",),
+        "qkv": ("attn_q", "attn_k", "attn_v"),
+        "q_norm": ("attn_q_norm",),
+        "k_norm": ("attn_k_norm",),
+        "out": ("attn_output",),
+        "gates": ("shortconv.in_proj",),
+        "filter": ("shortconv.conv",),
+        "convolution_out": ("shortconv.out_proj",),
+        "attention_output_norm": ("post_attention_norm",),
+        "mlp_norm": ("ffn_norm",),
+        "up": ("ffn_gate", "ffn_up"),
+        "down": ("ffn_down",),
+        "mlp_output_norm": ("post_ffw_norm",),
+        "router": ("ffn_gate_inp",),
+        "experts.up": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+        "experts.down": ("ffn_down_exps.weight",),
+        "sinks": ("attn_sinks.weight",),
+    },
+    embedding="token_embd",
+    norm="output_norm",
+    head="output",
+    flat_filters=True,
+    ignored=re.compile(
+        r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd(\.weight)?",
+    ),
+)
+PERMUTED_GGUF_NAMES = replace(GGUF_NAMES, permuted_heads=True)
+
+
+def _unchanged(_: GgufReader, config: ModelConfig) -> ModelConfig:
+    return config
+
+
+@dataclass(frozen=True)
+class GgufArchitecture:
+    """Architecture of models in GGUF files.
+
+    ``PERMUTED_GGUF_NAMES`` are for architectures whose rotations llama.cpp applies to consecutive
+    values: ``LLAMA_ROPE_TYPE_NORM`` in its function ``llama_model_rope_type``.
+    """
+
+    name: str  # value of ``general.architecture``
+    # Changes the config of a Llama into that of the architecture, by the keys that it reads. The
+    # family of the config is the one that has the architecture, unless this function changes it.
+    parse: Callable[[GgufReader, ModelConfig], ModelConfig] = _unchanged
+    names: TensorNames = GGUF_NAMES
+    partial_rope: bool = False  # whether RoPE may rotate a part of each head
+    skips_attention: bool = False  # whether layers may have no attention: 0 key/value heads
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models: how its configs are read, and how its tensors are stored.
+
+    A module of :mod:`pronk.models.families` lists its families as ``FAMILIES``.
+    """
+
+    model_type: str  # value of ``model_type`` in ``config.json``
+    parse: Callable[[ConfigReader], ModelConfig]
+    names: TensorNames = LLAMA_NAMES  # of tensors in safetensors files
+    # Values of keys that config.json lacks, as in transformers. A key with the value null has
+    # another default: that of the call which reads the key.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Values of ``model_type`` of multimodal models whose ``text_config`` is of this family, unless
+    # it states another one.
+    multimodal: tuple[str, ...] = ()
+    gguf: tuple[GgufArchitecture, ...] = ()
+
+
+@dataclass(frozen=True)
+class RefusedFamily:
+    """A family that is not supported, but close to a supported one or often asked for."""
+
+    model_type: str
+    reason: str  # the reason, and what to use instead
