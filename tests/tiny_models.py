@@ -29,11 +29,12 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
 from pronk.models.choice import open_torch
 from pronk.models.cost_model import CostCurve, CostModel
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_job import Segment
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout, choose_linear
 from pronk.models.model_runner import ForwardJob, ModelRunner

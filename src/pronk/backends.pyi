@@ -28,7 +28,6 @@ from pronk.kernels.weights import CodedRows as CodedRows
 from pronk.kernels.weights import PackedMatrix as PackedMatrix
 from pronk.models.backend import AnyMatrix as AnyMatrix
 from pronk.models.backend import Backend as Backend
-from pronk.models.backend import KernelBackend as KernelBackend
 from pronk.models.backend import Matrix as Matrix
 from pronk.models.choice import choose_backend as choose_backend
 from pronk.models.choice import open_torch as open_torch
@@ -39,6 +38,7 @@ from pronk.models.decoder import count_parameters as count_parameters
 from pronk.models.decoder import forward_weights as forward_weights
 from pronk.models.forward_job import ForwardJob as ForwardJob
 from pronk.models.forward_job import Segment as Segment
+from pronk.models.kernel_backend import KernelBackend as KernelBackend
 from pronk.models.kernels import load_kernels as load_kernels
 from pronk.models.layer_executor import LayerExecutor as LayerExecutor
 from pronk.models.linear import Experts as Experts

@@ -21,7 +21,7 @@ from pronk.base.errors import OptionError
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.cli.main import main
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from tiny_models import kernels, text_logits
 

@@ -22,7 +22,8 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.budget import BLOCK_SIZE, parse_memory
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.program import KVSource
 from pronk.models.program_rows import ProgramRows

@@ -12,7 +12,7 @@ from pronk.cache.budget import BLOCK_SIZE, KVBudget
 from pronk.cache.layout import kv_bytes_per_token, state_bytes
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ConvolutionConfig
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from tiny_models import kernels, make_cache, read_kv, tiny_config
 
 SIZE = 16

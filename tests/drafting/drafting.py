@@ -19,9 +19,9 @@ from pronk.drafting.shared.draft import DraftRunner
 from pronk.drafting.step_value import ChainPrice
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.forward_job import Segment
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.sampling.params import SamplingParams

@@ -27,8 +27,8 @@ from pronk.drafting.acceptance_stats import AcceptanceStats
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.adapters import Adapter
-from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
+from pronk.models.kernel_backend import KernelBackend
 from tiny_models import assert_idle, decoder_of, kernels, make_engine, run, tiny_module
 
 VARIANTS: dict[str, dict[str, Any]] = {

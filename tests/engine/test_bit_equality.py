@@ -24,9 +24,9 @@ from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.kernels.threads import num_threads, set_threads
-from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_job import Segment
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.model_runner import ForwardJob, ForwardResult, ModelRunner
 from pronk.models.program import KVSource, Program

@@ -15,7 +15,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.drafting import Suffix
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 

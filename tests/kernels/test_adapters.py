@@ -10,7 +10,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.kernels.adapters import LowRank
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree

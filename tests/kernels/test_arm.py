@@ -20,7 +20,7 @@ from pronk.checkpoint.formats.matrix import QuantizedMatrix
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.build import SOURCES, BuildTarget
 from pronk.kernels.library import candidates
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")

@@ -14,7 +14,7 @@ from pronk.checkpoint.gguf.blocks import TENSOR_TYPES, BlockMatrix, BlockRows, u
 from pronk.kernels.library import candidates
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 
 SETS = candidates()

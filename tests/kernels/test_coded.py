@@ -14,7 +14,7 @@ from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import set_threads
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree

@@ -12,8 +12,9 @@ from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ConvolutionConfig
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import num_threads, set_threads
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
 from pronk.models.decoder import Layer
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree

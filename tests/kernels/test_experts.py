@@ -15,8 +15,9 @@ from pronk.checkpoint.gguf.blocks import BlockMatrix, BlockRows
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import num_threads, set_threads
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
 from pronk.models.decoder import Layer
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm
 from pronk.models.program_rows import ProgramRows
 from tiny_models import tiny_config

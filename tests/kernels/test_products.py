@@ -9,7 +9,7 @@ from own_process import in_own_process
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)

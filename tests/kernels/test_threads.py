@@ -59,7 +59,7 @@ FORK = """
 import os, pathlib, signal, threading
 import numpy as np
 from pronk.kernels.threads import set_threads
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import Linear, WeightLayout
 set_threads({threads}, 1)

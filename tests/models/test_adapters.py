@@ -19,7 +19,8 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.kernels.library import candidates
 from pronk.models.adapters import Adapters
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.testing import ScriptedProposer
 from tiny_models import kernels, text_logits

@@ -15,8 +15,9 @@ from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
 from pronk.kernels.library import candidates
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
 from pronk.models.forward_job import Segment
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.models.program import KVSource
 from pronk.models.program_rows import ProgramRows

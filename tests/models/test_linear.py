@@ -16,8 +16,8 @@ from pronk.base.errors import OptionError
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.kernels.library import CODED_TYPES
 from pronk.kernels.weights import PackedMatrix
-from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import WeightLayout, choose_linear
 from pronk.models.loader import load_decoder, read_config
 from pronk.text.tokenizer import Tokenizer

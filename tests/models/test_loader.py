@@ -18,7 +18,8 @@ from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, DType
 from pronk.base.errors import CheckpointError
 from pronk.kernels.library import Kernels
 from pronk.kernels.weights import PackedMatrix
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import WeightLayout
 from pronk.models.loader import load_decoder, read_config
 from quantized_formats import FORMATS, edit, read_tensors, write_quantized

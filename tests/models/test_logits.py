@@ -17,7 +17,8 @@ from oracle import torch_dtype
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.base.errors import OptionError, PromptError
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from quantized_formats import read_tensors, write_tensors
 from tiny_models import kernels, text_logits

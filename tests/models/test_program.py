@@ -20,8 +20,8 @@ from pronk.checkpoint.config import MAX_ROPES, ModelConfig
 from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.structures import NUM_ROPE_TABLES
-from pronk.models.backend import KernelBackend
 from pronk.models.forward_job import Segment
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.model_runner import ForwardJob
 from pronk.models.program import Program

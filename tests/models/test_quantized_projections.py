@@ -19,7 +19,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import CODED_TYPES, Kernels
 from pronk.kernels.threads import set_threads
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree

@@ -25,9 +25,9 @@ from pronk.base.arrays import FLOAT32, Array, split_rows
 from pronk.base.errors import CheckpointError, ConnectionLostError
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ConvolutionConfig, ModelConfig
-from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder
 from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.model_runner import ModelRunner
 from pronk.models.placer import WeightPlacer

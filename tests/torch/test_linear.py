@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.torch.backend import TorchBackend
 from tiny_models import kernels

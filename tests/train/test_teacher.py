@@ -8,7 +8,7 @@ import torch
 
 from checkpoints import MakeCheckpoint
 from pronk.kernels.library import KernelsError
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear
 from pronk.train.attention import dense_logits
 from pronk.train.teacher import Teacher

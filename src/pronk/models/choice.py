@@ -9,7 +9,8 @@ from pronk.base.checks import check_choice
 from pronk.base.guests import load_guest
 from pronk.checkpoint.config import ModelConfig
 from pronk.kernels.library import CHOICES, KernelsError
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
 
 

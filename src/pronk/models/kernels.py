@@ -27,8 +27,8 @@ from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatri
 from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import Kernels, KernelsError, arithmetic_digest, candidates
 from pronk.kernels.rounding import round_weights
-from pronk.models.backend import KernelBackend
 from pronk.models.decoder import Decoder, Layer
+from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm, WeightLayout
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.noise import gumbel_noise, noise_key

@@ -12,7 +12,7 @@ import pytest
 
 from pronk.lab.bench import machine
 from pronk.lab.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
-from pronk.models.backend import KernelBackend
+from pronk.models.kernel_backend import KernelBackend
 from tiny_models import kernels
 from waiting import HUNG
 

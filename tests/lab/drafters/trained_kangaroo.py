@@ -15,8 +15,9 @@ from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import FLOAT32, DType
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.kangaroo import KangarooShape
-from pronk.models.backend import Backend, KernelBackend
+from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder
+from pronk.models.kernel_backend import KernelBackend
 from pronk.torch.backend import TorchBackend
 from pronk.torch.convert import torch_dtype
 from pronk.train.export import export_drafter
