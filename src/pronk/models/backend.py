@@ -1,6 +1,7 @@
-"""The interface of a backend, which computes models; :mod:`pronk.models.kernel_backend` is the engine's own.
+"""The interface of a backend, which computes models.
 
-The engine asks a backend for all that may differ between backends, and never which backend it is.
+The engine's own is :mod:`pronk.models.kernel_backend`. The engine asks a backend for all
+that may differ between backends, and never which backend it is.
 Other backends are guests: packages that register a class by an entry point (:mod:`pronk.backends`),
 such as :mod:`pronk.torch`.
 """
