@@ -24,7 +24,9 @@ from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfi
 from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting import Proposer
 from pronk.drafting.autoregressive import Autoregressive
+from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
+from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
@@ -346,7 +348,7 @@ def make_engine(
         costs: fixed costs of forward passes, by which the engine drops draft tokens; ``None``: keep all draft tokens.
         kind: class of the KV cache.
         runner: makes the model runner; ``None``: a runner in this process.
-        options: options of the engine.
+        options: options of the engine, of :class:`BatchOptions` and of :class:`Target`.
     """
     dtype = decoder.embedding.dtype
     packed = decoder.backend.exact
@@ -356,7 +358,10 @@ def make_engine(
     if pool.prefix_cache is not None:
         pool.prefix_cache.attach(pool.allocator)
     made = None if runner is None else runner(decoder, pool)
-    engine = Engine(decoder, pool, runner=made, **({} if costs is None else {"budget": True}), **options)
+    of_batch = {name: options.pop(name) for name in ("max_batch", "max_wait", "prefill_chunk") if name in options}
+    of_target = {name: options.pop(name) for name in ("tokenizer", "folder", "clock") if name in options}
+    target = Target(decoder, pool, runner=made, **of_target)
+    engine = Engine(target, BatchOptions(**of_batch), **({} if costs is None else {"budget": True}), **options)
     if costs is not None:
         set_costs(engine, costs)
     return engine

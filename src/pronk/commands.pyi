@@ -7,6 +7,7 @@ from pronk.cli.options import one_model as one_model
 from pronk.cli.options import option as option
 from pronk.cli.options import panel as panel
 from pronk.cli.options import sampling_params as sampling_params
+from pronk.cli.options import serving_options as serving_options
 from pronk.cli.options import shares as shares
 from pronk.cli.progress import INTERRUPTED as INTERRUPTED
 from pronk.cli.progress import Status as Status

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
-from pronk.base.checks import check_choice
 from pronk.base.errors import OptionError
 from pronk.base.guests import load_guest
 from pronk.cache.paged import PagedCache
@@ -19,10 +18,6 @@ from pronk.kernels.library import Kernels
 from pronk.models.decoder import Decoder
 from pronk.models.model_runner import ModelRunner
 from pronk.models.split import TensorSplit
-
-# Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of
-# each layer.
-PARALLEL = ("tree", "tensor")
 
 _LAUNCHED = "TORCHELASTIC_RUN_ID"  # variable that ``torch.distributed.is_torchelastic_launched`` looks for
 
@@ -88,7 +83,6 @@ def start_workers(workers: int, parallel: str, config: ModelConfig, kernels: Ker
     bits depend on the batch) or without torch (whose processes exchange messages), too large for
     tensor parallelism, or not the number of processes that ``torchrun`` launched.
     """
-    check_choice("parallel", parallel, PARALLEL)
     if workers == 1:
         return SingleProcess(config)
     if kernels is None:
