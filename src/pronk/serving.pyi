@@ -21,3 +21,4 @@ from pronk.sampling.defaults import sampling_values as sampling_values
 from pronk.sampling.params import Rule as Rule
 from pronk.text.guide import MAX_SIZE as MAX_SIZE
 from pronk.text.guide import GuideKind as GuideKind
+from pronk.text.guide import GuideMode as GuideMode
