@@ -37,6 +37,7 @@ from pronk.models.forward_job import Segment
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout, choose_linear
 from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.sampling.logits_processors import BannedTokens, TokenContext
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -441,9 +442,11 @@ def make_request(
     guide = None if params.guide is None else ToyFollower(vocab, stop_token_ids)
     if guide is not None and drafter is not None and params.guide_mode == "forced":
         drafter = with_forced(drafter)
-    banned: dict[str, Any] = {"stop_token_ids": sorted(stop_token_ids), "bad_words": bad_words}
+    banned = BannedTokens(sorted(stop_token_ids), bad_words)
     budget = [] if params.thinking_budget is None else [ThinkingBudget(params.thinking_budget, THOUGHTS, prompt)]
-    sampler = Sampler(params, seed, tokens, vocab, **banned, kernels=kernels(), processors=budget, guide=guide)
+    sampler = Sampler(
+        params, seed, TokenContext(tokens), vocab, banned=banned, kernels=kernels(), processors=budget, guide=guide
+    )
     stops = params.stops
     text = TextStream(toy_tokenizer(vocab), prompt, stops, params.min_tokens) if stops else NullText()
     return Request(prompt, tokens, params, seed, drafter or Autoregressive(), sampler, text, stop_token_ids, parent)

@@ -49,6 +49,7 @@ from pronk.models.linear import WeightLayout as WeightLayout
 from pronk.models.model_runner import ForwardResult as ForwardResult
 from pronk.models.model_runner import ModelRunner as ModelRunner
 from pronk.models.program import CrossAttentionSource as CrossAttentionSource
+from pronk.models.program import OutputRange as OutputRange
 from pronk.models.program import Program as Program
 from pronk.models.program import output_range as output_range
 from pronk.models.program_rows import ProgramRows as ProgramRows

@@ -37,9 +37,12 @@ class Options(Extension):
             _take_docstring(cls)
 
     def on_function_instance(self, *, func: Function, **_: Any) -> None:
-        """Take docstring and arguments of a constructor with ``@takes(…)``."""
-        if any(str(decorator.value).startswith("takes(") for decorator in func.decorators):
+        """Take docstring and arguments of a constructor with ``@takes(…)``, and the keywords of ``@_scheduled``."""
+        decorators = [str(decorator.value) for decorator in func.decorators]
+        takes_options = any(each.startswith("takes(") for each in decorators)
+        if takes_options:
             _take_docstring(func)
+        if takes_options or "_scheduled" in decorators:
             signature = inspect.signature(resolve_name(func.path))
             func.parameters = Parameters(*map(_parameter, signature.parameters.values()))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from pronk.base.options import Option, check_options, documented
 from pronk.cache.options import CacheOptions
@@ -84,3 +84,12 @@ class LLMOptions(DraftingOptions, BatchOptions, CacheOptions, ModelOptions):
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """Keywords of the calls of :class:`pronk.AsyncLLM` that are for the scheduler."""
+
+    priority: int
+    deadline: float | None
+    salt: bytes
+    tenant: str

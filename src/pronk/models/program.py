@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 FIRST_CROSS_ROPE = NUM_ROPE_TABLES // 2
 
 
+class OutputRange(NamedTuple):
+    """Scale and soft cap of a linear layer's outputs."""
+
+    scale: float = 1.0
+    cap: float = 0.0  # 0: none
+
+
 class CrossAttentionSource(NamedTuple):
     """Another model whose KV cache is read: layer ``i`` reads layer ``layers[i]`` (from 0) of that model."""
 
@@ -109,7 +116,13 @@ class Program(ABC):
         """Append ``stream += scale · norm(source Wᵀ + b)``; for ``partial``, see ``attention``."""
         scale = config.residual_scale
         if norm is None:
-            self.linear(linear, source=source, to="logits" if partial else "stream", residual=not partial, scale=scale)
+            self.linear(
+                linear,
+                source=source,
+                to="logits" if partial else "stream",
+                residual=not partial,
+                output=OutputRange(scale),
+            )
             return
         assert not partial, "expected no norm after a sum over processes"
         buffer = "B" if source == "A" else "A"
@@ -185,15 +198,14 @@ class Program(ABC):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
-        scale: float | None = None,
-        cap: float | None = None,
+        output: OutputRange | None = None,
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``, or ``to += …`` with ``residual``.
 
         ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or ``"logits"``. ``linear`` may
         be :class:`~pronk.models.linear.Experts`, of which each row uses those of the last :meth:`route`. With
         ``only_logits_rows``, only the rows of :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields
-        ``activation(gate) · up``. ``cap`` is a soft cap. Scale and cap are by default those of ``linear``.
+        ``activation(gate) · up``. ``scale`` and the soft cap are those of ``output``, by default those of ``linear``.
         """
 
     @abstractmethod
@@ -238,7 +250,6 @@ class Program(ABC):
         """
 
 
-def output_range(linear: Any, scale: float | None, cap: float | None) -> tuple[float, float]:
-    """Return scale and soft cap (0: none) of a linear layer's outputs; ``None``: those of ``linear``."""
-    scale = getattr(linear, "scale", 1.0) if scale is None else scale
-    return scale, (getattr(linear, "cap", None) if cap is None else cap) or 0.0
+def output_range(linear: Any) -> OutputRange:
+    """Return scale and soft cap of a linear layer; those of packed weights are 1 and none."""
+    return OutputRange(getattr(linear, "scale", 1.0), getattr(linear, "cap", None) or 0.0)

@@ -23,7 +23,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pronk.backends import Decoder, LayerExecutor, LayerRange, PackedMatrix, PagedCache, Program, TensorSplit
+from pronk.backends import (
+    Decoder,
+    LayerExecutor,
+    LayerRange,
+    OutputRange,
+    PackedMatrix,
+    PagedCache,
+    Program,
+    TensorSplit,
+)
 from pronk.base import ConnectionLostError, describe_error, uninterrupted
 from pronk.base.arrays import FLOAT32, Array, as_bytes
 from pronk.parallel.connection import MessageKind, PeerConnection, detect_loss, open_group
@@ -226,10 +235,8 @@ class TensorParallelExecutor(LayerExecutor):
             elif stage == "keep":
                 program.store_hidden(index + 1)
             else:
-                scale, cap = decoder.config.logits_scale, decoder.config.logits_cap
-                program.linear(
-                    self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True, scale=scale, cap=cap
-                )
+                output = OutputRange(decoder.config.logits_scale, decoder.config.logits_cap or 0.0)
+                program.linear(self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True, output=output)
             return program
 
         return self._cached_program((stage, index), make)
