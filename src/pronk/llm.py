@@ -96,17 +96,7 @@ class LLM:
             options, source, self.config, backend, split=is_split, weights=options.weights
         )
         kv_budget = KVBudget(options.kv_memory, options.max_batch, workers, backend.memory)
-        self._team = start_workers(
-            workers,
-            options.parallel,
-            self.config,
-            backend.kernels,
-            context=options.context,
-            model=self.path,
-            dtype=self.dtype,
-            weights=options.weights,
-            kv_dtype=options.kv_dtype,
-        )
+        self._team = start_workers(options, self.path, self.dtype, self.config, backend.kernels)
         with ExitStack() as on_error:
             on_error.callback(self._team.end)
             decoder = load_decoder(
