@@ -8,7 +8,7 @@ A declaration is a field of a dataclass, annotated with an :class:`Option`::
         degrees: Annotated[int, Option("Temperature in Celsius.", low=50, high=300)] = 220
 
 The constructor of such a class, or of one that has its keywords by :func:`takes`, checks values
-with :func:`check_options`. Options of the command line (:mod:`pronk.cli.options`) and fields of the
+with :func:`check_options`. Options of the command line (:mod:`pronk.cli.declared`) and fields of the
 server's requests are made from :func:`declared_options`.
 
 A module that declares options does not import ``annotations`` from ``__future__``, so that the
